@@ -1,0 +1,26 @@
+# `make demo` and `make test` do all the set-up themselves: a virtual environment, the dependencies, the model.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint clean
+
+demo: .venv/ready
+	@$(BIN)/hierspec generate --colour --check --max-tokens 200 -f examples/demo_prompt.txt
+
+test: .venv/ready
+	$(BIN)/python -m pytest
+
+lint: .venv/ready
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
+	$(BIN)/mypy
+
+# Made again whenever what is to be installed changes; an interrupted set-up leaves no mark and starts over.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hierspec needs Python 3.11 or newer")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

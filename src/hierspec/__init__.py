@@ -1,0 +1,49 @@
+"""hierspec: language models write faster without changing what they write."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hierspec.chat import Chat
+    from hierspec.core.errors import HierspecError
+    from hierspec.core.hierarchy import Store
+    from hierspec.core.plan import Plan, TierPlan
+    from hierspec.core.proposal import Proposal
+    from hierspec.core.sampling import Sampling
+    from hierspec.generation import Generation, Piece, TextStep
+    from hierspec.language_model import LanguageModel, load
+
+__version__ = "0.1.0"
+__all__ = [
+    "Chat",
+    "Generation",
+    "HierspecError",
+    "LanguageModel",
+    "Piece",
+    "Plan",
+    "Proposal",
+    "Sampling",
+    "Store",
+    "TextStep",
+    "TierPlan",
+    "load",
+]
+
+_HOMES = {
+    "chat": ["Chat"],
+    "core.errors": ["HierspecError"],
+    "core.hierarchy": ["Store"],
+    "core.plan": ["Plan", "TierPlan"],
+    "core.proposal": ["Proposal"],
+    "core.sampling": ["Sampling"],
+    "generation": ["Generation", "Piece", "TextStep"],
+    "language_model": ["LanguageModel", "load"],
+}
+
+
+def __getattr__(name: str) -> object:
+    """Names are looked up when first used: `hierspec --help` and the numpy-only core need not wait for torch."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"hierspec.{home}"), name)
+    raise AttributeError(f"module 'hierspec' has no attribute {name!r}")

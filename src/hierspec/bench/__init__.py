@@ -1,0 +1,1 @@
+"""Plans side by side on the same prompts: equality first, then time."""

@@ -1,0 +1,57 @@
+"""Other programs that write text from the same weights, for comparison."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from hierspec.core.errors import HierspecError
+from hierspec.core.sampling import Sampling
+
+
+class Peer(Protocol):
+    name: str
+
+    def generate(self, prompt: list[int], sampling: Sampling) -> tuple[list[int], float]:
+        """The tokens written after the prompt, and the seconds that took."""
+
+
+class TransformersPeer:
+    """Hugging Face transformers on the same folder, greedy: plain, or with its prompt lookup."""
+
+    def __init__(self, folder: Path, dtype: str, device: str, stop_ids: frozenset[int], lookup: bool = False) -> None:
+        try:
+            import torch
+            import transformers
+        except ImportError as error:
+            raise HierspecError("The peer transformers is not installed; pip install transformers.") from error
+        self.name = "transformers:lookup" if lookup else "transformers"
+        self._options: dict[str, Any] = {"prompt_lookup_num_tokens": 10} if lookup else {}
+        self._stop_ids = sorted(stop_ids)
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        self._model = model.to(device).eval()
+
+    def generate(self, prompt: list[int], sampling: Sampling) -> tuple[list[int], float]:
+        import torch
+
+        ids = torch.tensor([prompt], device=self._model.device)
+        began = time.perf_counter()
+        with torch.inference_mode():
+            written = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=sampling.max_tokens,
+                do_sample=False,
+                eos_token_id=self._stop_ids or None,
+                pad_token_id=0,
+                **self._options,
+            )
+        tokens = written[0, len(prompt) :].tolist()
+        return tokens, time.perf_counter() - began
+
+
+def open_peer(name: str, folder: Path, dtype: str, device: str, stop_ids: frozenset[int]) -> Peer:
+    if name not in ("transformers", "transformers:lookup"):
+        raise HierspecError(f"Unknown peer {name!r}; peers are transformers, transformers:lookup.")
+    return TransformersPeer(folder, dtype, device, stop_ids, lookup=name.endswith(":lookup"))

@@ -1,0 +1,55 @@
+"""Prompts for measuring: JSON lines with `task` and `turns`, as Spec-Bench writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hierspec.core.errors import HierspecError
+
+
+@dataclass(frozen=True)
+class BenchPrompt:
+    """A conversation's user turns, and the family it belongs to."""
+
+    task: str
+    turns: tuple[str, ...]
+
+
+def read_prompts(path: Path) -> list[BenchPrompt]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HierspecError(f"The prompt file {path} cannot be read ({error}).") from error
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+            task, turns = item.get("task", item.get("category", "all")), item["turns"]
+            if not (isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)):
+                raise ValueError("turns must be a list of texts")
+        except (ValueError, KeyError, AttributeError) as error:
+            raise HierspecError(
+                f'{path}, line {number}: each line is an object like {{"task": "qa", "turns": ["…"]}} ({error}).'
+            ) from error
+        prompts.append(BenchPrompt(str(task), tuple(turns)))
+    if not prompts:
+        raise HierspecError(f"The prompt file {path} is empty.")
+    return prompts
+
+
+def spread(prompts: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:
+    """`count` prompts, the families in turn and each family from its beginning to its end at even steps."""
+    families: dict[str, list[BenchPrompt]] = {}
+    for prompt in prompts:
+        families.setdefault(prompt.task, []).append(prompt)
+    share = [count // len(families) + (place < count % len(families)) for place in range(len(families))]
+    chosen = []
+    for family, wanted in zip(families.values(), share, strict=True):
+        wanted = min(wanted, len(family))
+        chosen += [family[place * len(family) // wanted] for place in range(wanted)]
+    return chosen

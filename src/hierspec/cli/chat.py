@@ -1,0 +1,73 @@
+"""Talk to a model. Earlier turns are not computed again.
+
+An empty line or Ctrl-D leaves, Ctrl-C stops an answer. `--json` reads one message a line from standard input and
+prints one JSON document a turn.
+
+examples:
+  hierspec chat
+  hierspec chat ./my-model --system "You answer in one sentence." --colour
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+
+from hierspec.cli import options
+from hierspec.cli.console import Colours, note, plain_write
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    parser.add_argument("--system", help="a system message")
+    parser.add_argument("--colour", "--color", action="store_true", help="show which tier guessed each token")
+    parser.add_argument("--json", action="store_true", help="one message a line in, one JSON document a turn out")
+    options.add_plan(parser)
+    options.add_sampling(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    sampling = options.chosen_sampling(arguments)
+    model = options.load_model(arguments)
+    from hierspec.chat import Chat
+
+    chat = Chat(model, arguments.system, plan=options.chosen_plan(model, arguments), sampling=sampling)
+    colours = Colours(sys.stdout, force=True) if arguments.colour else None
+    if not arguments.json and sys.stdin.isatty():
+        note(f"{model.name}. Ctrl-D leaves, Ctrl-C stops an answer.")
+    for text in _messages(arguments):
+        answer = chat.say(text)
+        try:
+            for step in answer:
+                if arguments.json:
+                    continue
+                if colours is not None:
+                    colours.write(step.pieces)
+                else:
+                    plain_write(step.pieces, sys.stdout)
+        except KeyboardInterrupt:  # the turn stays as far as it got
+            answer.close()  # type: ignore[attr-defined]
+        last = chat.last
+        if last is None:
+            continue
+        if arguments.json:
+            document = {"text": last.text, "ended": last.ended, "tokens_per_second": last.tokens_per_second}
+            print(json.dumps(document | {"tokens_per_pass": last.stats.tokens_per_pass}), flush=True)
+        else:
+            print(flush=True)
+            note(f"{last.tokens_per_second:.1f} tokens/s, {last.stats.tokens_per_pass:.2f} tokens per target pass")
+    return 0
+
+
+def _messages(arguments: argparse.Namespace) -> Iterator[str]:
+    """What the user says, line by line."""
+    while True:
+        try:
+            text = input("> " if sys.stdin.isatty() and not arguments.json else "")
+        except EOFError:
+            return
+        if not text.strip():
+            return
+        yield text

@@ -1,0 +1,108 @@
+"""What a terminal shows: progress bars, tokens coloured by who guessed them.
+
+rich is imported where it is used: without it commands run too, with no bars and no colours.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
+
+from hierspec.core.errors import HierspecError
+from hierspec.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from hierspec.generation import Generation, Piece
+
+# The target's own tokens stay plain, so that colour always means "guessed". Bright enough on dark and light.
+_COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Bars on stderr for anything that takes over two seconds; nothing where stderr is not a terminal."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+    except ImportError:
+        yield silent
+        return
+    bars = Bars(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    tasks, began, shown = {}, time.perf_counter(), False
+
+    def progress(what: str, done: int, total: int) -> None:
+        nonlocal shown
+        if not shown and time.perf_counter() - began > 0.5 and bars.console.is_terminal:
+            bars.start()
+            shown = True
+        if what not in tasks:
+            tasks[what] = bars.add_task(what, total=total or None)
+        bars.update(tasks[what], completed=done, total=total or None)
+
+    try:
+        yield progress
+    finally:
+        if shown:
+            bars.stop()
+
+
+class Colours:
+    """A colour for every source, given out in the order in which they appear."""
+
+    def __init__(self, stream: TextIO, force: bool) -> None:
+        try:
+            from rich.console import Console
+        except ImportError as error:
+            raise HierspecError("Colours need rich; install it with: pip install rich") from error
+        # rich honours NO_COLOR by itself; --colour asks for colours also where the output is not a terminal.
+        self.console = Console(file=stream, force_terminal=True if force else None, highlight=False, soft_wrap=True)
+        self._styles: dict[str, str] = {"target": ""}
+
+    def style(self, source: str) -> str:
+        if source not in self._styles:
+            self._styles[source] = _COLOURS[(len(self._styles) - 1) % len(_COLOURS)]
+        return self._styles[source]
+
+    def write(self, pieces: Iterable[Piece]) -> None:
+        from rich.text import Text
+
+        for piece in pieces:
+            self.console.print(Text(piece.text, style=self.style(piece.source)), end="")
+
+    def legend(self, generation: Generation) -> Text:
+        """Each source in its colour, with the share of the tokens that it guessed."""
+        from rich.text import Text
+
+        counts: dict[str, int] = {}
+        for piece in generation.pieces:
+            counts[piece.source] = counts.get(piece.source, 0) + 1
+        total = max(1, sum(counts.values()))
+        parts = [
+            Text(f"{source} {100 * count / total:.0f}%", style=self.style(source)) for source, count in counts.items()
+        ]
+        return Text("guessed by: ") + Text(", ").join(parts)
+
+
+def note(text: RenderableType) -> None:
+    """A line or table for people, on stderr."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        print(text, file=sys.stderr)
+        return
+    Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+
+
+def plain_write(pieces: Iterable[Piece], stream: TextIO) -> None:
+    stream.write("".join(piece.text for piece in pieces))
+    stream.flush()

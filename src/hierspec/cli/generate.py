@@ -1,0 +1,147 @@
+"""Stream a model's answer to a prompt.
+
+The prompt comes from -p, from a file (-f) or from standard input. The text goes to standard output, what there is
+to say about it to standard error.
+
+examples:
+  hierspec generate -p "Why is the sky blue?"
+  hierspec generate -p "Why is the sky blue?" --colour --check
+  hierspec generate ./my-model -f question.txt --plan hispec --temperature 0.8 --seed 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hierspec.cli import options
+from hierspec.cli.console import Colours, note, plain_write
+from hierspec.core.errors import HierspecError
+from hierspec.core.plan import Plan
+from hierspec.core.sampling import Sampling
+
+if TYPE_CHECKING:
+    from hierspec.generation import Generation
+    from hierspec.language_model import LanguageModel
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    parser.add_argument("-p", "--prompt", help="the prompt")
+    parser.add_argument("-f", "--file", type=Path, help="read the prompt from a file")
+    parser.add_argument("--system", help="a system message for the chat template")
+    parser.add_argument("--raw", action="store_true", help="give the prompt as it is, without the chat template")
+    parser.add_argument("--colour", "--color", action="store_true", help="show which tier guessed each token")
+    parser.add_argument("--check", action="store_true", help="write it plainly first and compare")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the text")
+    parser.add_argument("--verbose", action="store_true", help="counters of every tier")
+    options.add_plan(parser)
+    options.add_sampling(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    prompt = _prompt(arguments)
+    sampling = options.chosen_sampling(arguments)
+    model = options.load_model(arguments)
+    plan = options.chosen_plan(model, arguments)
+    ids = model.encode(_messages(arguments, prompt), arguments.raw)
+    plain = None
+    if arguments.check:
+        sampling = replace(sampling, seed=sampling.seed if sampling.seed is not None else 0)
+        for warming in (Plan(), plan):  # the first passes of a process pay for pages and threads
+            model.generate(ids, plan=warming, sampling=replace(sampling, max_tokens=min(8, sampling.max_tokens)))
+        plain = _write(model, ids, Plan(), sampling, arguments, "plain decoding", quiet=arguments.json, to_stderr=True)
+    answer = _write(model, ids, plan, sampling, arguments, f"plan {arguments.plan}", quiet=arguments.json)
+    return _report(model, ids, answer, plain, plan, sampling, arguments)
+
+
+def _prompt(arguments: argparse.Namespace) -> str:
+    if arguments.prompt is not None:
+        return str(arguments.prompt)
+    try:
+        if arguments.file is not None:
+            return str(arguments.file.read_text(encoding="utf-8"))
+        if sys.stdin.isatty():
+            raise HierspecError('There is no prompt; give one with -p "…", -f FILE, or on standard input.')
+        return sys.stdin.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HierspecError(f"The prompt cannot be read ({error}).") from error
+
+
+def _messages(arguments: argparse.Namespace, prompt: str) -> str | list[dict[str, str]]:
+    if arguments.system is None:
+        return prompt
+    if arguments.raw:
+        raise HierspecError("--system needs the chat template; leave out --raw.")
+    return [{"role": "system", "content": arguments.system}, {"role": "user", "content": prompt}]
+
+
+def _write(
+    model: LanguageModel, ids: list[int], plan: Plan, sampling: Sampling, arguments: argparse.Namespace, title: str,
+    quiet: bool, to_stderr: bool = False,
+) -> Generation:  # fmt: skip
+    """One answer, streamed unless quiet."""
+    model.forget()  # so that a second run reads its prompt itself
+    stream = model.stream(ids, plan=plan, sampling=sampling)
+    colours = Colours(sys.stderr if to_stderr else sys.stdout, force=True) if arguments.colour else None
+    if arguments.check and not quiet:
+        note(f"\n--- {title}")
+    try:
+        for step in stream:
+            if quiet:
+                continue
+            if colours is not None:
+                colours.write(step.pieces)
+            else:
+                plain_write(step.pieces, sys.stderr if to_stderr else sys.stdout)
+    except KeyboardInterrupt:
+        stream.cancel()
+        print(flush=True)
+        note(f"Stopped after {len(stream.generation.tokens)} tokens.")
+        raise
+    if not quiet:
+        print(file=sys.stderr if to_stderr else sys.stdout, flush=True)
+        if colours is not None and not to_stderr:
+            note(colours.legend(stream.generation))
+    return stream.generation
+
+
+def _report(
+    model: LanguageModel, ids: list[int], answer: Generation, plain: Generation | None, plan: Plan, sampling: Sampling,
+    arguments: argparse.Namespace,
+) -> int:  # fmt: skip
+    """The line at the end, or the JSON document."""
+    from hierspec.compare import first_difference
+
+    line = f"{len(answer.tokens)} tokens, {answer.tokens_per_second:.1f} tokens/s, "
+    line += f"{answer.stats.tokens_per_pass:.2f} tokens per target pass"
+    document = {
+        "model": model.name, "plan": arguments.plan, "dtype": model.dtype, "text": answer.text,
+        "tokens": list(answer.tokens), "sources": [piece.source for piece in answer.pieces], "ended": answer.ended,
+        "seed": answer.seed, "prompt_tokens": answer.prompt_tokens, "seconds": answer.seconds,
+        "tokens_per_second": answer.tokens_per_second, "decode_tokens_per_second": answer.decode_tokens_per_second,
+        "tokens_per_pass": answer.stats.tokens_per_pass, "tiers": answer.stats.to_json(),
+    }  # fmt: skip
+    status = 0
+    if plain is not None:
+        difference = first_difference(model, ids, plain.tokens, answer.tokens, sampling, answer.seed)
+        speedup = answer.tokens_per_second / plain.tokens_per_second
+        verdict = "identical to plain" if difference is None else f"not identical to plain: {difference}"
+        line += f"; plain {plain.tokens_per_second:.1f} tokens/s; speed-up {speedup:.2f}x; {verdict}"
+        document |= {
+            "plain_tokens_per_second": plain.tokens_per_second, "speedup": speedup, "identical": difference is None,
+            "difference": None if difference is None else str(difference),
+        }  # fmt: skip
+        status = 0 if difference is None or difference.is_tie or plan.rule != "coupled" else 1
+    if arguments.json:
+        print(json.dumps(document, ensure_ascii=False))
+    else:
+        note(line)
+        if arguments.verbose:
+            for tier in answer.stats.to_json():
+                note(json.dumps(tier))
+    return status

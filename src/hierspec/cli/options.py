@@ -1,0 +1,92 @@
+"""Options that several subcommands share, and what they stand for."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from hierspec.cli.console import progress_bars
+from hierspec.core.errors import HierspecError
+from hierspec.core.plan import NAMED, Plan, TierPlan
+from hierspec.core.sampling import Sampling
+
+if TYPE_CHECKING:
+    from hierspec.language_model import LanguageModel
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a model folder, a GGUF file or a hub name (default: SmolLM2-135M)"
+    )
+    group = parser.add_argument_group("model")
+    group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto")
+    group.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    group.add_argument("--kv-memory", default="4G", metavar="SIZE", help="most memory for keys and values (default 4G)")
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("plan")
+    group.add_argument("--plan", default="lookup", help=f"{', '.join(NAMED)} or a TOML file (default: lookup)")
+    group.add_argument("--exit", type=int, metavar="LAYER", help="add a tier: the model's own exit after LAYER layers")
+    group.add_argument("--draft", metavar="MODEL", help="add a tier: a draft model with the same vocabulary")
+    group.add_argument("--gather", type=int, default=4, metavar="N", help="tokens those tiers hand up (default 4)")
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-tokens", type=int, default=256, metavar="N")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
+    group.add_argument("--top-k", type=int, default=0, metavar="K")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P")
+    group.add_argument("--min-p", type=float, default=0.0, metavar="P")
+    group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X")
+    group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X")
+    group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X")
+    group.add_argument("--seed", type=int, default=None, metavar="N", help="the same seed gives the same text")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text (repeatable)")
+
+
+def load_model(arguments: argparse.Namespace) -> LanguageModel:
+    """The model that the options name, with progress on stderr. torch is imported here, not for --help."""
+    import torch
+
+    from hierspec.language_model import load
+
+    kv_memory = parse_size(arguments.kv_memory)
+    if arguments.threads is not None:
+        if arguments.threads < 1:
+            raise HierspecError(f"--threads must be at least 1, not {arguments.threads}.")
+        torch.set_num_threads(arguments.threads)
+    with progress_bars() as progress:
+        return load(
+            arguments.model, dtype=arguments.dtype, device=arguments.device, kv_memory=kv_memory, progress=progress
+        )
+
+
+def chosen_plan(model: LanguageModel, arguments: argparse.Namespace) -> Plan:
+    """The named plan or file, with the tiers that options add below it."""
+    plan = model.plan(arguments.plan)
+    added = []
+    if arguments.draft is not None:
+        added.append(TierPlan(draft=arguments.draft, gather=arguments.gather))
+    if arguments.exit is not None:
+        added.append(TierPlan(exit_layer=arguments.exit, gather=arguments.gather))
+    return replace(plan, tiers=(*plan.tiers, *added))
+
+
+def chosen_sampling(arguments: argparse.Namespace) -> Sampling:
+    names = [field.name for field in fields(Sampling) if hasattr(arguments, field.name)]
+    return Sampling(**{name: getattr(arguments, name) for name in names})
+
+
+def parse_size(text: str) -> int:
+    """Bytes from 500M, 4G and the like."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise HierspecError(f"{text!r} is not a size; write it like 500M or 4G.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])

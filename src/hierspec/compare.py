@@ -1,0 +1,65 @@
+"""Are two outputs the same, and if not, how near was the choice where they part?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from hierspec.core.hierarchy import Ask
+from hierspec.core.proposal import Proposal
+from hierspec.core.sampling import Sampling
+from hierspec.core.stats import TierStats
+from hierspec.language_model import LanguageModel
+from hierspec.models.pick import perturbed
+
+TIE = 1e-3  # gap of the two best scores under which rounding may decide
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two outputs part: the tokens that each wrote there, and what the target says of that place."""
+
+    position: int  # in the output
+    tokens: tuple[int | None, int | None]  # None: that output had ended
+    gap: float  # between the two best scores (logits; with the noise added where sampled)
+
+    @property
+    def is_tie(self) -> bool:
+        return self.gap < TIE
+
+    def __str__(self) -> str:
+        kind = "a tie that rounding decides" if self.is_tie else "NOT a tie"
+        return f"differs at token {self.position}: {self.tokens[0]} or {self.tokens[1]}, gap {self.gap:.2e}, {kind}"
+
+
+def first_difference(
+    model: LanguageModel, prompt: Sequence[int], one: Sequence[int], other: Sequence[int], sampling: Sampling, seed: int
+) -> Difference | None:
+    """None where the outputs are the same. Otherwise one plain pass over what they share tells how near it was."""
+    if list(one) == list(other):
+        return None
+    place = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+    if place is None:
+        place = min(len(one), len(other))
+    tokens = tuple(output[place] if place < len(output) else None for output in (one, other))
+    gap = score_gap(model, prompt, one[:place], sampling, seed)
+    return Difference(place, (tokens[0], tokens[1]), gap)
+
+
+def score_gap(
+    model: LanguageModel, prompt: Sequence[int], output: Sequence[int], sampling: Sampling, seed: int
+) -> float:
+    """How far the best next token is ahead of the second best after prompt and output."""
+    request = model.request(list(prompt), "plain", replace(sampling, seed=seed))
+    scorer = model.scorer(model.config.layers)
+    context = np.array([*prompt, *output], np.int32)
+    ask = Ask(scorer, context, Proposal(), request, 1, False, TierStats("target"))
+    try:
+        with torch.inference_mode():
+            best = perturbed(scorer.logits([ask])[0], ask)[0].topk(2).values
+        return float(best[0] - best[1])
+    finally:
+        request.cancel()

@@ -1,0 +1,5 @@
+"""The one exception that strangers see."""
+
+
+class HierspecError(Exception):
+    """One sentence: what is wrong and what to do about it. The command line prints it as it is and exits with 1."""

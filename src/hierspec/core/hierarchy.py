@@ -1,0 +1,135 @@
+"""The hierarchy: ordered tiers and the one recursion that runs every plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from hierspec.core.proposal import Law, Proposal
+from hierspec.core.stats import Stats, TierStats
+from hierspec.core.verify import RULES, Answer, Candidate
+
+if TYPE_CHECKING:
+    from hierspec.core.engine import Request
+
+
+class Scorer(Protocol):
+    """Can judge tokens: a model, an exit of a model, a draft model."""
+
+    name: str
+    vocabulary: int
+
+    def score(self, asks: Sequence[Ask]) -> list[Answer]:
+        """One packed pass for all asks. What was asked before may speed it up, never change it."""
+
+    def release(self, request: Request) -> None:
+        """The request has ended; what was kept for it may go."""
+        return
+
+
+class Store(Protocol):
+    """Can only guess: a token database."""
+
+    name: str
+
+    def begin(self, prompt: np.ndarray) -> Store:
+        """The store as one request sees it: itself, or a new one for what belongs to this request alone."""
+        return self
+
+    def propose(self, context: np.ndarray, budget: int) -> Proposal:
+        """At most `budget` nodes to follow `context`; nothing where nothing is known."""
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Tokens that were written after what was learnt before. Called once a step."""
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A scorer, the stores it may ask, and what it hands up."""
+
+    scorer: Scorer
+    gather: int = 1  # tokens to have written before they are handed up
+    stores: tuple[Store, ...] = ()
+    budget: int = 8  # nodes of one proposal to this tier's scorer
+    merge: bool = False  # ask all stores and the tiers below, not the first that has a guess
+    candidates: int = 1  # tokens handed up a position: the one written, then runners-up
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """Score this proposal after this context: what a request's coroutine yields and the engine answers."""
+
+    scorer: Scorer
+    context: np.ndarray  # [length] int32, all of it, the prompt included
+    proposal: Proposal
+    request: Request
+    candidates: int
+    laws: bool  # the rule needs whole laws, not picks
+    stats: TierStats
+
+
+Extension = Generator[Ask, Answer, list[tuple[list[Candidate], str]]]
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    tiers: tuple[Tier, ...]
+    rule: str = "coupled"
+
+    def new_stats(self) -> Stats:
+        return Stats([TierStats(tier.scorer.name) for tier in self.tiers])
+
+    def extend(self, level: int, context: np.ndarray, gather: int, room: int, request: Request) -> Extension:
+        """Tokens that this tier would itself have written: at least `gather`, at most `room`, or up to a stop id.
+
+        Each position comes as the token and its runners-up, and the name of who guessed the token first.
+        """
+        tier, stats = self.tiers[level], request.stats.tiers[level]
+        written: list[tuple[list[Candidate], str]] = []
+        while len(written) < gather:
+            here = np.concatenate((context, np.array([found[0][0] for found, _ in written], np.int32)))
+            # The scorer adds a token of its own to what it accepts, so a guess fills at most one less than the room.
+            guess = yield from self._guess(level, here, room - len(written) - 1, request)
+            answer = yield Ask(tier.scorer, here, guess, request, tier.candidates, self.rule == "residual", stats)
+            verdict = RULES[self.rule](guess, answer, request.dice, tier.candidates)
+            sources = [guess.sources[node] for node in verdict.accepted] + [tier.scorer.name]
+            new = list(zip(verdict.written, sources, strict=True))
+            stopped = next((i for i, (found, _) in enumerate(new) if found[0][0] in request.stop_ids), None)
+            if stopped is not None:
+                new = new[: stopped + 1]
+            written += new
+            stats.count(guess, verdict.accepted[: len(new)], len(new))
+            if stopped is not None:
+                break
+        return written
+
+    def _guess(self, level: int, here: np.ndarray, room: int, request: Request) -> Generator[Ask, Answer, Proposal]:
+        """What the tier's stores and the tiers below say comes next, at most `room` deep."""
+        tier = self.tiers[level]
+        if room < 1:
+            return Proposal()
+        stored, began = Proposal(), time.perf_counter()
+        for store in tier.stores:
+            found = request.stores[store.name].propose(here, tier.budget)
+            stored = stored.merge(found.cut(room), tier.budget)
+            if stored.tokens and not tier.merge:
+                break
+        request.stats.tiers[level].store_seconds += time.perf_counter() - began
+        if level + 1 == len(self.tiers) or (stored.tokens and not tier.merge):
+            return stored
+        below = yield from self.extend(level + 1, here, min(self.tiers[level + 1].gather, room), room, request)
+        return _handed_up(below).merge(stored, tier.budget)
+
+
+def _handed_up(written: list[tuple[list[Candidate], str]]) -> Proposal:
+    """What a tier wrote, as a proposal to the tier above: a spine, with the runners-up as leaves beside it."""
+    nodes: list[tuple[int, int, str, Law | None]] = []
+    spine = -1
+    for found, source in written:
+        after, spine = spine, len(nodes)
+        nodes += [(token, after, source, law) for token, law in found]
+    return Proposal(*zip(*nodes, strict=True))

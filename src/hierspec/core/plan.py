@@ -1,0 +1,156 @@
+"""A plan: the tiers written down, as frozen dataclasses and as TOML that people read, edit and diff."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from hierspec.core.errors import HierspecError
+from hierspec.core.verify import RULES
+
+
+@dataclass(frozen=True)
+class TierPlan:
+    """A tier below the target: an exit of the target, or a draft model with the same vocabulary."""
+
+    exit_layer: int | None = None  # layers of the target to run
+    draft: str | None = None  # a model folder, GGUF file or name
+    gather: int = 4
+    stores: tuple[str, ...] = ()
+    budget: int = 8
+    merge: bool = False
+    candidates: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.exit_layer is None) == (self.draft is None):
+            raise HierspecError("A tier needs either exit_layer (layers of the target) or draft (a model).")
+        if self.exit_layer is not None and self.exit_layer < 1:
+            raise HierspecError(f"exit_layer must be at least 1, not {self.exit_layer}.")
+        _check_positive(self, "gather", "budget", "candidates")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The target's own settings, then the tiers below it, nearest first. An empty plan is plain decoding."""
+
+    model: str | None = None
+    rule: str = "coupled"
+    stores: tuple[str, ...] = ()
+    budget: int = 8  # nodes of one proposal to the target
+    merge: bool = False  # ask all stores and the tiers below, not the first that has a guess
+    tiers: tuple[TierPlan, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise HierspecError(f"Unknown rule {self.rule!r}{_nearest(self.rule, RULES)}; rules are {_listed(RULES)}.")
+        _check_positive(self, "budget")
+
+    @staticmethod
+    def named(name: str, layers: int) -> Plan:
+        """One of the well-known plans, for a target of this many layers."""
+        if name not in NAMED:
+            raise HierspecError(
+                f"There is no plan or plan file {name!r}{_nearest(name, NAMED)}; plans are {_listed(NAMED)}, or give a "
+                "TOML file."
+            )
+        return NAMED[name](layers)
+
+    @staticmethod
+    def read(path: str | Path) -> Plan:
+        try:
+            return Plan.from_toml(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise HierspecError(f"The plan file {path} cannot be read ({error}).") from error
+        except HierspecError as error:
+            raise HierspecError(f"{path}: {error}") from error
+
+    @staticmethod
+    def from_toml(text: str) -> Plan:
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise HierspecError(f"The plan is not valid TOML: {error}.") from error
+        tiers = table.pop("tier", [])
+        if not isinstance(tiers, list) or not all(isinstance(tier, dict) for tier in tiers):
+            raise HierspecError("Tiers are written as [[tier]], with double brackets.")
+        return Plan(
+            **_checked(Plan, table, "plan", leave_out="tiers", also="tier"),
+            tiers=tuple(TierPlan(**_checked(TierPlan, tier, f"tier {i + 1}")) for i, tier in enumerate(tiers)),
+        )
+
+    def to_toml(self) -> str:
+        parts = [_table(self, leave_out="tiers")]
+        parts += ["[[tier]]\n" + _table(tier) for tier in self.tiers]
+        return "\n".join(part for part in parts if part)
+
+
+# Depths as in the papers: LayerSkip and HiSpec draft near 1/8 of the model, HiSpec's verifier stands near 1/4.
+NAMED = {
+    "plain": lambda layers: Plan(),
+    "lookup": lambda layers: Plan(stores=("context",)),
+    "layerskip": lambda layers: Plan(tiers=(TierPlan(exit_layer=max(1, round(layers / 8)), gather=4),)),
+    "hispec": lambda layers: Plan(
+        tiers=(
+            TierPlan(exit_layer=max(1, round(layers / 4)), gather=4),
+            TierPlan(exit_layer=max(1, round(layers / 8)), gather=2),
+        )
+    ),
+}
+
+
+_IN_WORDS = {
+    "str": "a string",
+    "int": "a whole number",
+    "bool": "true or false",
+    "tuple[str, ...]": "a list of strings",
+}
+
+
+def _checked(kind: type, table: dict[str, Any], where: str, leave_out: str = "", also: str = "") -> dict[str, Any]:
+    """The table's values for a dataclass; a wrong key or type is named, with the nearest right key."""
+    kinds = {f.name: str(f.type) for f in fields(kind) if f.name != leave_out}
+    values = {}
+    for key, value in table.items():
+        if key not in kinds:
+            names = [*kinds, also] if also else list(kinds)
+            raise HierspecError(f"Unknown key {key!r} in the {where}{_nearest(key, names)}; keys are {_listed(names)}.")
+        wanted = kinds[key].removesuffix(" | None")
+        if wanted == "tuple[str, ...]":
+            good = isinstance(value, list) and all(isinstance(item, str) for item in value)
+            value = tuple(value) if good else value
+        else:
+            good = type(value).__name__ == wanted
+        if not good:
+            raise HierspecError(f"{key} in the {where} must be {_IN_WORDS[wanted]}, not {value!r}.")
+        values[key] = value
+    return values
+
+
+def _table(item: Plan | TierPlan, leave_out: str = "") -> str:
+    """Only what differs from the defaults, so that a plan file says what matters."""
+    lines = []
+    for f in fields(item):
+        value = getattr(item, f.name)
+        if f.name != leave_out and (value != f.default or f.name in ("rule", "gather")):
+            lines.append(f"{f.name} = {json.dumps(list(value) if isinstance(value, tuple) else value)}\n")
+    return "".join(lines)
+
+
+def _check_positive(item: object, *names: str) -> None:
+    for name in names:
+        if getattr(item, name) < 1:
+            raise HierspecError(f"{name} must be at least 1, not {getattr(item, name)}.")
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

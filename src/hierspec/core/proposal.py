@@ -1,0 +1,119 @@
+"""A proposal: guessed tokens as a tree in flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Law = np.ndarray  # probabilities over the vocabulary, float64, sum 1
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Node i guesses `tokens[i]` after node `parents[i]` (-1: directly after the context). Parents come first.
+
+    `sources[i]` says who guessed it. `laws[i]` is the law the token was drawn from, given the siblings before
+    it; None means it was not drawn but chosen (a store's guess, or the coupled rule).
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    laws: tuple[Law | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        size = len(self.tokens)
+        if not self.sources:
+            object.__setattr__(self, "sources", ("?",) * size)
+        if not self.laws:
+            object.__setattr__(self, "laws", (None,) * size)
+        if not (size == len(self.parents) == len(self.sources) == len(self.laws)):
+            raise ValueError("tokens, parents, sources and laws differ in length")
+        for node, parent in enumerate(self.parents):
+            if not -1 <= parent < node:
+                raise ValueError(f"node {node} has parent {parent}: parents come before their children")
+
+    @staticmethod
+    def chain(tokens: Iterable[int], source: str = "?") -> Proposal:
+        tokens = tuple(int(token) for token in tokens)
+        return Proposal(tokens, tuple(range(-1, len(tokens) - 1)), (source,) * len(tokens))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from the context down to `node`, the node's own token last."""
+        tokens = []
+        while node >= 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def depths(self) -> list[int]:
+        """Depth of every node; 0 is the position right after the context."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return depths
+
+    def children(self) -> list[list[int]]:
+        """children()[node + 1]: the nodes after `node`, in the order in which they are tried."""
+        children: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
+        for node, parent in enumerate(self.parents):
+            children[parent + 1].append(node)
+        return children
+
+    def cut(self, depth: int) -> Proposal:
+        """Only the nodes among the first `depth` positions."""
+        depths = self.depths()
+        if not depths or max(depths) < depth:
+            return self
+        return self._keep([node for node, d in enumerate(depths) if d < depth])
+
+    def first(self, nodes: int) -> Proposal:
+        """Only the first `nodes` nodes: parents come first, so what is left is a tree."""
+        return self if len(self) <= nodes else self._keep(range(nodes))
+
+    def merge(self, other: Proposal, nodes: int) -> Proposal:
+        """One tree of at most `nodes` nodes: all of self, then what `other` adds to it.
+
+        The order is what keeps the residual rule exact: a drawn token must never be dropped because of its own
+        value, so drawn proposals are `self` and only chosen ones may be `other`. A chosen token equal to a drawn
+        sibling may go: once that sibling was refused, it has no probability left.
+        """
+        if not other.tokens:
+            return self
+        if not self.tokens:
+            return other.first(nodes)
+        if any(law is not None for law in other.laws):
+            raise ValueError("a drawn proposal cannot be merged into another: it must come first")
+        tokens, parents = list(self.tokens), list(self.parents)
+        sources, laws = list(self.sources), list(self.laws)
+        place = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
+        moved = {-1: -1}  # node of other -> node of the merged tree
+        for node, (token, parent) in enumerate(zip(other.tokens, other.parents, strict=True)):
+            if parent not in moved:
+                continue  # its parent did not fit
+            key = (moved[parent], token)
+            if key not in place:
+                if len(tokens) >= nodes:
+                    continue
+                place[key] = len(tokens)
+                tokens.append(token)
+                parents.append(key[0])
+                sources.append(other.sources[node])
+                laws.append(None)
+            moved[node] = place[key]
+        return Proposal(tuple(tokens), tuple(parents), tuple(sources), tuple(laws))
+
+    def _keep(self, nodes: Sequence[int]) -> Proposal:
+        """Only these nodes, given in order; each one's parent is among them."""
+        moved = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+        return Proposal(
+            tuple(self.tokens[n] for n in nodes),
+            tuple(moved[self.parents[n]] for n in nodes),
+            tuple(self.sources[n] for n in nodes),
+            tuple(self.laws[n] for n in nodes),
+        )

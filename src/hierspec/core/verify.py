@@ -1,0 +1,107 @@
+"""Which guesses stand. One function a rule, each the same short walk down the tree.
+
+A scorer's answer has a row for the context (row 0) and one after every node (row node + 1). The walk starts at the
+context and goes down while a child stands; the scorer's own token ends it. Whatever was guessed, the tokens written
+have the law of the scorer alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hierspec.core.proposal import Law, Proposal
+from hierspec.core.sampling import Dice
+
+Candidate = tuple[int, Law | None]  # a token and the law it was drawn from, given the candidates before it
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a scorer says about context and proposal: picks [rows, candidates], or laws [rows, vocabulary]."""
+
+    picks: np.ndarray | None = None
+    laws: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`accepted` nodes stand, in order. `written[i]` holds position i's token, then its runners-up.
+
+    There is one position more than there are accepted nodes: the last token is the scorer's own.
+    """
+
+    accepted: list[int]
+    written: list[list[Candidate]]
+
+
+Rule = Callable[[Proposal, Answer, Dice, int], Verdict]
+
+
+def coupled(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -> Verdict:
+    """A guess stands where it equals the pick."""
+    assert answer.picks is not None
+    children, node = proposal.children(), -1
+    accepted: list[int] = []
+    written: list[list[Candidate]] = []
+    while True:
+        picks = answer.picks[node + 1]
+        written.append([(int(token), None) for token in picks[:candidates]])
+        node = next((child for child in children[node + 1] if proposal.tokens[child] == picks[0]), -1)
+        if node < 0:
+            return Verdict(accepted, written)
+        accepted.append(node)
+
+
+def residual(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -> Verdict:
+    """A guess x drawn from q stands with probability min(1, p(x) / q(x)); a refused one leaves max(p - q, 0).
+
+    Several candidates at one position are tried in turn, each against what the refused ones left of p.
+    """
+    assert answer.laws is not None
+    children, node = proposal.children(), -1
+    accepted: list[int] = []
+    written: list[list[Candidate]] = []
+    while True:
+        own = answer.laws[node + 1]
+        left, standing = own, -1
+        for child in children[node + 1]:
+            token, drawn_from = proposal.tokens[child], proposal.laws[child]
+            chance = left[token] if drawn_from is None else min(1.0, left[token] / drawn_from[token])
+            if dice.accept(float(chance)):
+                standing = child
+                break
+            left = _without(left, token) if drawn_from is None else _normalised(np.maximum(left - drawn_from, 0), left)
+        token = proposal.tokens[standing] if standing >= 0 else dice.choose(left)
+        written.append(_with_runners_up(token, own, dice, candidates))
+        if standing < 0:
+            return Verdict(accepted, written)
+        accepted.append(standing)
+        node = standing
+
+
+def _with_runners_up(token: int, law: Law, dice: Dice, candidates: int) -> list[Candidate]:
+    """The token under its own law, and further tokens drawn without replacement."""
+    found: list[Candidate] = [(token, law)]
+    for _ in range(min(candidates, int(np.count_nonzero(law))) - 1):
+        law = _without(law, token)
+        token = dice.choose(law)
+        found.append((token, law))
+    return found
+
+
+def _without(law: Law, token: int) -> Law:
+    left = law.copy()
+    left[token] = 0.0
+    return _normalised(left, law)
+
+
+def _normalised(weights: np.ndarray, otherwise: Law) -> Law:
+    total = weights.sum()
+    # Nothing is left only where a guess of probability 1 was refused, by rounding: then any law is right.
+    return weights / total if total > 0 else otherwise
+
+
+RULES: dict[str, Rule] = {"coupled": coupled, "residual": residual}

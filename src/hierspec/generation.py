@@ -1,0 +1,132 @@
+"""From steps of tokens to text: what a stream hands out and what a finished generation holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hierspec.core.engine import Request, Step
+from hierspec.core.stats import Stats
+from hierspec.text.stream import Detokeniser, StopStrings
+from hierspec.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that one token completed, and who guessed that token first."""
+
+    text: str
+    source: str
+
+
+@dataclass(frozen=True)
+class TextStep:
+    """What one pass of the target brought. Pieces may lag behind tokens: no character is ever split."""
+
+    tokens: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished text. `ended` is stop, length or cancelled."""
+
+    text: str
+    tokens: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    ended: str
+    seed: int
+    prompt_tokens: int
+    stats: Stats
+    first_seconds: float  # until the first step: reading the prompt and one pass
+    first_tokens: int  # tokens of that step
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens over all the time taken, reading the prompt included."""
+        return len(self.tokens) / self.seconds if self.seconds else 0.0
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """The same after the first step."""
+        later = self.seconds - self.first_seconds
+        return (len(self.tokens) - self.first_tokens) / later if later > 0 else 0.0
+
+
+@dataclass
+class Writer:
+    """The text of one request as it grows, up to a stop string or the request's end."""
+
+    request: Request
+    tokenizer: Tokenizer
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    first_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self._detokeniser = Detokeniser(self.tokenizer)
+        self._stops = StopStrings(self.request.sampling.stop)
+        self._waiting: list[Piece] = []  # text that may still turn out to be the beginning of a stop string
+        self._met_stop = False
+
+    def add(self, step: Step) -> TextStep:
+        """Text of one step. A stop string ends the request, whichever token of the step completes it."""
+        tokens: list[int] = []
+        safe = 0
+        for token, source in zip(step.tokens, step.sources, strict=True):
+            tokens.append(token)
+            text = self._detokeniser.add([token])
+            self._waiting.append(Piece(text, source))
+            shown, self._met_stop = self._stops.add(text)
+            safe += len(shown)
+            if self._met_stop:
+                self.request.cancel()
+                break
+        if self.request.ended is not None and not self._met_stop:
+            text = self._detokeniser.finish()
+            self._waiting.append(Piece(text, step.sources[-1]))
+            shown, self._met_stop = self._stops.add(text)
+            safe += len(shown) + len("" if self._met_stop else self._stops.finish())
+        pieces = self._shown(safe)
+        if not self.seconds:
+            self.first_tokens = len(tokens)
+        self.tokens += tokens
+        self.pieces += pieces
+        self.seconds.append(step.seconds)
+        return TextStep(tuple(tokens), tuple(pieces), step.seconds)
+
+    def finish(self) -> Generation:
+        request = self.request
+        if request.error is not None:
+            raise request.error
+        return Generation(
+            text="".join(piece.text for piece in self.pieces),
+            tokens=tuple(self.tokens),
+            pieces=tuple(self.pieces),
+            ended="stop" if self._met_stop else request.ended or "cancelled",
+            seed=request.seed,
+            prompt_tokens=len(request.prompt),
+            stats=request.stats,
+            first_seconds=self.seconds[0] if self.seconds else 0.0,
+            first_tokens=self.first_tokens,
+            seconds=sum(self.seconds),
+        )
+
+    def _shown(self, length: int) -> list[Piece]:
+        """The next `length` characters of what waits, each with its source."""
+        shown = []
+        while length and self._waiting:
+            piece = self._waiting.pop(0)
+            if len(piece.text) > length:
+                self._waiting.insert(0, Piece(piece.text[length:], piece.source))
+                piece = Piece(piece.text[:length], piece.source)
+            length -= len(piece.text)
+            if piece.text:
+                shown.append(piece)
+        return shown

@@ -1,0 +1,1 @@
+"""What can judge: the decoder, its staircase cache, and the scorers made of them."""

@@ -1,0 +1,209 @@
+"""The staircase: what is already computed for a text, position by position, up to which layer.
+
+A cache is a memo. `align` is told the whole context and proposal, keeps what it holds of exactly that and forgets
+the rest; dropping a staircase costs time, never a different token. Exits of one checkpoint and the checkpoint
+itself share a staircase: a position climbs from boundary to boundary, each layer at most once while it is kept.
+
+    slot     0 1 2 3 4 | 5 6 7      context | proposal nodes
+    layers  30 # # # # .
+             8 # # # # . . #        hidden states are kept at every boundary,
+             4 # # # # # # # .      so a position can go on from where it stands
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from hierspec.core.engine import Request
+from hierspec.core.errors import HierspecError
+from hierspec.core.proposal import Proposal
+from hierspec.models.config import DecoderConfig
+
+_GROWTH = 256  # slots; memory grows in steps of this at least,
+_LEAST_GROWTH = 32  # or of this where it is short
+_MOST_IDLE = 8  # staircases of ended requests that wait for a prompt that begins alike
+
+
+class Staircase:
+    """Keys, values, boundary states and heights of one text. Slot i < `chain` is position i of the context."""
+
+    def __init__(
+        self, config: DecoderConfig, boundaries: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.config = config
+        self.boundaries = tuple(boundaries)  # layers after which hidden states are kept, the last layer included
+        self.used = 0
+        self.chain = 0
+        self.tokens = np.empty(0, np.int32)
+        self.parents = np.empty(0, np.int32)
+        self.positions = np.empty(0, np.int32)
+        self.heights = np.empty(0, np.int32)  # layers that a slot has been through: 0 or a boundary
+        self.memory = torch.empty(config.layers, 2, config.kv_heads, 0, config.head_size, dtype=dtype, device=device)
+        self.hidden = torch.empty(len(self.boundaries), 0, config.hidden, dtype=dtype, device=device)
+
+    def bytes_for(self, slots: int) -> int:
+        """Bytes that `slots` slots take on the device."""
+        config, item = self.config, self.memory.element_size()
+        each = 2 * config.layers * config.kv_heads * config.head_size + len(self.boundaries) * config.hidden
+        return slots * each * item
+
+    @property
+    def capacity(self) -> int:
+        return len(self.tokens)
+
+    def grow(self, slots: int) -> None:
+        """Room for `slots` slots; what is held stays."""
+        for name in ("tokens", "parents", "positions", "heights"):
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate((old, np.zeros(slots - len(old), np.int32))))
+        memory, hidden = self.memory, self.hidden
+        self.memory = memory.new_zeros(*memory.shape[:3], slots, memory.shape[4])
+        self.memory[:, :, :, : self.used] = memory[:, :, :, : self.used]
+        self.hidden = hidden.new_zeros(hidden.shape[0], slots, hidden.shape[2])
+        self.hidden[:, : self.used] = hidden[:, : self.used]
+
+    def common(self, context: np.ndarray) -> int:
+        """How many leading tokens of the context it holds."""
+        size = min(self.chain, len(context))
+        differs = np.flatnonzero(self.tokens[:size] != context[:size])
+        return int(differs[0]) if len(differs) else size
+
+    def align(self, context: np.ndarray, proposal: Proposal) -> None:
+        """Make slots 0.. hold the context and the slots after it the proposal's nodes, keeping what is known.
+
+        New slots have height 0. There must be room for all of them.
+        """
+        length, wanted = len(context), len(context) + len(proposal)
+        same = self.common(context)
+        held = self._held_children(same)
+        at = same - 1
+        come_from = []  # held slot of wanted slot same, same + 1, ...; -1 where nothing is held
+        for token in context[same:]:
+            at = held.get((at, int(token)), -2)
+            if at < 0:
+                break
+            come_from.append(at)
+        come_from += [-1] * (length - same - len(come_from))
+        place = {-1: come_from[-1] if come_from else same - 1}
+        for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
+            place[node] = held.get((place[parent], token), -1) if place[parent] >= 0 else -1
+            come_from.append(place[node])
+
+        moves = [(slot, old) for slot, old in enumerate(come_from, same) if 0 <= old != slot]
+        heights = [self.heights[old] if old >= 0 else 0 for old in come_from]
+        if moves:
+            to, old = (torch.tensor(slots, device=self.memory.device) for slots in zip(*moves, strict=True))
+            self.memory[:, :, :, to] = self.memory[:, :, :, old]
+            self.hidden[:, to] = self.hidden[:, old]
+        self.tokens[same:length] = context[same:]
+        self.tokens[length:wanted] = proposal.tokens
+        self.heights[same:wanted] = heights
+        self.parents[same:length] = np.arange(same - 1, length - 1)
+        self.positions[same:length] = np.arange(same, length)
+        for node, (parent, depth) in enumerate(zip(proposal.parents, proposal.depths(), strict=True)):
+            self.parents[length + node] = length + parent  # a parent of -1 is the context's last slot
+            self.positions[length + node] = length + depth
+        self.chain, self.used = length, wanted
+
+    def visible(self, slots: np.ndarray, window: int) -> np.ndarray | None:
+        """[len(slots), used]: which slots each of these sees; None where all see everything."""
+        keys = np.arange(self.used)
+        seen = (keys[None, :] <= slots[:, None]) & (keys < self.chain)
+        for row, slot in enumerate(slots):
+            while slot >= self.chain:
+                seen[row, slot] = True
+                slot = self.parents[slot]
+        if window:
+            seen &= self.positions[slots][:, None] - self.positions[None, : self.used] < window
+        return None if seen.all() else seen
+
+    def _held_children(self, same: int) -> dict[tuple[int, int], int]:
+        """(slot, token) -> the held slot after it, for the slots from `same` on."""
+        slots = range(same, self.used)
+        return {(int(self.parents[slot]), int(self.tokens[slot])): slot for slot in reversed(slots)}
+
+
+class StaircasePool:
+    """The staircases of one checkpoint, by request, within a stated number of bytes.
+
+    Ended requests leave theirs behind for a later prompt that begins alike (the next turn of a chat). When memory
+    is short the longest unused ones go first; a running request that lost its own computes it anew.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, budget: int) -> None:
+        self.config, self.dtype, self.device, self.budget = config, dtype, device, budget
+        self.boundaries: tuple[int, ...] = (config.layers,)
+        self._running: weakref.WeakKeyDictionary[Request, Staircase] = weakref.WeakKeyDictionary()
+        self._idle: list[Staircase] = []
+        self._use: list[Staircase] = []  # least recently used first
+
+    def add_boundary(self, layer: int) -> None:
+        """Keep hidden states after this layer too."""
+        if layer not in self.boundaries:
+            self.boundaries = tuple(sorted({*self.boundaries, layer}))
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget everything. Never changes what is written."""
+        self._running.clear()
+        self._idle, self._use = [], []
+
+    def bytes_held(self) -> int:
+        return sum(staircase.bytes_for(staircase.capacity) for staircase in self._use)
+
+    def release(self, request: Request) -> None:
+        staircase = self._running.pop(request, None)
+        if staircase is not None and any(staircase is known for known in self._use):
+            self._idle.append(staircase)
+            if len(self._idle) > _MOST_IDLE:
+                self._forget(self._idle[0])
+
+    def prepare(self, wanted: Sequence[tuple[Request, np.ndarray, Proposal]]) -> list[Staircase]:
+        """The staircases of these requests, each aligned with its context and proposal and with room for them."""
+        pinned: list[Staircase] = []
+        for request, context, proposal in wanted:
+            staircase = self._running.get(request) or self._taken_over(context)
+            self._running[request] = staircase
+            self._use = [known for known in self._use if known is not staircase] + [staircase]
+            pinned.append(staircase)
+            self._make_room(staircase, len(context) + len(proposal), pinned)
+            staircase.align(context, proposal)
+        return pinned
+
+    def _taken_over(self, context: np.ndarray) -> Staircase:
+        best = max(self._idle, key=lambda staircase: staircase.common(context), default=None)
+        if best is None or not best.common(context):
+            return Staircase(self.config, self.boundaries, self.dtype, self.device)
+        self._idle = [known for known in self._idle if known is not best]
+        return best
+
+    def _make_room(self, staircase: Staircase, slots: int, pinned: list[Staircase]) -> None:
+        if slots <= staircase.capacity:
+            return
+        for candidate in list(self._use):
+            if self._bytes_with(staircase, slots + _LEAST_GROWTH) <= self.budget:
+                break
+            if not any(candidate is one for one in pinned):
+                self._forget(candidate)
+        generous = max(slots + _GROWTH, min(2 * staircase.capacity, slots + 16 * _GROWTH))
+        wished = (generous, slots + _LEAST_GROWTH, slots)
+        sizes = [size for size in wished if self._bytes_with(staircase, size) <= self.budget]
+        if not sizes:
+            raise HierspecError(
+                f"Keys and values need {self._bytes_with(staircase, slots) / 2**20:.0f} MiB but the budget is "
+                f"{self.budget / 2**20:.0f} MiB; raise --kv-memory, or run fewer or shorter requests."
+            )
+        staircase.grow(sizes[0])
+
+    def _bytes_with(self, staircase: Staircase, slots: int) -> int:
+        return self.bytes_held() + staircase.bytes_for(slots - staircase.capacity)
+
+    def _forget(self, staircase: Staircase) -> None:
+        self._use = [known for known in self._use if known is not staircase]
+        self._idle = [known for known in self._idle if known is not staircase]
+        for request in [request for request, held in self._running.items() if held is staircase]:
+            del self._running[request]

@@ -1,0 +1,163 @@
+"""One decoder for the Llama family. It holds weights and no state: what was computed before lives in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hierspec.models.config import DecoderConfig, inverse_frequencies
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one layer; what an architecture lacks is None."""
+
+    attention_norm: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    output: Tensor
+    mlp_norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    q_bias: Tensor | None
+    k_bias: Tensor | None
+    v_bias: Tensor | None
+    output_bias: Tensor | None
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+
+
+_NAMES = {
+    "attention_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "output": "self_attn.o_proj.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "output_bias": "self_attn.o_proj.bias",
+    "gate_bias": "mlp.gate_proj.bias",
+    "up_bias": "mlp.up_proj.bias",
+    "down_bias": "mlp.down_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rows of one sequence in a packed pass, and the keys and values that they read and write."""
+
+    rows: slice  # in the packed batch
+    memory: Tensor  # [layers, 2, kv_heads, capacity, head_size]
+    slots: Tensor  # [rows]: where the rows' own keys and values go
+    keys: int  # slots in use
+    masks: dict[int, Tensor | None]  # by window: [rows, keys], True where a row sees a key; None: it sees all
+
+
+class Decoder:
+    def __init__(self, config: DecoderConfig, weights: dict[str, Tensor], device: torch.device | str = "cpu") -> None:
+        self.config = config
+        self.device = torch.device(device)
+        placed = {name: tensor.to(self.device) for name, tensor in weights.items()}
+        self.embedding = placed["model.embed_tokens.weight"]
+        self.norm = placed["model.norm.weight"]
+        self.head_weight = self.embedding if config.tied else placed["lm_head.weight"]
+        self.dtype = self.embedding.dtype
+        self.layers = [
+            Layer(**{field: placed.get(f"model.layers.{number}.{name}") for field, name in _NAMES.items()})  # type: ignore[arg-type]
+            for number in range(config.layers)
+        ]
+        frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
+        self._frequencies = torch.as_tensor(frequencies, device=self.device)
+        self._cos = self._sin = torch.empty(0, config.head_size // 2, device=self.device)
+        self.layer_rows = 0  # rows times layers run so far: what reuse saves shows here
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, self.embedding)
+
+    def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
+        """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""
+        cos, sin = self._rotary(positions)
+        self.layer_rows += len(positions) * (stop - start)
+        for number in range(start, stop):
+            layer = self.layers[number]
+            x = self._normed(hidden, layer.attention_norm)
+            hidden = hidden + self._attention(number, layer, x, cos, sin, spans)
+            x = self._normed(hidden, layer.mlp_norm)
+            x = functional.silu(functional.linear(x, layer.gate, layer.gate_bias)) * functional.linear(
+                x, layer.up, layer.up_bias
+            )
+            hidden = hidden + functional.linear(x, layer.down, layer.down_bias)
+        return hidden
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm and head."""
+        return functional.linear(self._normed(hidden, self.norm), self.head_weight).float()
+
+    def _attention(
+        self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, spans: Sequence[Span]
+    ) -> Tensor:
+        config, rows = self.config, len(x)
+        q = functional.linear(x, layer.q, layer.q_bias).view(rows, config.heads, config.head_size)
+        k = functional.linear(x, layer.k, layer.k_bias).view(rows, config.kv_heads, config.head_size)
+        v = functional.linear(x, layer.v, layer.v_bias).view(rows, config.kv_heads, config.head_size)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
+        if config.rotary_layers[number]:
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        # Queries that share a key head stand in one block, so that keys are read once and never repeated.
+        group = config.heads // config.kv_heads
+        q = q.view(rows, config.kv_heads, group, config.head_size)
+        parts = []
+        for span in spans:
+            keys, values = span.memory[number, 0], span.memory[number, 1]  # [kv_heads, capacity, head_size]
+            keys[:, span.slots] = k[span.rows].transpose(0, 1)
+            values[:, span.slots] = v[span.rows].transpose(0, 1)
+            count = span.rows.stop - span.rows.start
+            block = q[span.rows].permute(1, 2, 0, 3).reshape(1, config.kv_heads, group * count, config.head_size)
+            mask = span.masks[config.windows[number]]
+            seen = functional.scaled_dot_product_attention(
+                block,
+                keys[None, :, : span.keys],
+                values[None, :, : span.keys],
+                attn_mask=None if mask is None else mask.repeat(group, 1),
+            )
+            parts.append(
+                seen.view(config.kv_heads, group, count, config.head_size).permute(2, 0, 1, 3).reshape(count, -1)
+            )
+        return functional.linear(parts[0] if len(parts) == 1 else torch.cat(parts), layer.output, layer.output_bias)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
+
+    def _rotary(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [rows, 1, head_size / 2] of the positions, from tables that grow as text does."""
+        needed = int(positions.max()) + 1
+        if needed > len(self._cos):
+            size = max(needed, min(2 * len(self._cos), self.config.context), 512)
+            angles = torch.arange(size, device=self.device, dtype=torch.float32)[:, None] * self._frequencies
+            self._cos, self._sin = angles.cos() * self._rotary_factor, angles.sin() * self._rotary_factor
+        rows = torch.as_tensor(positions, device=self.device)
+        return self._cos[rows, None].to(self.dtype), self._sin[rows, None].to(self.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [rows, heads, head_size]; the two halves of a head are the two coordinates."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -1,0 +1,188 @@
+"""Turns a GGUF file into a Hugging Face folder in the cache, once: later loads map that folder in milliseconds."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from hierspec.core.errors import HierspecError
+from hierspec.models.config import DecoderConfig, expected_tensors, to_huggingface
+from hierspec.models.gguf_config import config_from_gguf
+from hierspec.models.gguf_header import MAGIC, GgufHeader, StoredTensor, read_header
+from hierspec.paths import cache_folder, whole_folder
+from hierspec.progress import Progress, silent
+
+_FORMAT_VERSION = 1  # count up when the same file would now be converted differently
+_FINGERPRINTED = 1 << 20  # bytes of the header that go into the key
+_CHUNK = 1 << 22  # numbers dequantised at a time
+_STORED_AS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_COMPLETE = "complete.json"  # sizes of the files of a finished folder, to notice one that was cut short later
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_OUTER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def convert(path: Path, dtype: torch.dtype, progress: Progress | None = None) -> Path:
+    """The Hugging Face folder of the GGUF file `path` with its weights as `dtype`; made on the first call only."""
+    if dtype not in _STORED_AS:
+        raise HierspecError(f"Weights cannot be converted to {dtype}: float32, bfloat16 and float16 are supported.")
+    path = Path(path)
+    folder = cache_folder() / "converted" / f"{path.stem[:80]}-{_key(path, dtype)}"
+    if not _is_complete(folder):
+        _convert_into(folder, path, dtype, progress or silent)
+    return folder
+
+
+def _key(path: Path, dtype: torch.dtype) -> str:
+    """Changes whenever the file may have changed; reads one megabyte, never the whole file."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_FINGERPRINTED)
+        state = path.stat()
+    except FileNotFoundError as error:
+        raise HierspecError(f"There is no file {path}.") from error
+    except OSError as error:
+        raise HierspecError(f"{path} cannot be read ({error.strerror}).") from error
+    if not start:
+        raise HierspecError(f"{path} is empty: fetch it again.")
+    if start[: len(MAGIC)] != MAGIC:
+        raise HierspecError(f"{path} is not a GGUF file.")
+    identity = [str(path.resolve()), state.st_size, state.st_mtime_ns, _STORED_AS[dtype], _FORMAT_VERSION]
+    return hashlib.sha256(json.dumps(identity).encode() + hashlib.sha256(start).digest()).hexdigest()[:20]
+
+
+def _is_complete(folder: Path) -> bool:
+    with suppress(OSError, ValueError, AttributeError):  # absent or damaged: make it again
+        sizes = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    return False
+
+
+def _convert_into(folder: Path, path: Path, dtype: torch.dtype, progress: Progress) -> None:
+    from hierspec.text.gguf_tokenizer import write_tokenizer  # slow to import, and a finished folder needs none of it
+
+    content = np.memmap(path, dtype=np.uint8, mode="r")
+    header = read_header(path, content)
+    config = config_from_gguf(path, header, content)
+    sources = _sources(path, header, config)
+    with whole_folder(folder) as temporary:
+        _write_json(temporary / "config.json", {**to_huggingface(config), "torch_dtype": str(dtype)[len("torch.") :]})
+        try:
+            write_tokenizer(header.metadata, temporary)
+        except (HierspecError, OSError):
+            raise
+        except Exception as error:  # the tokenizers package raises bare exceptions on bad vocabularies
+            raise HierspecError(f"The tokenizer in {path} is damaged or not supported ({error}).") from error
+        with (temporary / "model.safetensors").open("wb") as file:
+            _write_weights(file, path, content, sources, config, dtype, progress)
+        sizes = {item.name: item.stat().st_size for item in temporary.iterdir()}
+        _write_json(temporary / _COMPLETE, sizes)
+
+
+def _sources(path: Path, header: GgufHeader, config: DecoderConfig) -> dict[str, StoredTensor | None]:
+    """Where each tensor of the Hugging Face layout comes from; None stands for zeros."""
+    sources: dict[str, StoredTensor | None] = {}
+    for name, shape in expected_tensors(config).items():
+        stored = header.tensors.get(_gguf_name(name))
+        # Hugging Face configurations switch biases on together; GGUF files may have only some: a zero bias is none.
+        if stored is None and not (name.endswith(".bias") and config.architecture != "qwen2"):
+            raise HierspecError(f"{path} is not a whole model: the tensor {_gguf_name(name)} {list(shape)} is missing.")
+        if stored is not None and stored.shape != shape:
+            raise HierspecError(
+                f"{path} contradicts itself: {stored.name} should be {list(shape)} and is {list(stored.shape)}."
+            )
+        sources[name] = stored
+    return sources
+
+
+def _gguf_name(name: str) -> str:
+    stem, kind = name.rsplit(".", 1)
+    if stem in _OUTER_NAMES:
+        return f"{_OUTER_NAMES[stem]}.{kind}"
+    layer, part = stem.removeprefix("model.layers.").split(".", 1)
+    return f"blk.{layer}.{_LAYER_NAMES[part]}.{kind}"
+
+
+def _write_weights(
+    file: BinaryIO,
+    path: Path,
+    content: np.ndarray,
+    sources: dict[str, StoredTensor | None],
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    progress: Progress,
+) -> None:
+    """Writes the safetensors format itself, so that one chunk of one tensor is all that is ever in memory."""
+    shapes = expected_tensors(config)
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    total = 0
+    for name, shape in shapes.items():
+        size = int(np.prod(shape)) * dtype.itemsize
+        described[name] = {"dtype": _STORED_AS[dtype], "shape": shape, "data_offsets": [total, total + size]}
+        total += size
+    text = json.dumps(described).encode()
+    text += b" " * (-(8 + len(text)) % 64)  # the data starts on a cache line
+    file.write(len(text).to_bytes(8, "little") + text)
+    done = 0
+    for name, stored in sources.items():
+        chunks = _zeros(shapes[name]) if stored is None else _values(content, stored, _row_order(name, config))
+        for values in chunks:
+            data = torch.from_numpy(values).to(dtype).contiguous().view(torch.uint8).numpy()
+            file.write(data.data)
+            done += data.nbytes
+            progress(f"Converting {path.name}", done, total)
+
+
+def _zeros(shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    yield np.zeros(shape, dtype=np.float32)
+
+
+def _values(content: np.ndarray, stored: StoredTensor, order: np.ndarray | None) -> Iterator[np.ndarray]:
+    """The tensor's numbers as float32, some rows at a time, its rows in the given order."""
+    dequantize = _dequantizer(stored)
+    raw = content[stored.start : stored.start + stored.size]
+    rows = stored.shape[0]  # a vector is a column of rows with one number, so that it can be reordered too
+    row_numbers = int(np.prod(stored.shape[1:]))
+    if len(stored.shape) == 1 and stored.kind.block > 1:
+        rows, row_numbers = 1, stored.shape[0]
+    raw = raw.reshape(rows, -1)
+    step = max(1, _CHUNK // row_numbers)
+    for start in range(0, rows, step):
+        chosen = slice(start, start + step) if order is None else order[start : start + step]
+        yield dequantize(np.array(raw[chosen]))
+
+
+def _dequantizer(stored: StoredTensor) -> Callable[[np.ndarray], np.ndarray]:
+    from gguf import GGMLQuantizationType, quants  # slow to import, and a finished folder needs none of it
+
+    kind = GGMLQuantizationType(stored.kind.code)
+    return lambda rows: quants.dequantize(rows, kind)
+
+
+def _row_order(name: str, config: DecoderConfig) -> np.ndarray | None:
+    """GGUF files of the llama family interleave the two halves of each query and key head; this puts them back."""
+    heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(name.split(".")[-2])
+    if heads is None or config.architecture not in ("llama", "mistral"):
+        return None
+    interleaved = np.arange(heads * config.head_size).reshape(heads, config.head_size // 2, 2)
+    return interleaved.swapaxes(1, 2).reshape(-1)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

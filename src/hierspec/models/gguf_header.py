@@ -1,0 +1,182 @@
+"""Reads what a GGUF file says about itself, trusting none of its numbers.
+
+The gguf package's reader takes seconds for a large vocabulary and follows any count it finds; this one checks every
+count and length against the file before it believes it, so a damaged file costs milliseconds and one sentence.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hierspec.core.errors import HierspecError
+from hierspec.models.values import listed
+
+MAGIC = b"GGUF"
+_MOST_ENTRIES = 1 << 16  # key/value pairs, or tensors: real files have hundreds
+_MOST_ITEMS = 1 << 24  # of one array: the largest vocabularies have 2**18 tokens
+_MOST_TEXT = 1 << 26  # bytes of one string
+_SCALARS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How one type of tensor stores its numbers: blocks of `block` numbers in `size` bytes."""
+
+    code: int
+    name: str
+    block: int
+    size: int
+
+
+QUANTISATIONS = {
+    kind.code: kind
+    for kind in (
+        Quantisation(0, "F32", 1, 4),
+        Quantisation(1, "F16", 1, 2),
+        Quantisation(30, "BF16", 1, 2),
+        Quantisation(8, "Q8_0", 32, 34),
+        Quantisation(2, "Q4_0", 32, 18),
+        Quantisation(3, "Q4_1", 32, 20),
+        Quantisation(6, "Q5_0", 32, 22),
+        Quantisation(7, "Q5_1", 32, 24),
+        Quantisation(12, "Q4_K", 256, 144),
+        Quantisation(13, "Q5_K", 256, 176),
+        Quantisation(14, "Q6_K", 256, 210),
+    )
+}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    name: str
+    shape: tuple[int, ...]  # outermost first, as in torch; the file has it the other way round
+    kind: Quantisation
+    start: int  # first byte in the file
+    size: int  # bytes
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    metadata: dict[str, Any]  # GGUF key -> text, number, bool or a list of them
+    tensors: dict[str, StoredTensor]
+
+
+def read_header(path: Path, content: np.ndarray) -> GgufHeader:
+    """Reads the header of the mapped file `content` (bytes); `path` is for the messages."""
+    cursor = _Cursor(path, content.data)
+    if bytes(cursor.take(4, "magic")) != MAGIC:
+        raise HierspecError(f"{path} is not a GGUF file.")
+    version = cursor.integer("<I", "version")
+    if version not in (2, 3):
+        raise HierspecError(f"{path} is written in version {version} of GGUF, which is not supported: 2 and 3 are.")
+    tensors, pairs = cursor.integer("<Q", "tensor count"), cursor.integer("<Q", "key count")
+    if max(tensors, pairs) > _MOST_ENTRIES:
+        raise cursor.damaged(f"it claims {tensors} tensors and {pairs} keys")
+    metadata: dict[str, Any] = {}
+    for _ in range(pairs):
+        key = cursor.text("key")
+        if key in metadata:
+            raise cursor.damaged(f"the key {key!r} appears twice")
+        metadata[key] = cursor.value(cursor.integer("<I", f"type of {key!r}"), key)
+    described = [_describe(cursor) for _ in range(tensors)]
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
+        raise cursor.damaged(f"its alignment is {alignment!r}")
+    data_start = -(-cursor.position // alignment) * alignment
+    stored: dict[str, StoredTensor] = {}
+    for name, shape, kind, offset in described:
+        if name in stored:
+            raise cursor.damaged(f"the tensor {name!r} appears twice")
+        size = math.prod(shape) // kind.block * kind.size
+        start = data_start + offset
+        if start + size > cursor.size:
+            raise cursor.damaged(f"{name} ends at byte {start + size} and the file at {cursor.size}")
+        stored[name] = StoredTensor(name, shape, kind, start, size)
+    return GgufHeader(metadata, stored)
+
+
+def _describe(cursor: "_Cursor") -> tuple[str, tuple[int, ...], Quantisation, int]:
+    name = cursor.text("name of a tensor")
+    dimensions = cursor.integer("<I", f"dimensions of {name!r}")
+    if not 1 <= dimensions <= 4:
+        raise cursor.damaged(f"{name!r} has {dimensions} dimensions")
+    shape = tuple(reversed([cursor.integer("<Q", f"shape of {name!r}") for _ in range(dimensions)]))
+    code, offset = cursor.integer("<I", f"type of {name!r}"), cursor.integer("<Q", f"offset of {name!r}")
+    if code not in QUANTISATIONS:
+        known = listed(tuple(kind.name for kind in QUANTISATIONS.values()))
+        raise HierspecError(
+            f"{cursor.path} stores {name!r} as {_type_name(code)}, which is not supported: hierspec knows {known}."
+        )
+    kind = QUANTISATIONS[code]
+    if min(shape) < 1 or shape[-1] % kind.block:
+        raise cursor.damaged(f"{name!r} has the shape {list(shape)}, which {kind.name} cannot hold")
+    return name, shape, kind, offset
+
+
+def _type_name(code: int) -> str:
+    from gguf import GGMLQuantizationType  # slow to import, and only this message needs it
+
+    try:
+        return str(GGMLQuantizationType(code).name)
+    except ValueError:
+        return f"type {code}"
+
+
+class _Cursor:
+    """Walks through the header; what reaches past the end of the file is an error, not an allocation."""
+
+    def __init__(self, path: Path, content: memoryview) -> None:
+        self.path = path
+        self.content = content
+        self.size = len(content)
+        self.position = 0
+
+    def damaged(self, what: str) -> HierspecError:
+        return HierspecError(f"{self.path} is damaged or cut short ({what}): fetch it again.")
+
+    def take(self, count: int, what: str) -> memoryview:
+        end = self.position + count
+        if end > self.size:
+            raise self.damaged(f"{what} reaches past the end")
+        taken = self.content[self.position : end]
+        self.position = end
+        return taken
+
+    def integer(self, form: str, what: str) -> int:
+        return int(struct.unpack(form, self.take(struct.calcsize(form), what))[0])
+
+    def text(self, what: str) -> str:
+        length = self.integer("<Q", what)
+        if length > _MOST_TEXT:
+            raise self.damaged(f"{what} claims {length} bytes of text")
+        try:
+            return str(self.take(length, what), "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.damaged(f"{what} is not text") from error
+
+    def value(self, kind: int, key: str) -> Any:
+        if kind == _STRING:
+            return self.text(key)
+        if kind == _ARRAY:
+            return self.items(key)
+        if kind not in _SCALARS:
+            raise self.damaged(f"{key!r} has the unknown type {kind}")
+        form = np.dtype(_SCALARS[kind])
+        return np.frombuffer(self.take(form.itemsize, key), form)[0].item()
+
+    def items(self, key: str) -> list[Any]:
+        kind, count = self.integer("<I", key), self.integer("<Q", key)
+        if count > _MOST_ITEMS:
+            raise self.damaged(f"{key!r} claims {count} items")
+        if kind == _STRING:
+            return [self.text(key) for _ in range(count)]
+        if kind not in _SCALARS:  # lists of lists exist in the format but in no model that hierspec reads
+            raise self.damaged(f"{key!r} is a list of the unsupported type {kind}")
+        form = np.dtype(_SCALARS[kind])
+        values: list[Any] = np.frombuffer(self.take(count * form.itemsize, key), form).tolist()
+        return values

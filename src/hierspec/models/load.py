@@ -1,0 +1,166 @@
+"""Opens a checkpoint: a Hugging Face folder, a GGUF file, a hub name or the default model.
+
+Weights are mapped from disk, and every tensor's name, type and shape is checked before anything uses them.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from hierspec.core.errors import HierspecError
+from hierspec.models.config import DecoderConfig, expected_tensors, from_huggingface
+from hierspec.models.default import DEFAULT_NAME, default_model
+from hierspec.models.gguf_file import convert
+from hierspec.progress import Progress, silent
+
+__all__ = ["Checkpoint", "expected_tensors", "load_checkpoint", "read_config"]
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_STORED_TYPES = {"F32", "F16", "BF16", "F64"}
+_OPTIONS = "give a model folder, a .gguf file, a hub name such as org/name, or nothing for the default model"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    name: str
+    folder: Path  # Hugging Face layout: config.json, weights, tokenizer
+    config: DecoderConfig
+    weights: dict[str, torch.Tensor]  # Hugging Face names, exactly those of expected_tensors(config)
+    dtype: torch.dtype
+
+
+def load_checkpoint(
+    source: str | Path | None = None, dtype: torch.dtype = torch.float32, progress: Progress | None = None
+) -> Checkpoint:
+    """Finds `source` (None or "default", a folder, a .gguf file or a hub name) and maps its weights as `dtype`."""
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise HierspecError(f"Weights cannot be loaded as {dtype}: float32, bfloat16 and float16 are supported.")
+    name, folder = _locate(source, dtype, progress or silent)
+    config = read_config(folder)
+    files = _weight_files(folder)
+    return Checkpoint(name, folder, config, _read_weights(folder, files, config, dtype, progress or silent), dtype)
+
+
+def read_config(folder: Path) -> DecoderConfig:
+    """The configuration of a Hugging Face folder."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise HierspecError(f"{folder} is not a model folder, it has no config.json: {_OPTIONS}.")
+    generation = folder / "generation_config.json"
+    return from_huggingface(_read_json(path), _read_json(generation) if generation.is_file() else None)
+
+
+def _locate(source: str | Path | None, dtype: torch.dtype, progress: Progress) -> tuple[str, Path]:
+    if source is None or str(source) == "default":
+        return DEFAULT_NAME, convert(default_model(progress), dtype, progress)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path.resolve().name, path
+    if path.suffix == ".gguf":
+        return path.stem, convert(path, dtype, progress)
+    if path.exists():
+        raise HierspecError(f"{path} is neither a model folder nor a .gguf file: {_OPTIONS}.")
+    if isinstance(source, str) and _HUB_NAME.fullmatch(source):
+        return source, _download(source)
+    raise HierspecError(f"There is no model at {source}: {_OPTIONS}.")
+
+
+def _download(name: str) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise HierspecError(
+            f"There is no folder {name}, and fetching it from the hub needs: pip install huggingface_hub."
+        ) from error
+    try:
+        # Files in subfolders and "consolidated" ones repeat the weights in other layouts.
+        wanted, unwanted = ["*.safetensors", "*.json", "*.jinja"], ["*/*", "consolidated*"]
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=unwanted))
+    except Exception as error:  # the hub raises dozens of kinds: network, permissions, names, disks
+        reason = (str(error).strip().splitlines() or [""])[0].rstrip(". ") or type(error).__name__
+        raise HierspecError(
+            f"There is no folder {name}, and the hub did not give it ({reason}): {_OPTIONS}."
+        ) from error
+
+
+def _weight_files(folder: Path) -> dict[str, str] | str:
+    """The one file that holds all tensors, or the shard of each tensor."""
+    if (folder / "model.safetensors").is_file():
+        return "model.safetensors"
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = _read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
+            raise HierspecError(f"{index} is damaged: it has no weight_map from tensors to files.")
+        for file in sorted(set(shards.values())):
+            # A name with folders in it could point anywhere on this machine.
+            if Path(file).name != file:
+                raise HierspecError(f"{index} is damaged: {file!r} is not the name of a file beside it.")
+            if not (folder / file).is_file():
+                raise HierspecError(f"{folder} is incomplete: {file} is missing, fetch the model again.")
+        return shards
+    if any(folder.glob("pytorch_model*.bin")) or any(folder.glob("*.pth")):
+        raise HierspecError(f"{folder} holds pickle weights, which hierspec never opens: convert them to safetensors.")
+    raise HierspecError(f"{folder} has no weights: model.safetensors or model.safetensors.index.json is needed.")
+
+
+def _read_weights(
+    folder: Path, files: dict[str, str] | str, config: DecoderConfig, dtype: torch.dtype, progress: Progress
+) -> dict[str, torch.Tensor]:
+    expected = expected_tensors(config)
+    by_file: dict[str, list[str]] = {}
+    for name, shape in expected.items():
+        file = files if isinstance(files, str) else files.get(name)
+        if file is None:
+            raise _missing(folder, name, shape)
+        by_file.setdefault(file, []).append(name)
+    for file, names in by_file.items():
+        _check_file(folder / file, {name: expected[name] for name in names})
+    weights: dict[str, torch.Tensor] = {}
+    for file, names in by_file.items():
+        with safe_open(folder / file, framework="pt", device="cpu") as opened:
+            for name in names:
+                # Mapped, not read; a copy is made only where the stored type differs.
+                weights[name] = opened.get_tensor(name).to(dtype)
+                progress("Loading weights", len(weights), len(expected))
+    return {name: weights[name] for name in expected}
+
+
+def _check_file(path: Path, expected: dict[str, tuple[int, ...]]) -> None:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as opened:
+            present = set(opened.keys())
+            for name, shape in expected.items():
+                if name not in present:
+                    raise _missing(path, name, shape)
+                stored = opened.get_slice(name)
+                found = tuple(stored.get_shape())
+                if found != shape:
+                    raise HierspecError(
+                        f"{path} does not fit its config.json: {name} should be {list(shape)} and is {list(found)}."
+                    )
+                if stored.get_dtype() not in _STORED_TYPES:
+                    raise HierspecError(
+                        f"{path} stores {name} as {stored.get_dtype()}, which is not supported: F32, F16 and BF16 are."
+                    )
+    except (SafetensorError, OSError, ValueError) as error:
+        raise HierspecError(f"{path} is damaged or cannot be read ({error}): fetch the model again.") from error
+
+
+def _missing(path: Path, name: str, shape: tuple[int, ...]) -> HierspecError:
+    return HierspecError(f"{path} does not fit its config.json: the tensor {name} {list(shape)} is missing.")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise HierspecError(f"{path} is damaged or cannot be read ({error}): fetch the model again.") from error
+    if not isinstance(content, dict):
+        raise HierspecError(f"{path} is damaged: it must hold one JSON object.")
+    return content

@@ -1,0 +1,160 @@
+"""Rotary positions: their scalings as configurations write them, and the frequencies that come out."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hierspec.core.errors import HierspecError
+from hierspec.models.values import check, integer, listed, number
+
+SCALINGS = ("none", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """How positions turn into angles. What a scaling does not use keeps its default."""
+
+    theta: float
+    scaling: str = "none"  # one of SCALINGS
+    factor: float = 1.0  # how many times longer the context became (linear, llama3, yarn)
+    original_context: int = 0  # context length before the stretch (llama3, yarn)
+    low_frequency_factor: float = 1.0  # llama3
+    high_frequency_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: round the borders of the ramp to whole dimensions
+    attention_factor: float = 1.0  # yarn: multiplies cosines and sines; already worked out, mscale included
+
+    def __post_init__(self) -> None:
+        if self.scaling not in SCALINGS:
+            raise HierspecError(
+                f"The rotary scaling {self.scaling!r} is not supported: hierspec knows {listed(SCALINGS)}."
+            )
+        check(self.theta > 1, "the rotary base (rope_theta) must be greater than 1", self.theta)
+        check(self.factor > 0, "the rotary scaling factor must be positive", self.factor)
+        check(self.attention_factor > 0, "the rotary attention factor must be positive", self.attention_factor)
+        if self.scaling in ("llama3", "yarn"):
+            check(self.original_context > 0, "the original context length must be positive", self.original_context)
+        if self.scaling == "llama3":
+            low, high = self.low_frequency_factor, self.high_frequency_factor
+            check(0 < low < high, "the low frequency factor must be positive and below the high one", (low, high))
+        if self.scaling == "yarn":
+            betas = (self.beta_fast, self.beta_slow)
+            check(min(betas) > 0, "beta_fast and beta_slow must be positive", betas)
+
+
+def inverse_frequencies(rotary: Rotary, head_size: int) -> tuple[np.ndarray, float]:
+    """Angle per position of each pair of dimensions, float32 [head_size / 2], and the factor on cosine and sine.
+
+    The same operations in the same order as transformers, in torch because its power function rounds in its own way.
+    """
+    exponents = torch.arange(0, head_size, 2, dtype=torch.int64).to(torch.float32) / head_size
+    wavelengths = rotary.theta**exponents
+    frequencies = 1.0 / wavelengths
+    if rotary.scaling == "linear":
+        frequencies /= rotary.factor
+    elif rotary.scaling == "llama3":
+        frequencies = _llama3(frequencies, rotary)
+    elif rotary.scaling == "yarn":
+        low, high = _yarn_borders(rotary, head_size)
+        ramp = ((torch.arange(head_size // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+        kept = 1 - ramp
+        frequencies = 1.0 / (rotary.factor * wavelengths) * (1 - kept) + frequencies * kept
+    return frequencies.numpy(), rotary.attention_factor
+
+
+def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all: float | None = None) -> float:
+    """The sharpening that yarn asks for when a context is stretched `factor` times."""
+
+    def sharpening(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    if mscale and mscale_all:
+        return sharpening(mscale) / sharpening(mscale_all)
+    return sharpening(1.0)
+
+
+def _llama3(frequencies: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    longest = rotary.original_context / rotary.low_frequency_factor
+    shortest = rotary.original_context / rotary.high_frequency_factor
+    wavelengths = 2 * math.pi / frequencies
+    stretched = torch.where(wavelengths > longest, frequencies / rotary.factor, frequencies)
+    band = rotary.high_frequency_factor - rotary.low_frequency_factor
+    smooth = (rotary.original_context / wavelengths - rotary.low_frequency_factor) / band
+    smoothed = (1 - smooth) * stretched / rotary.factor + smooth * stretched
+    between = ~(wavelengths < shortest) & ~(wavelengths > longest)
+    return torch.where(between, smoothed, stretched)
+
+
+def _yarn_borders(rotary: Rotary, head_size: int) -> tuple[float, float]:
+    def dimension(rotations: float) -> float:
+        turns = rotary.original_context / (rotations * 2 * math.pi)
+        return (head_size * math.log(turns)) / (2 * math.log(rotary.theta))
+
+    low, high = dimension(rotary.beta_fast), dimension(rotary.beta_slow)
+    if rotary.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_size - 1)
+    return low, high + 0.001 if low == high else high
+
+
+def rotary_from_huggingface(config: dict[str, Any]) -> Rotary:
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, dict):
+        raise HierspecError("The model's config is damaged: rope_scaling must be an object.")
+    per_layer_type = [value for value in scaling.values() if isinstance(value, dict)]
+    if per_layer_type:
+        if any(value != per_layer_type[0] for value in per_layer_type):
+            raise HierspecError("Rotary parameters that differ between kinds of layers are not supported.")
+        scaling = per_layer_type[0]
+    theta = number(scaling, "rope_theta", number(config, "rope_theta"))
+    if number({**config, **scaling}, "partial_rotary_factor", 1.0) != 1.0:
+        raise HierspecError("Models that rotate only a part of each head (partial_rotary_factor) are not supported.")
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind in ("default", "none", None):
+        return Rotary(theta)
+    if kind not in SCALINGS:
+        raise HierspecError(f"The rotary scaling {kind!r} is not supported: hierspec knows {listed(SCALINGS)}.")
+    if kind == "linear":
+        return Rotary(theta, "linear", factor=number(scaling, "factor"))
+    # A length beside the rotary parameters wins over one inside them, as in transformers.
+    key = "original_max_position_embeddings"
+    original = integer({key: config["max_position_embeddings"], **scaling, **_present(config, key)}, key)
+    if kind == "llama3":
+        low, high = number(scaling, "low_freq_factor"), number(scaling, "high_freq_factor")
+        return Rotary(theta, "llama3", number(scaling, "factor"), original, low, high)
+    check(original > 0, "the original context length must be positive", original)
+    factor = number(scaling, "factor", integer(config, "max_position_embeddings") / original)
+    mscale, mscale_all = (number(scaling, key, 0.0) for key in ("mscale", "mscale_all_dim"))
+    return Rotary(
+        theta,
+        "yarn",
+        factor,
+        original,
+        beta_fast=number(scaling, "beta_fast", 32.0) or 32.0,
+        beta_slow=number(scaling, "beta_slow", 1.0) or 1.0,
+        truncate=bool(scaling.get("truncate", True)),
+        attention_factor=number(scaling, "attention_factor", yarn_attention_factor(factor, mscale, mscale_all)),
+    )
+
+
+def scaling_to_huggingface(rotary: Rotary) -> dict[str, Any] | None:
+    if rotary.scaling == "none":
+        return None
+    written: dict[str, Any] = {"rope_type": rotary.scaling, "factor": rotary.factor}
+    if rotary.scaling in ("llama3", "yarn"):
+        written["original_max_position_embeddings"] = rotary.original_context
+    if rotary.scaling == "llama3":
+        written["low_freq_factor"] = rotary.low_frequency_factor
+        written["high_freq_factor"] = rotary.high_frequency_factor
+    if rotary.scaling == "yarn":
+        written["beta_fast"], written["beta_slow"] = rotary.beta_fast, rotary.beta_slow
+        written["attention_factor"], written["truncate"] = rotary.attention_factor, rotary.truncate
+    return written
+
+
+def _present(source: dict[str, Any], key: str) -> dict[str, Any]:
+    return {key: source[key]} if source.get(key) is not None else {}

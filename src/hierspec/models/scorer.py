@@ -1,0 +1,96 @@
+"""A checkpoint as scorers: the whole model, and any exit of it, over one pool of staircases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierspec.core.engine import Request
+from hierspec.core.hierarchy import Ask
+from hierspec.core.verify import Answer
+from hierspec.models.cache import Staircase, StaircasePool
+from hierspec.models.decoder import Decoder, Span
+from hierspec.models.pick import answer
+
+_CHUNK = 512  # rows of one pass: a long prompt is read in pieces, so that masks and activations stay small
+
+
+@dataclass(frozen=True, eq=False)
+class ModelScorer:
+    """Judges with the first `layers` layers of a decoder, through its last norm and head."""
+
+    name: str
+    decoder: Decoder
+    pool: StaircasePool
+    layers: int
+
+    @property
+    def vocabulary(self) -> int:
+        return self.decoder.config.vocabulary
+
+    def score(self, asks: Sequence[Ask]) -> list[Answer]:
+        with torch.inference_mode():
+            return [answer(ask, logits) for ask, logits in zip(asks, self.logits(asks), strict=True)]
+
+    def logits(self, asks: Sequence[Ask]) -> Sequence[Tensor]:
+        """For each ask [1 + nodes, vocabulary]: what follows the context, then what follows each node."""
+        staircases = self.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in asks])
+        advance(self.decoder, staircases, self.layers)
+        boundary = self.pool.boundaries.index(self.layers)
+        rows = [staircase.hidden[boundary, staircase.chain - 1 : staircase.used] for staircase in staircases]
+        return self.decoder.head(torch.cat(rows)).split([len(part) for part in rows])
+
+    def release(self, request: Request) -> None:
+        self.pool.release(request)
+
+
+def advance(decoder: Decoder, staircases: Sequence[Staircase], to_layer: int) -> None:
+    """Bring every slot of these staircases up to `to_layer`, each layer range only where it is lacking."""
+    pending = [np.flatnonzero(s.heights[: s.used] < to_layer) for s in staircases]
+    while any(len(slots) for slots in pending):
+        room, chunk = _CHUNK, []
+        for number, slots in enumerate(pending):
+            chunk.append(slots[:room])
+            room -= len(chunk[-1])
+            pending[number] = slots[len(chunk[-1]) :]
+        start = 0
+        for place, stop in enumerate(staircases[0].boundaries):
+            if stop <= to_layer:
+                _climb(decoder, staircases, chunk, start, stop, place)
+            start = stop
+
+
+def _climb(
+    decoder: Decoder, staircases: Sequence[Staircase], chunk: Sequence[np.ndarray], start: int, stop: int, place: int
+) -> None:
+    """Layers start..stop for the slots of the chunk that stand at `start`; boundary number `place` is `stop`."""
+    device = decoder.device
+    spans, inputs, positions, climbing = [], [], [], []
+    row = 0
+    for staircase, slots in zip(staircases, chunk, strict=True):
+        slots = slots[staircase.heights[slots] == start]
+        if not len(slots):
+            continue
+        where = torch.as_tensor(slots, device=device)
+        masks = {}
+        for window in set(decoder.config.windows[start:stop]):
+            seen = staircase.visible(slots, window)
+            masks[window] = None if seen is None else torch.as_tensor(seen, device=device)
+        spans.append(Span(slice(row, row + len(slots)), staircase.memory, where, staircase.used, masks))
+        if start == 0:
+            inputs.append(decoder.embed(torch.as_tensor(staircase.tokens[slots], device=device)))
+        else:
+            inputs.append(staircase.hidden[place - 1, where])
+        positions.append(staircase.positions[slots])
+        climbing.append((staircase, slots, where))
+        row += len(slots)
+    if not spans:
+        return
+    hidden = decoder.run(torch.cat(inputs), np.concatenate(positions), spans, start, stop)
+    for (staircase, slots, where), span in zip(climbing, spans, strict=True):
+        staircase.hidden[place, where] = hidden[span.rows]
+        staircase.heights[slots] = stop

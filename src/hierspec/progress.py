@@ -1,0 +1,10 @@
+"""How library code says how far it is. It draws nothing: the command line turns these calls into bars."""
+
+from collections.abc import Callable
+
+# Called with (what is being done, units done, units in all); a total of 0 means that nobody knows yet.
+Progress = Callable[[str, int, int], None]
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """The progress of callers who do not want to see any."""

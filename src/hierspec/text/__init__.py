@@ -1,0 +1,1 @@
+"""Text at the edges: tokenizers, chat templates, streaming text, stop strings. Nothing here knows a model."""

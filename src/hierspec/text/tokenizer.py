@@ -1,0 +1,309 @@
+"""Text <-> ids for a model folder.
+
+Built on the `tokenizers` library alone, because importing `transformers` takes seconds. What `transformers` would do
+with the same folder (beginning-of-text token, chat template, special tokens) is repeated here and compared in tests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, processors
+
+from hierspec.core.errors import HierspecError
+from hierspec.text.chat import ChatTemplate
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How tokens become bytes: the decoder of a tokenizer.json, reduced to what the two families of tokenizers use."""
+
+    byte_level: bool = False  # tokens are spelled in GPT-2's byte alphabet
+    byte_fallback: bool = False  # "<0x0A>" is a byte
+    replacements: tuple[tuple[str, str], ...] = ()  # usually "▁" -> " "
+    leading_spaces: int = 0  # spaces to drop at the beginning of the whole text (SentencePiece adds one)
+    dropped_at_start: str = ""  # a character the first token loses (the decoder called Metaspace)
+
+    @classmethod
+    def from_json(cls, decoder: Mapping[str, Any] | None) -> Decoding:
+        """`decoder` is the entry of that name in a tokenizer.json."""
+        steps = decoder["decoders"] if decoder and decoder["type"] == "Sequence" else [decoder or {"type": "none"}]
+        kinds = [step["type"] for step in steps]
+        if kinds == ["ByteLevel"]:
+            return cls(byte_level=True)
+        replacements: list[tuple[str, str]] = []
+        leading_spaces, dropped_at_start = 0, ""
+        for position, step in enumerate(steps):
+            match step:
+                case {"type": "Replace", "pattern": {"String": old}, "content": new}:
+                    replacements.append((old, new))
+                case {"type": "ByteFallback"} | {"type": "Fuse"}:
+                    pass
+                # Before a Fuse this would strip every token, which no tokenizer of these families does.
+                case {"type": "Strip", "content": " ", "start": int(start), "stop": 0} if "Fuse" in kinds[:position]:
+                    leading_spaces += start
+                case {"type": "Metaspace", "replacement": mark}:
+                    replacements.append((mark, " "))
+                    dropped_at_start = mark if step.get("prepend_scheme", "always") != "never" else ""
+                case _:
+                    raise HierspecError(
+                        f"This tokenizer decodes with {step['type']}, which hierspec does not know; "
+                        "byte-level BPE and SentencePiece-style BPE are supported."
+                    )
+        return cls(
+            byte_fallback="ByteFallback" in kinds,
+            replacements=tuple(replacements),
+            leading_spaces=leading_spaces,
+            dropped_at_start=dropped_at_start,
+        )
+
+    def token_bytes(self, token: str, first: bool = False) -> bytes:
+        """The bytes of one token, `first` when it is the first of a text."""
+        if self.byte_level:
+            try:
+                return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+            except KeyError:  # an added token is plain text, not spelled in the byte alphabet
+                return token.encode()
+        if self.byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            try:
+                return bytes([int(token[3:5], 16)])
+            except ValueError:
+                pass  # a word that only looks like a byte
+        if first and self.dropped_at_start:
+            token = token.replace(self.dropped_at_start, "")
+        for old, new in self.replacements:
+            token = token.replace(old, new)
+        return token.encode()
+
+
+class Tokenizer:
+    """The tokenizer of one model. Immutable after loading and safe to share between threads."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: str | None = None,
+        bos_id: int | None = None,
+        stop_ids: Iterable[int] = (),
+    ) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._special_tokens = dict(special_tokens or {})
+        self._chat_template = ChatTemplate(chat_template) if chat_template else None
+        self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self._pieces: dict[int, bytes] = {}
+        self.decoding = Decoding.from_json(_decoder_json(backend))
+        self.vocabulary_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.bos_id = bos_id
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(stop_ids))  # in the order of the files, each once
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """Read tokenizer.json and what the files beside it say about special tokens, chat and the end of a text."""
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise HierspecError(f"There is no tokenizer.json in {folder}; give a folder that holds a whole checkpoint.")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception for anything it cannot parse
+            raise HierspecError(f"{path} is not a tokenizer that can be read ({error}); download it again.") from error
+        config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+        model = _read_json(folder / "config.json") | _read_json(folder / "generation_config.json")
+        special_tokens = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
+        _mark_special(backend, special_tokens.values())
+        _set_post_processor(backend, config, special_tokens)
+        bos_id = _first_id(backend.token_to_id(special_tokens.get("bos_token", "")), model.get("bos_token_id"))
+        eos_id = backend.token_to_id(special_tokens.get("eos_token", ""))
+        return cls(
+            backend,
+            special_tokens=special_tokens,
+            chat_template=_chat_template(folder / "chat_template.jinja", config.get("chat_template")),
+            bos_id=bos_id,
+            # Fine-tunes often change the tokenizer's end token and forget the model's, so both end a text.
+            stop_ids=[*_ids(model.get("eos_token_id")), *_ids(eos_id)],
+        )
+
+    def encode(self, text: str, special: bool = False, begin: bool = True) -> list[int]:
+        """Ids of a raw prompt.
+
+        special: read "<|im_end|>" and the like in the text as control tokens, as `transformers` does; otherwise they
+                 are ordinary characters, so that text from strangers cannot end a turn.
+        begin:   add what the model expects around a text (usually a beginning-of-text token, often nothing).
+        """
+        backend = self._backend if special else self._literal_backend
+        ids: list[int] = backend.encode(text, add_special_tokens=begin).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], special: bool = False) -> str:
+        """Text of ids; broken UTF-8 becomes replacement characters. `special` shows control tokens too."""
+        parts: list[bytes] = []
+        for token_id in ids:
+            if self.is_shown(token_id, special):
+                parts.append(self.piece(token_id, special) if parts else self.opening_piece(token_id))
+        data = b"".join(parts)
+        for _ in range(self.decoding.leading_spaces):
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", "replace")
+
+    def piece(self, token_id: int, special: bool = False) -> bytes:
+        """Exact bytes of one token inside a text. Control tokens are b"" unless `special`; unknown ids always."""
+        if not special and token_id in self._special_ids:
+            return b""
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            token = self._token(token_id)
+            piece = self._pieces[token_id] = b"" if token is None else self.decoding.token_bytes(token)
+        return piece
+
+    def opening_piece(self, token_id: int) -> bytes:
+        """Exact bytes of the first token of a text (before `decoding.leading_spaces` are dropped)."""
+        token = self._token(token_id)
+        return b"" if token is None else self.decoding.token_bytes(token, first=True)
+
+    def is_shown(self, token_id: int, special: bool = False) -> bool:
+        """Whether this id takes part in decoded text."""
+        return (special or token_id not in self._special_ids) and self._token(token_id) is not None
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def same_vocabulary(self, other: Tokenizer) -> bool:
+        """Whether every id means the same token to both, so that one model's ids are the other's."""
+        mine, theirs = (tokenizer._backend.get_vocab(with_added_tokens=True) for tokenizer in (self, other))
+        return bool(mine == theirs)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation. `variables` reach the template by name (for example enable_thinking, tools)."""
+        if self._chat_template is None:
+            raise HierspecError("This model has no chat template; give it a raw prompt instead of messages.")
+        known = {**self._special_tokens, **(variables or {})}
+        return self._chat_template.render(messages, add_generation_prompt, known)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of a conversation. The template writes the beginning-of-text token itself, so none is added."""
+        return self.encode(self.render_chat(messages, add_generation_prompt, variables), special=True, begin=False)
+
+    @cached_property
+    def _literal_backend(self) -> tokenizers.Tokenizer:
+        # The switch is state of the library's object: a second object keeps both kinds of encoding free of locks.
+        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        copy.encode_special_tokens = True
+        return copy
+
+    def _token(self, token_id: int) -> str | None:
+        if not 0 <= token_id < self.vocabulary_size:  # embeddings are often padded beyond the vocabulary
+            return None
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 characters are their own byte, the other bytes sit from 256 upwards."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_alphabet()
+
+
+def _decoder_json(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
+    # The decoder alone: writing out a whole tokenizer of 150,000 words takes a noticeable part of a second.
+    state: dict[str, Any] | None = json.loads(backend.decoder.__getstate__()) if backend.decoder else None
+    return state
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise HierspecError(f"{path} cannot be read as JSON ({error}); download it again.") from error
+    if not isinstance(content, dict):
+        raise HierspecError(f"{path} holds no JSON object; download it again.")
+    return content
+
+
+def _token_text(entry: Any) -> str | None:
+    """A special token is written as a string or as an object with its content."""
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    return text if isinstance(text, str) else None
+
+
+def _ids(entry: Any) -> list[int]:
+    """An end-of-text entry is one id, a list of ids, or nothing."""
+    return [int(i) for i in (entry if isinstance(entry, list) else [entry]) if i is not None]
+
+
+def _first_id(*entries: Any) -> int | None:
+    return next((i for entry in entries for i in _ids(entry)), None)
+
+
+def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
+    """Tokens that the configuration names as special are so even where tokenizer.json does not say it."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    backend.add_special_tokens(
+        [
+            AddedToken(text, special=True, normalized=False)
+            for text in dict.fromkeys(texts)
+            if text not in known and backend.token_to_id(text) is not None
+        ]
+    )
+
+
+def _set_post_processor(
+    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> None:
+    """An explicit add_bos_token or add_eos_token outranks tokenizer.json, as in `transformers`."""
+    if not {"add_bos_token", "add_eos_token"} & config.keys():
+        return
+    begin, end = (
+        [special_tokens[name]]
+        if config.get(f"add_{name}") and backend.token_to_id(special_tokens.get(name, "")) is not None
+        else []
+        for name in ("bos_token", "eos_token")
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single=[*begin, "$A", *end],
+        pair=[*begin, "$A", *end, "$B", *end],
+        special_tokens=[(text, backend.token_to_id(text)) for text in {*begin, *end}],
+    )
+
+
+def _chat_template(path: Path, entry: Any) -> str | None:
+    """The file of its own outranks the configuration, which holds one template or a list of named ones."""
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    if isinstance(entry, list):
+        named = {item["name"]: item["template"] for item in entry if isinstance(item, dict) and "template" in item}
+        entry = named.get("default")
+    return entry if isinstance(entry, str) else None

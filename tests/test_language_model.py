@@ -1,0 +1,214 @@
+"""Any mixture of tiers on real (tiny) models writes what plain decoding writes; caches and batches change nothing."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+import hierspec
+from hierspec import Chat, HierspecError, Plan, Sampling, TierPlan
+from hierspec.compare import first_difference
+from hierspec.core.engine import Engine
+from hierspec.testing import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    # The drafts share the target's seed, so their first weights agree and some guesses stand.
+    tiny_checkpoint(root / "target", "llama", layers=6)
+    tiny_checkpoint(root / "draft", "qwen3", layers=2, seed=1)
+    tiny_checkpoint(root / "foreign", "llama", vocabulary=400)
+    return root
+
+
+@pytest.fixture(scope="module")
+def model(folders):
+    return hierspec.load(folders / "target")
+
+
+def random_plan(rng: random.Random, draft: str) -> Plan:
+    def stores() -> tuple[str, ...]:
+        return rng.choice([(), ("context",)])
+
+    tiers = tuple(
+        TierPlan(
+            **rng.choice([{"exit_layer": rng.randrange(1, 6)}, {"draft": draft}]),
+            gather=rng.randrange(1, 6),
+            stores=stores(),
+            budget=rng.randrange(1, 12),
+            merge=rng.random() < 0.5,
+            candidates=rng.choice([1, 1, 2, 3]),
+        )
+        for _ in range(rng.randrange(4))
+    )
+    return Plan(stores=stores(), budget=rng.randrange(1, 16), merge=rng.random() < 0.5, tiers=tiers)
+
+
+def random_sampling(rng: random.Random) -> Sampling:
+    return Sampling(
+        max_tokens=rng.randrange(1, 40),
+        temperature=rng.choice([0, 0, 0.7, 1.0]),
+        top_k=rng.choice([0, 5]),
+        top_p=rng.choice([1.0, 0.8]),
+        repetition_penalty=rng.choice([1.0, 1.2]),
+        seed=rng.randrange(1000),
+    )
+
+
+def random_prompt(rng: random.Random) -> str:
+    words = ["ab", "abc", "the ", "dog ", "cat ", "ran ", "é", "12", "\n"]
+    return "".join(rng.choices(words, k=rng.randrange(1, 20)))
+
+
+def assert_same(model, prompt, sampling, one, other):
+    """Equal, or a tie: passes of different widths may round differently until widths stop mattering."""
+    difference = first_difference(model, model.encode(prompt), one.tokens, other.tokens, sampling, sampling.seed)
+    assert difference is None or difference.gap < 1e-4, difference
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_plan_writes_what_plain_writes(model, folders, seed):
+    rng = random.Random(seed)
+    plan, sampling, prompt = random_plan(rng, str(folders / "draft")), random_sampling(rng), random_prompt(rng)
+    plain = model.generate(prompt, plan="plain", sampling=sampling)
+    fast = model.generate(prompt, plan=plan, sampling=sampling)
+    assert_same(model, prompt, sampling, plain, fast)
+    assert plain.stats.passes == len(plain.tokens)
+    assert fast.stats.tiers[0].written == len(fast.tokens)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_batch_equals_each_alone_and_forgetting_changes_nothing(model, folders, seed):
+    """Eight mixed requests in packed passes, with every cache dropped at random between passes."""
+    rng = random.Random(100 + seed)
+    cases = [
+        (random_prompt(rng), random_plan(rng, str(folders / "draft")), random_sampling(rng)) for _ in range(8)
+    ]
+    alone = [model.generate(prompt, plan=plan, sampling=sampling) for prompt, plan, sampling in cases]
+    requests = [model.request(prompt, plan, sampling) for prompt, plan, sampling in cases]
+    for _ in Engine().run(requests):
+        if rng.random() < 0.2:
+            model.forget()
+    for request, expected, (prompt, _, sampling) in zip(requests, alone, cases, strict=True):
+        assert_same(model, prompt, sampling, expected, replace(expected, tokens=tuple(request.output)))
+
+
+def test_a_small_budget_for_keys_and_values_changes_only_time(folders):
+    tight = hierspec.load(folders / "target", kv_memory=400_000)
+    roomy = hierspec.load(folders / "target")
+    prompts = [f"{'word ' * n}and so on" for n in range(1, 7)]
+    expected = roomy.generate_many(prompts, max_tokens=30, plan="hispec")
+    # One at a time, all six open: each takes the memory that another one had.
+    requests = [tight.request(prompt, tight.plan("hispec"), Sampling(max_tokens=30)) for prompt in prompts]
+    engines = [Engine() for _ in requests]
+    for engine, request in zip(engines, requests, strict=True):
+        engine.submit(request)
+    while any(engine.busy for engine in engines):
+        for engine in engines:
+            engine.step()
+    assert tight._pool.bytes_held() <= 400_000
+    for prompt, request, one in zip(prompts, requests, expected, strict=True):
+        assert_same(roomy, prompt, request.sampling, one, replace(one, tokens=tuple(request.output)))
+
+
+def test_residual_rule_runs_on_real_models_with_every_kind_of_tier(model, folders):
+    plan = Plan(
+        rule="residual",
+        stores=("context",),
+        merge=True,
+        tiers=(TierPlan(exit_layer=5, gather=3, candidates=2), TierPlan(draft=str(folders / "draft"), gather=2)),
+    )
+    greedy = model.generate("abc abc", plan=plan, max_tokens=30)
+    plain = model.generate("abc abc", plan="plain", max_tokens=30)
+    assert_same(model, "abc abc", Sampling(seed=0), plain, greedy)  # at temperature 0 there is only one law
+    sampled = [model.generate("abc abc", plan=plan, max_tokens=30, temperature=1.0, seed=s).tokens for s in (1, 1, 2)]
+    assert sampled[0] == sampled[1] != sampled[2]
+
+
+def test_streams_hand_out_the_whole_text_and_who_guessed_it(model):
+    stream = model.stream("abab abab abab", max_tokens=50)
+    steps = list(stream)
+    whole = stream.generation
+    assert "".join(step.text for step in steps) == whole.text == "".join(piece.text for piece in whole.pieces)
+    assert {piece.source for piece in whole.pieces} <= {"target", "context"}
+    assert sum(len(step.tokens) for step in steps) == len(whole.tokens) == 50
+    assert len(steps) == whole.stats.passes
+
+
+def test_leaving_a_stream_cancels_it(model):
+    stream = model.stream("abc", max_tokens=50)
+    for step in stream:
+        assert step.tokens
+        stream.cancel()
+    assert stream.generation.ended == "cancelled"
+    assert len(stream.generation.tokens) < 50
+
+
+def test_stop_strings_end_the_text_the_same_way_under_every_plan(model):
+    whole = model.generate("abc", max_tokens=60, plan="plain").text
+    for place in (5, 11, 20):
+        stop = whole[place : place + 3]
+        for plan in ("plain", "lookup", "hispec"):
+            found = model.generate("abc", max_tokens=60, plan=plan, stop=stop)
+            assert found.text == whole[: whole.index(stop)]
+            assert found.ended == "stop"
+
+
+def test_stop_ids_end_the_text(model):
+    whole = model.generate("abc", max_tokens=40, plan="plain").tokens
+    stop = whole[17]
+    for plan in ("plain", "lookup", "hispec"):
+        found = model.generate("abc", max_tokens=40, plan=plan, stop_ids=stop)
+        assert found.tokens == whole[: whole.index(stop) + 1]
+        assert found.ended == "stop"
+
+
+def test_a_chat_does_not_compute_earlier_turns_again(model):
+    chat = Chat(model, plan="lookup", max_tokens=20)
+    model.forget()
+    for _ in chat.say("tell me " * 10):
+        pass
+    before = model.decoder.layer_rows
+    for _ in chat.say("more"):
+        pass
+    assert chat.last is not None
+    computed = (model.decoder.layer_rows - before) / model.config.layers
+    assert chat.last.prompt_tokens > 100
+    assert computed < 100  # only the new turn and its answer
+    model.forget()
+    again = model.generate(chat._known[1][: chat.last.prompt_tokens], max_tokens=20)
+    assert again.tokens == chat.last.tokens
+
+
+def test_a_chat_reads_the_same_conversation_as_the_template(model):
+    chat = Chat(model, "Be brief.", max_tokens=8)
+    for text in ("one", "two", "three"):
+        for _ in chat.say(text):
+            pass
+    rendered = model.tokenizer.render_chat(chat.messages, add_generation_prompt=False)
+    assert [message["role"] for message in chat.messages] == ["system", *["user", "assistant"] * 3]
+    assert "three" in rendered
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda m, f: m.generate("x", plan="lokup"), "did you mean 'lookup'"),
+        (lambda m, f: m.generate("x", temprature=1), "did you mean 'temperature'"),
+        (lambda m, f: m.generate("x", temperature=-1), "temperature must be"),
+        (lambda m, f: m.generate("x" * 600), "shorten the prompt"),
+        (lambda m, f: m.generate([]), "prompt is empty"),
+        (lambda m, f: m.generate([5000]), "outside the model's vocabulary"),
+        (lambda m, f: m.generate("x", plan=Plan(tiers=(TierPlan(exit_layer=7),))), "6 layers"),
+        (lambda m, f: m.generate("x", plan=Plan(stores=("contxt",))), "did you mean 'context'"),
+        (lambda m, f: m.generate("x", plan=Plan(tiers=(TierPlan(draft=str(f / "foreign")),))), "another vocabulary"),
+        (lambda m, f: m.generate("x", logit_bias={9999: 1.0}), "outside the model's vocabulary"),
+        (lambda m, f: hierspec.load(f / "nothing"), "no model at"),
+        (lambda m, f: hierspec.load(f / "target", dtype="int3"), "Unknown dtype"),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence(model, folders, call, told):
+    with pytest.raises(HierspecError, match=told) as error:
+        call(model, folders)
+    assert "\n" not in str(error.value)
