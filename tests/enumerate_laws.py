@@ -19,7 +19,7 @@ from hierspec.core.hierarchy import Ask
 from hierspec.core.proposal import Law, Proposal
 from hierspec.core.sampling import Dice, Sampling, adjust, law
 from hierspec.core.verify import Answer
-from hierspec.testing_fakes import FakeScorer, Logits
+from hierspec.testing.fakes import FakeScorer, Logits
 
 # A branch this rare is rounding (1 - p where p should be 1). What is left out this way is bounded by the check that
 # all weights sum to 1.
@@ -261,9 +261,7 @@ def law_error(found: dict[Text, float], expected: dict[Text, float]) -> float:
     return max(largest, abs(sum(found.values()) - 1))
 
 
-def step_error(
-    found: dict[Text, float], scorer: EnumeratingScorer, prompt: Sequence[int], sampling: Sampling
-) -> float:
+def step_error(found: dict[Text, float], scorer: EnumeratingScorer, prompt: Sequence[int], sampling: Sampling) -> float:
     """How far a step's law is from lossless.
 
     After a step that wrote few tokens, plain decoding goes on. So all longer outputs have plain decoding's law exactly

@@ -10,7 +10,7 @@ from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import Sampling
 from hierspec.models.cache import Staircase, StaircasePool
-from hierspec.testing import tiny_config
+from hierspec.testing.checkpoints import tiny_config
 
 
 class Nobody:

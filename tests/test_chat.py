@@ -59,11 +59,13 @@ QWEN = """{%- macro show(content) %}
 {%- endfor %}
   {% for message in messages %}
     {{ '<|im_start|>' + message.role }}
-    {{ show(message.content) }}{% if message.reasoning_content is defined %}<think>{{ message.thinking }}</think>{% endif %}
+    {{ show(message.content) }}
+    {%- if message.reasoning_content is defined %}<think>{{ message.thinking }}</think>{% endif %}
 {{ '<|im_end|>' }}
   {% endfor %}
 {%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}
 {%- endif %}"""
 TALK = [
     {"role": "user", "content": "  Is 2 < 3 & 'so' on?\n"},

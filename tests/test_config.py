@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hierspec.core.errors import HierspecError
 from hierspec.models.config import ARCHITECTURES, Rotary, from_huggingface, inverse_frequencies, to_huggingface
-from hierspec.testing import tiny_config
+from hierspec.testing.checkpoints import tiny_config
 
 CLASSES = {
     "llama": transformers.LlamaConfig,

@@ -32,7 +32,7 @@ from hierspec.core.hierarchy import Hierarchy, Scorer, Tier
 from hierspec.core.proposal import Law, Proposal
 from hierspec.core.sampling import Dice, Sampling
 from hierspec.core.verify import RULES, Answer, Candidate, Verdict
-from hierspec.testing_fakes import FakeStore, markov_logits, random_trees
+from hierspec.testing.fakes import FakeStore, markov_logits, random_trees
 
 EXACT = 1e-12
 SEEN = 1e-6  # a wrong rule must be off by more than this
@@ -41,15 +41,15 @@ PROMPT = [1, 0, 1]
 
 
 def random_sampling(generator: np.random.Generator, vocabulary: int, max_tokens: int) -> Sampling:
-    """Any law a user can ask for; half of the settings are off in a case, so that each also stands alone."""
+    """Any law a user can ask for; most settings are off in a case, so that each also stands alone."""
 
     def sometimes(value: Any, off: Any) -> Any:
-        return value if generator.random() < 0.4 else off
+        return value if generator.random() < 0.3 else off
 
     return Sampling(
         max_tokens=max_tokens,
         temperature=float(generator.choice([0.6, 1.0, 1.5])),
-        top_k=sometimes(int(generator.integers(1, vocabulary + 1)), 0),
+        top_k=sometimes(int(generator.integers(2, vocabulary + 1)), 0),
         top_p=sometimes(float(generator.uniform(0.5, 1)), 1.0),
         min_p=sometimes(float(generator.uniform(0, 0.3)), 0.0),
         repetition_penalty=sometimes(float(generator.uniform(0.7, 2)), 1.0),
@@ -137,19 +137,21 @@ def test_every_drawn_tree(record_property: Callable[[str, object], None]) -> Non
     for place, shape in enumerate(SHAPES):
         generator = np.random.default_rng([2, place])
         parents = renumbered(shape, generator)
-        vocabulary = max(v for v in (2, 3, 4) if v == 2 or drawings(parents, v) <= 250)
+        vocabulary = max(v for v in (2, 3, 4) if v == 2 or drawings(parents, v) <= 150)
         target = markov("target", vocabulary, place)
         draft = markov("draft", vocabulary, place, noise=float(generator.uniform(0.2, 2)))
         sampling = random_sampling(generator, vocabulary, 7)
+        # Any law may be drawn from, if it is the one handed up: the draft needs no penalties, filters or temperature.
+        drawn_with = sampling if generator.random() < 0.5 else Sampling(temperature=1.0)
 
         def tiers(
             branches: Branches,
             parents: tuple[int, ...] = parents,
             target: EnumeratingScorer = target,
             draft: EnumeratingScorer = draft,
-            sampling: Sampling = sampling,
+            drawn_with: Sampling = drawn_with,
         ) -> tuple[Tier, ...]:
-            return (Tier(target, stores=(DrawnTree("draft", parents, draft, sampling, branches),)),)
+            return (Tier(target, stores=(DrawnTree("draft", parents, draft, drawn_with, branches),)),)
 
         error, leaves = errors(tiers, "residual", sampling, step=True)
         largest, cases, outcomes = max(largest, error), cases + 1, outcomes + leaves
@@ -183,7 +185,7 @@ def random_hierarchy(
                 stores=stores,
                 budget=int(generator.integers(1, 7)),
                 merge=bool(generator.integers(2)),
-                candidates=int(generator.integers(1, 4)),
+                candidates=int(generator.integers(1, 4)) if level else 1,
             )
         )
     return tuple(tiers)
@@ -207,9 +209,152 @@ def test_random_hierarchies(
             error, leaves = errors(lambda branches, tiers=tiers: tiers, rule, sampling, False, 600)  # type: ignore[misc]
         except TooManyBranches:
             continue
+        if leaves < 4:
+            continue  # nearly greedy: shows little
         largest, cases, outcomes = max(largest, error), cases + 1, outcomes + leaves
         assert error < EXACT, (attempt, sampling)
         if cases == wanted:
             break
     report(record_property, cases, outcomes, largest)
     assert cases == wanted
+
+
+# Negative controls: each is a rule that looks reasonable and is wrong.
+
+
+def drafted(change: Callable[[Proposal, EnumeratingScorer], Proposal], parents: tuple[int, ...]) -> float:
+    """The error of a hierarchy whose drawn proposal was changed on the way."""
+    target, draft = markov("target", 3, 7), markov("draft", 3, 7, noise=1.0)
+    sampling = Sampling(max_tokens=3, temperature=1.0, seed=0)
+
+    class Changed(DrawnTree):
+        def propose(self, context: np.ndarray, budget: int) -> Proposal:
+            return change(super().propose(context, budget), target)
+
+    def tiers(branches: Branches) -> tuple[Tier, ...]:
+        return (Tier(target, stores=(Changed("draft", parents, draft, sampling, branches),)),)
+
+    error, _ = errors(tiers, "residual", sampling, step=False)
+    return error
+
+
+def test_control_nothing_changed() -> None:
+    assert drafted(lambda proposal, target: proposal, (-1, -1, 0)) < EXACT
+
+
+def test_control_dropped_for_its_value() -> None:
+    assert drafted(lambda proposal, target: proposal if proposal.tokens[0] else Proposal(), (-1,)) > SEEN
+
+
+def test_control_a_law_it_was_not_drawn_from() -> None:
+    def lie(proposal: Proposal, target: EnumeratingScorer) -> Proposal:
+        uniform = np.full(target.vocabulary, 1 / target.vocabulary)
+        return Proposal(proposal.tokens, proposal.parents, proposal.sources, (uniform,) * len(proposal))
+
+    assert drafted(lie, (-1,)) > SEEN
+
+
+def test_drawn_guesses_taken_as_chosen() -> None:
+    """Not wrong: a guess without a law is exact whatever it depends on, but the target's randomness. Only slower."""
+
+    def forget(proposal: Proposal, target: EnumeratingScorer) -> Proposal:
+        return Proposal(proposal.tokens, proposal.parents, proposal.sources)
+
+    assert drafted(forget, (-1, -1, 0)) < EXACT
+
+
+def wrong_hierarchy(rule: str, merge: bool = False) -> float:
+    """Three tiers, a store beside the first draft, runners-up: exact as it stands (see the first control)."""
+    tiers = tuple(
+        Tier(
+            markov(f"tier{level}", 3, 5, noise=0.8 * level, noise_seed=level + 1),
+            gather=2,
+            stores=(FakeStore("store", random_trees(3, seed=4, silence=0.0)),) if merge and level == 0 else (),
+            merge=merge,
+            candidates=1 if rule == "residual" else 2,
+        )
+        for level in range(3)
+    )
+    error, _ = errors(lambda branches: tiers, rule, Sampling(max_tokens=3, temperature=1.0, seed=0), step=False)
+    return error
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("merge", [False, True])
+def test_control_hierarchy_as_it_is(rule: str, merge: bool) -> None:
+    assert wrong_hierarchy(rule, merge) < EXACT
+
+
+def test_control_merged_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored guesses first, and drawn ones dropped where they equal a stored one."""
+
+    def stored_first(self: Proposal, other: Proposal, nodes: int) -> Proposal:
+        if not other.tokens or not self.tokens:
+            return self if self.tokens else other
+        tokens, parents, laws = list(other.tokens), list(other.parents), list(other.laws)
+        moved = {-1: -1}
+        for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            siblings = [i for i, p in enumerate(parents) if p == moved[parent] and tokens[i] == token]
+            moved[node] = siblings[0] if siblings else len(tokens)
+            if not siblings:
+                tokens.append(token)
+                parents.append(moved[parent])
+                laws.append(self.laws[node])
+        return Proposal(tuple(tokens), tuple(parents), (), tuple(laws))
+
+    monkeypatch.setattr(Proposal, "merge", stored_first)
+    assert wrong_hierarchy("residual", merge=True) > SEEN
+
+
+def test_control_handed_up_with_the_law_from_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    def law_from_below(proposal: Proposal, answer: Answer, dice: Dice, candidates: int) -> Verdict:
+        verdict = verify_module.residual(proposal, answer, dice, candidates)
+        written = [list(found) for found in verdict.written]
+        for position, node in enumerate(verdict.accepted):
+            if proposal.laws[node] is not None:
+                written[position][0] = (written[position][0][0], proposal.laws[node])
+        return Verdict(verdict.accepted, written)
+
+    monkeypatch.setitem(RULES, "residual", law_from_below)
+    assert wrong_hierarchy("residual") > SEEN
+
+
+def test_control_refused_guess_stays_in_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept(weights: np.ndarray, otherwise: Law) -> Law:
+        return otherwise
+
+    monkeypatch.setattr(verify_module, "_normalised", kept)
+    assert wrong_hierarchy("residual") > SEEN
+
+
+def test_control_runner_up_stands_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coupled rule with a guess taken when it is any of the scorer's candidates."""
+
+    def lenient(proposal: Proposal, answer: Answer, dice: Dice, candidates: int) -> Verdict:
+        assert answer.picks is not None
+        accepted: list[int] = []
+        written: list[list[Candidate]] = []
+        node = -1
+        while True:
+            found = answer.picks[node + 1].tolist()
+            node = next((c for c in proposal.children()[node + 1] if proposal.tokens[c] in found), -1)
+            if node < 0:
+                return Verdict(accepted, [*written, [(found[0], None)]])
+            accepted.append(node)
+            written.append([(proposal.tokens[node], None)])
+
+    monkeypatch.setitem(RULES, "coupled", lenient)
+    assert wrong_hierarchy("coupled") > SEEN
+
+
+def test_control_stops_drafting_after_seeing_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tier that does not hand up a last token it finds unlikely: decided after the draw, so wrong."""
+    honest = hierarchy_module._handed_up
+
+    def shy(written: list[tuple[list[Candidate], str]], tier: str) -> Proposal:
+        token, own = written[-1][0][0]
+        assert own is not None
+        return honest(written[:-1] if own[token] < 0.4 and len(written) > 1 else written, tier)
+
+    monkeypatch.setattr(hierarchy_module, "_handed_up", shy)
+    assert wrong_hierarchy("residual") > SEEN

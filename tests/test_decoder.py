@@ -13,8 +13,9 @@ from hierspec.models.config import Rotary
 from hierspec.models.decoder import Decoder
 from hierspec.models.load import load_checkpoint
 from hierspec.models.scorer import advance
-from hierspec.testing import tiny_checkpoint
+from hierspec.testing.checkpoints import tiny_checkpoint
 
+NOTHING = Proposal()
 FAMILIES = {
     "llama": {},
     "llama-tied": {"architecture": "llama", "tied": True},
@@ -23,7 +24,10 @@ FAMILIES = {
         "architecture": "llama",
         "rotary": Rotary(10_000.0, "llama3", factor=8.0, original_context=64),
     },
-    "llama-yarn": {"architecture": "llama", "rotary": Rotary(10_000.0, "yarn", factor=4.0, original_context=64, attention_factor=1.14)},
+    "llama-yarn": {
+        "architecture": "llama",
+        "rotary": Rotary(10_000.0, "yarn", factor=4.0, original_context=64, attention_factor=1.14),
+    },
     "mistral": {},
     "qwen2": {},
     "qwen2-window": {"architecture": "qwen2", "windows": (0, 0, 16, 16)},
@@ -57,7 +61,7 @@ def new_staircase(decoder: Decoder, boundaries=()) -> Staircase:
     return staircase
 
 
-def our_logits(decoder: Decoder, staircase: Staircase, context, proposal=Proposal()) -> torch.Tensor:
+def our_logits(decoder: Decoder, staircase: Staircase, context, proposal=NOTHING) -> torch.Tensor:
     """Logits of all slots of context and proposal; only what the staircase lacks is computed."""
     with torch.inference_mode():
         staircase.align(np.array(context, np.int32), proposal)

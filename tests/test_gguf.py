@@ -26,7 +26,7 @@ from hierspec.models.config import DecoderConfig, Rotary, from_huggingface, inve
 from hierspec.models.gguf_file import convert
 from hierspec.models.gguf_header import read_header
 from hierspec.models.load import load_checkpoint
-from hierspec.testing import random_weights, tiny_config
+from hierspec.testing.checkpoints import random_weights, tiny_config
 
 KINDS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
 K_KINDS = [Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]

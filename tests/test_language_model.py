@@ -9,7 +9,8 @@ import hierspec
 from hierspec import Chat, HierspecError, Plan, Sampling, TierPlan
 from hierspec.compare import first_difference
 from hierspec.core.engine import Engine
-from hierspec.testing import tiny_checkpoint
+from hierspec.testing.checkpoints import tiny_checkpoint
+from hierspec.testing.fakes import FakeStore
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +83,7 @@ def test_any_plan_writes_what_plain_writes(model, folders, seed):
 def test_a_batch_equals_each_alone_and_forgetting_changes_nothing(model, folders, seed):
     """Eight mixed requests in packed passes, with every cache dropped at random between passes."""
     rng = random.Random(100 + seed)
-    cases = [
-        (random_prompt(rng), random_plan(rng, str(folders / "draft")), random_sampling(rng)) for _ in range(8)
-    ]
+    cases = [(random_prompt(rng), random_plan(rng, str(folders / "draft")), random_sampling(rng)) for _ in range(8)]
     alone = [model.generate(prompt, plan=plan, sampling=sampling) for prompt, plan, sampling in cases]
     requests = [model.request(prompt, plan, sampling) for prompt, plan, sampling in cases]
     for _ in Engine().run(requests):
@@ -137,12 +136,15 @@ def test_streams_hand_out_the_whole_text_and_who_guessed_it(model):
 
 
 def test_leaving_a_stream_cancels_it(model):
-    stream = model.stream("abc", max_tokens=50)
-    for step in stream:
-        assert step.tokens
-        stream.cancel()
-    assert stream.generation.ended == "cancelled"
-    assert len(stream.generation.tokens) < 50
+    left, cancelled = model.stream("abc", max_tokens=50), model.stream("abc", max_tokens=50)
+    for _ in left:
+        break
+    for _ in cancelled:
+        cancelled.cancel()
+    for stream in (left, cancelled):
+        assert stream.generation.ended == "cancelled"
+        assert 0 < len(stream.generation.tokens) < 50
+        assert list(stream) == []
 
 
 def test_stop_strings_end_the_text_the_same_way_under_every_plan(model):
@@ -175,10 +177,38 @@ def test_a_chat_does_not_compute_earlier_turns_again(model):
     assert chat.last is not None
     computed = (model.decoder.layer_rows - before) / model.config.layers
     assert chat.last.prompt_tokens > 100
-    assert computed < 100  # only the new turn and its answer
+    assert computed < 100  # the new turn and its answer only
     model.forget()
-    again = model.generate(chat._known[1][: chat.last.prompt_tokens], max_tokens=20)
+    again = model.generate(chat._ids[: chat.last.prompt_tokens], max_tokens=20)
     assert again.tokens == chat.last.tokens
+
+
+def test_a_turn_that_fails_or_stops_leaves_a_sound_chat(model):
+    chat = Chat(model, max_tokens=8)
+    for _ in chat.say("one"):
+        pass
+    with pytest.raises(HierspecError, match="shorten the prompt"):
+        list(chat.say("x" * 600))
+    assert len(chat.messages) == 2
+    chat.sampling = replace(chat.sampling, stop=(model.generate("two", max_tokens=8).text[2:4],))
+    for _ in chat.say("two"):
+        pass
+    assert chat.last is not None
+    assert chat.messages[-1]["content"] == chat.last.text
+    for _ in chat.say("three"):
+        pass
+    assert len(chat.messages) == 6
+
+
+def test_draft_passes_of_several_requests_are_packed(model, folders):
+    plan = Plan(tiers=(TierPlan(draft=str(folders / "draft"), gather=2),))
+    assert model.hierarchy(plan).tiers[1].scorer is model.hierarchy(plan).tiers[1].scorer
+
+
+def test_a_store_that_guesses_impossible_tokens_is_named(model):
+    model.add_store(FakeStore("wild", lambda context, budget: hierspec.Proposal.chain([400])))
+    with pytest.raises(HierspecError, match="'wild' guessed a token id outside"):
+        model.generate("x", plan=Plan(stores=("wild",)))
 
 
 def test_a_chat_reads_the_same_conversation_as_the_template(model):

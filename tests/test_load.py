@@ -18,7 +18,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.models.config import ARCHITECTURES
 from hierspec.models.load import expected_tensors, load_checkpoint
 from hierspec.paths import cache_folder, whole_file, whole_folder
-from hierspec.testing import SPECIAL_TOKENS, tiny_checkpoint, tiny_config
+from hierspec.testing.checkpoints import SPECIAL_TOKENS, tiny_checkpoint, tiny_config
 
 
 @pytest.fixture(autouse=True)

@@ -81,7 +81,8 @@ def test_decode_equals_the_library_on_whole_characters(name: str, data: st.DataO
     tokenizer = TOKENIZERS[name]
     words = st.sampled_from([*range(257, tokenizer.vocabulary_size), 0])
     letters = st.characters(codec="utf-8").map(lambda letter: [1 + byte for byte in letter.encode()])
-    ids = sum(data.draw(st.lists(words.map(lambda word: [word]) | letters, max_size=20)), [])
+    drawn = data.draw(st.lists(words.map(lambda word: [word]) | letters, max_size=20))
+    ids = [token_id for item in drawn for token_id in item]
     assert tokenizer.decode(ids, special) == tokenizer._backend.decode(ids, skip_special_tokens=not special)
 
 

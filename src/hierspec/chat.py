@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +25,40 @@ class Chat:
         self.model, self.plan, self.sampling = model, plan, sampling_with(sampling, changes)
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         self.last: Generation | None = None
-        self._known: tuple[str, list[int]] = ("", [])  # the conversation so far as text, and the ids that it was
+        self._text = ""  # the conversation so far, as the template writes it,
+        self._ids: list[int] = []  # and the ids that it was read and written as
+        self._asked: tuple[str, str, list[int]] | None = None  # a turn without its answer: message, text, ids
 
     def say(self, text: str) -> Iterator[TextStep]:
         """The user's turn; the answer comes step by step. One that is left early is kept as far as it got."""
-        messages = [*self.messages, {"role": "user", "content": text}]
-        ids, rendered = self._encode(messages)
-        stream = self.model.stream(ids, plan=self.plan, sampling=self.sampling)
+        stream = self.model.stream(self.ask(text), plan=self.plan, sampling=self.sampling)
         try:
             yield from stream
         finally:
-            answer = stream.generation
-            self.last = answer
-            self.messages = [*messages, {"role": "assistant", "content": answer.text}]
-            written = self.model.tokenizer.decode(answer.tokens, special=True)
-            self._known = (rendered + written, [*ids, *answer.tokens])
+            self.last = stream.generation
+            self.answer(self.last.tokens, self.last.text)
 
-    def _encode(self, messages: list[dict[str, str]]) -> tuple[list[int], str]:
-        """Ids of the conversation. Where it goes on from what is known, the known ids stay as the model wrote them:
-        encoding its words anew could cut them otherwise and lose all that was computed after."""
+    def ask(self, text: str) -> list[int]:
+        """The ids of the whole conversation with a new turn of the user's. The turn counts once it is answered.
+
+        Where the conversation goes on from what is known, the known ids stay as the model wrote them: encoding its
+        words anew could cut them otherwise, and everything computed after that place would be lost.
+        """
         tokenizer = self.model.tokenizer
-        rendered = tokenizer.render_chat(messages)
-        known, ids = self._known
-        if known and rendered.startswith(known):
-            return [*ids, *tokenizer.encode(rendered[len(known) :], special=True, begin=False)], rendered
-        return tokenizer.encode(rendered, special=True, begin=False), rendered
+        rendered = tokenizer.render_chat([*self.messages, {"role": "user", "content": text}])
+        goes_on = bool(self._ids) and rendered.startswith(self._text)
+        new = rendered[len(self._text) :] if goes_on else rendered
+        ids = (self._ids if goes_on else []) + tokenizer.encode(new, special=True, begin=False)
+        self._asked = (text, rendered, ids)
+        return list(ids)
+
+    def answer(self, tokens: Sequence[int], text: str | None = None) -> None:
+        """The model's turn, however it was written; `text` where a stop string cut it short."""
+        assert self._asked is not None, "ask comes before answer"
+        tokenizer = self.model.tokenizer
+        question, rendered, ids = self._asked
+        self.messages.append({"role": "user", "content": question})
+        self.messages.append({"role": "assistant", "content": tokenizer.decode(tokens) if text is None else text})
+        self._text = rendered + tokenizer.decode(tokens, special=True)
+        self._ids = [*ids, *(int(token) for token in tokens)]
+        self._asked = None

@@ -15,7 +15,8 @@ from hierspec.core.stats import TierStats
 from hierspec.language_model import LanguageModel
 from hierspec.models.pick import perturbed
 
-TIE = 1e-3  # gap of the two best scores under which rounding may decide
+# Gap of the two best scores under which rounding may decide: a few steps of a logit's last digit in each dtype.
+TIES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.5}
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,7 @@ class Difference:
     position: int  # in the output
     tokens: tuple[int | None, int | None]  # None: that output had ended
     gap: float  # between the two best scores (logits; with the noise added where sampled)
-
-    @property
-    def is_tie(self) -> bool:
-        return self.gap < TIE
+    is_tie: bool  # rounding may decide it
 
     def __str__(self) -> str:
         kind = "a tie that rounding decides" if self.is_tie else "NOT a tie"
@@ -46,7 +44,7 @@ def first_difference(
         place = min(len(one), len(other))
     tokens = tuple(output[place] if place < len(output) else None for output in (one, other))
     gap = score_gap(model, prompt, one[:place], sampling, seed)
-    return Difference(place, (tokens[0], tokens[1]), gap)
+    return Difference(place, (tokens[0], tokens[1]), gap, gap < TIES[model.dtype])
 
 
 def score_gap(

@@ -37,6 +37,7 @@ class Generation:
 
     text: str
     tokens: tuple[int, ...]
+    sources: tuple[str, ...]  # who guessed each token first
     pieces: tuple[Piece, ...]
     ended: str
     seed: int
@@ -65,6 +66,7 @@ class Writer:
     request: Request
     tokenizer: Tokenizer
     tokens: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     first_tokens: int = 0
@@ -97,6 +99,7 @@ class Writer:
         if not self.seconds:
             self.first_tokens = len(tokens)
         self.tokens += tokens
+        self.sources += step.sources[: len(tokens)]
         self.pieces += pieces
         self.seconds.append(step.seconds)
         return TextStep(tuple(tokens), tuple(pieces), step.seconds)
@@ -108,6 +111,7 @@ class Writer:
         return Generation(
             text="".join(piece.text for piece in self.pieces),
             tokens=tuple(self.tokens),
+            sources=tuple(self.sources),
             pieces=tuple(self.pieces),
             ended="stop" if self._met_stop else request.ended or "cancelled",
             seed=request.seed,

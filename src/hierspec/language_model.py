@@ -73,6 +73,7 @@ class LanguageModel:
         self._pool = StaircasePool(decoder.config, decoder.dtype, decoder.device, kv_memory)
         self._scorers: dict[int, ModelScorer] = {}
         self._drafts: dict[str, LanguageModel] = {}
+        self._draft_scorers: dict[str, ModelScorer] = {}
         self._stores: dict[str, Store] = {}
 
     def generate(
@@ -158,6 +159,10 @@ class LanguageModel:
             self._drafts[source] = other
         return self._drafts[source]
 
+    def add_store(self, store: Store) -> None:
+        """Let plans name this store. Requests see it through its `begin`."""
+        self._stores[store.name] = store
+
     def forget(self) -> None:
         """Drop everything computed so far. The next answers take longer and are the same."""
         self._pool.clear()
@@ -166,8 +171,11 @@ class LanguageModel:
 
     def _judge(self, tier: TierPlan) -> ModelScorer:
         if tier.draft is not None:
-            draft = self.draft(tier.draft)
-            return replace(draft.scorer(draft.config.layers), name=f"draft {draft.name}")
+            if tier.draft not in self._draft_scorers:  # one object for all requests, so that their passes are packed
+                draft = self.draft(tier.draft)
+                scorer = replace(draft.scorer(draft.config.layers), name=f"draft {draft.name}")
+                self._draft_scorers[tier.draft] = scorer
+            return self._draft_scorers[tier.draft]
         assert tier.exit_layer is not None
         return self.scorer(tier.exit_layer)
 
@@ -179,16 +187,12 @@ class LanguageModel:
 
 
 class Stream:
-    """Iterate for the steps; read `generation` at any time for what there is so far."""
+    """Iterate for the steps, once; leaving the loop cancels. `generation` holds what there is so far."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._steps = self._run()
 
     def __iter__(self) -> Iterator[TextStep]:
-        return self._steps
-
-    def _run(self) -> Iterator[TextStep]:
         for _, step in Engine().run([self._writer.request]):
             yield self._writer.add(step)
         self._writer.finish()  # raises what went wrong

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hierspec.bench.run import PLAIN, Outcome
+from hierspec.core.stats import Stats
 
 _RESAMPLES = 2000
 
@@ -55,9 +56,10 @@ def _figures(outcomes: Sequence[Outcome], plain: Sequence[Outcome]) -> dict[str,
         "tokens_per_second": round(tokens / seconds, 2),
     }
     if passes:  # peers do not tell
-        first = sum(outcome.first_tokens for outcome in outcomes)
-        figures["decode_tokens_per_second"] = round((tokens - first) / later, 2) if later > 0 else 0.0
         figures["tokens_per_pass"] = round(tokens / passes, 3)
+    if passes and later > 0 and all(outcome.alone for outcome in outcomes):
+        first = sum(outcome.first_tokens for outcome in outcomes)
+        figures["decode_tokens_per_second"] = round((tokens - first) / later, 2)
     return figures
 
 
@@ -77,8 +79,6 @@ def _interval(outcomes: Sequence[Outcome], plain: Sequence[Outcome]) -> list[flo
 
 
 def _all_stats(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
-    from hierspec.core.stats import Stats
-
     total = Stats()
     for outcome in outcomes:
         total.add(outcome.stats)

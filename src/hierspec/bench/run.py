@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from hierspec.bench.peers import Peer
 from hierspec.bench.prompts import BenchPrompt
@@ -12,6 +14,7 @@ from hierspec.compare import Difference, first_difference
 from hierspec.core.plan import Plan
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
+from hierspec.generation import Generation
 from hierspec.language_model import LanguageModel
 from hierspec.progress import Progress, silent
 
@@ -23,16 +26,24 @@ class Outcome:
     """One prompt under one plan: all turns together."""
 
     task: str
-    tokens: list[list[int]] = field(default_factory=list)  # of each turn
+    asked: list[list[int]] = field(default_factory=list)  # ids of the conversation before each answer
+    tokens: list[list[int]] = field(default_factory=list)  # of each answer
     seconds: float = 0.0
     first_seconds: float = 0.0
     first_tokens: int = 0
     stats: Stats = field(default_factory=Stats)
+    alone: bool = True  # not beside others, so that the time of its first step is its own
     difference: Difference | None = None  # from plain decoding, the first one
 
     @property
     def count(self) -> int:
         return sum(map(len, self.tokens))
+
+    def add(self, answer: Generation) -> None:
+        self.seconds += answer.seconds
+        self.first_seconds += answer.first_seconds
+        self.first_tokens += answer.first_tokens
+        self.stats.add(answer.stats)
 
 
 def run_plans(
@@ -42,68 +53,82 @@ def run_plans(
     sampling: Sampling,
     peers: Sequence[Peer] = (),
     progress: Progress = silent,
+    batch: int = 1,
 ) -> dict[str, list[Outcome]]:
-    """Outcomes of every plan and peer, in the order of the prompts. Plain decoding is always among them.
+    """Outcomes of every plan and peer, in the order of the prompts. Plain decoding, one prompt at a time, is always
+    among them; with `batch` every plan also runs that many prompts side by side.
 
-    Which plan goes first rotates from prompt to prompt, so that a slow minute of the machine hits all alike.
+    Which one goes first rotates, so that a slow minute of the machine hits all alike.
     """
     plans = {PLAIN: Plan(), **plans}
     sampling = replace(sampling, seed=0 if sampling.seed is None else sampling.seed)
-    names = [*plans, *(peer.name for peer in peers)]
-    by_name = {peer.name: peer for peer in peers}
-    found: dict[str, list[Outcome]] = {name: [] for name in names}
+    runners: dict[str, Callable[[Sequence[BenchPrompt]], list[Outcome]]] = {}
+    for name, plan in plans.items():
+        runners[name] = partial(_alone, model, plan, sampling)
+        if batch > 1:
+            runners[f"{name}, batch of {batch}"] = partial(_together, model, plan, sampling)
+    for peer in peers:
+        runners[peer.name] = partial(_by_peer, model, peer, sampling)
+    found: dict[str, list[Outcome]] = {name: [] for name in runners}
     for plan in plans.values():  # the first passes of a process pay for pages and threads
         model.generate("Hello", plan=plan, sampling=replace(sampling, max_tokens=8))
-    for number, prompt in enumerate(prompts):
-        turn = number % len(names)
+    names = list(runners)
+    for start in range(0, len(prompts), batch):
+        group = prompts[start : start + batch]
+        turn = start // batch % len(names)
         for name in names[turn:] + names[:turn]:
-            model.forget()  # what one plan computed must not help the next
-            if name in plans:
-                found[name].append(_run_prompt(model, prompt, plans[name], sampling))
-            else:
-                found[name].append(_run_peer(model, prompt, by_name[name], sampling))
+            found[name] += runners[name](group)
         for name in names:
             if name != PLAIN:
-                found[name][-1].difference = _compare(model, prompt, found[PLAIN][-1], found[name][-1], sampling)
-        progress("Measuring", number + 1, len(prompts))
+                for plain, other in zip(found[PLAIN][start:], found[name][start:], strict=True):
+                    other.difference = _compare(model, plain, other, sampling)
+        progress("Measuring", start + len(group), len(prompts))
     return found
 
 
-def _run_prompt(model: LanguageModel, prompt: BenchPrompt, plan: Plan, sampling: Sampling) -> Outcome:
-    outcome, chat = Outcome(prompt.task), Chat(model, plan=plan, sampling=sampling)
-    for turn in prompt.turns:
-        for _ in chat.say(turn):
-            pass
-        assert chat.last is not None
-        answer = chat.last
-        outcome.tokens.append(list(answer.tokens))
-        outcome.seconds += answer.seconds
-        outcome.first_seconds += answer.first_seconds
-        outcome.first_tokens += answer.first_tokens
-        outcome.stats.add(answer.stats)
-    return outcome
+def _alone(model: LanguageModel, plan: Plan, sampling: Sampling, group: Sequence[BenchPrompt]) -> list[Outcome]:
+    return [outcome for prompt in group for outcome in _together(model, plan, sampling, [prompt])]
 
 
-def _run_peer(model: LanguageModel, prompt: BenchPrompt, peer: Peer, sampling: Sampling) -> Outcome:
-    outcome, messages = Outcome(prompt.task), []
-    for turn in prompt.turns:
-        messages.append({"role": "user", "content": turn})
-        tokens, seconds = peer.generate(model.encode(messages), sampling)
-        messages.append({"role": "assistant", "content": model.tokenizer.decode(tokens)})
-        outcome.tokens.append(tokens)
-        outcome.seconds += seconds
-    return outcome
+def _together(model: LanguageModel, plan: Plan, sampling: Sampling, group: Sequence[BenchPrompt]) -> list[Outcome]:
+    """Several conversations side by side, turn by turn. The time of a turn is shared by the tokens written in it."""
+    model.forget()  # what another plan computed must not help this one
+    outcomes = [Outcome(prompt.task) for prompt in group]
+    chats = [Chat(model) for _ in group]
+    for turn in range(max(len(prompt.turns) for prompt in group)):
+        places = [place for place, prompt in enumerate(group) if turn < len(prompt.turns)]
+        for place in places:
+            outcomes[place].asked.append(chats[place].ask(group[place].turns[turn]))
+        began = time.perf_counter()
+        answers = model.generate_many([outcomes[place].asked[-1] for place in places], plan=plan, sampling=sampling)
+        seconds = time.perf_counter() - began
+        written = sum(len(answer.tokens) for answer in answers)
+        for place, answer in zip(places, answers, strict=True):
+            chats[place].answer(answer.tokens)
+            outcomes[place].tokens.append(list(answer.tokens))
+            outcomes[place].add(replace(answer, seconds=seconds * len(answer.tokens) / written))
+            outcomes[place].alone = len(group) == 1
+    return outcomes
 
 
-def _compare(
-    model: LanguageModel, prompt: BenchPrompt, plain: Outcome, other: Outcome, sampling: Sampling
-) -> Difference | None:
+def _by_peer(model: LanguageModel, peer: Peer, sampling: Sampling, group: Sequence[BenchPrompt]) -> list[Outcome]:
+    outcomes = []
+    for prompt in group:
+        outcome, chat = Outcome(prompt.task), Chat(model)
+        for turn in prompt.turns:
+            outcome.asked.append(chat.ask(turn))
+            tokens, seconds = peer.generate(outcome.asked[-1], sampling)
+            chat.answer(tokens)
+            outcome.tokens.append(tokens)
+            outcome.seconds += seconds
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _compare(model: LanguageModel, plain: Outcome, other: Outcome, sampling: Sampling) -> Difference | None:
     """The first place where the two part, in the first turn that differs: later turns then answer other texts."""
-    messages: list[dict[str, str]] = []
-    for turn, one, two in zip(prompt.turns, plain.tokens, other.tokens, strict=True):
-        messages.append({"role": "user", "content": turn})
+    assert sampling.seed is not None
+    for asked, one, two in zip(plain.asked, plain.tokens, other.tokens, strict=True):
         if one != two:
-            assert sampling.seed is not None
-            return first_difference(model, model.encode(messages), one, two, sampling, sampling.seed)
-        messages.append({"role": "assistant", "content": model.tokenizer.decode(one)})
+            return first_difference(model, asked, one, two, sampling, sampling.seed)
     return None

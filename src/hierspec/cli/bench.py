@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
     parser.add_argument("--plans", default="lookup", help="plans or TOML files, separated by commas (default: lookup)")
     parser.add_argument("--peers", default="", help="transformers, transformers:lookup (greedy only)")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="run every plan also N prompts side by side")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON document to a file too")
     parser.add_argument("--json", action="store_true", help="only the JSON document, no table")
     options.add_sampling(parser)
@@ -46,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.limit < 1:
             raise HierspecError(f"--limit must be at least 1, not {arguments.limit}.")
         prompts = spread(prompts, arguments.limit)
+    if arguments.batch < 1:
+        raise HierspecError(f"--batch must be at least 1, not {arguments.batch}.")
     model = options.load_model(arguments)
     plans = {name: model.plan(name) for name in arguments.plans.split(",") if name}
     for plan in plans.values():
@@ -57,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     opened = [open_peer(name, model.folder, model.dtype, str(model.decoder.device), model.stop_ids) for name in peers]
     with progress_bars() as progress:
-        found = run_plans(model, prompts, plans, sampling, opened, progress)
+        found = run_plans(model, prompts, plans, sampling, opened, progress, arguments.batch)
     about = {
         "command": shlex.join(["hierspec", *sys.argv[1:]]), "model": model.name, "dtype": model.dtype,
         "temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "prompts": arguments.prompts.name,

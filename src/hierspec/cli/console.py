@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
@@ -83,12 +84,10 @@ class Colours:
         """Each source in its colour, with the share of the tokens that it guessed."""
         from rich.text import Text
 
-        counts: dict[str, int] = {}
-        for piece in generation.pieces:
-            counts[piece.source] = counts.get(piece.source, 0) + 1
-        total = max(1, sum(counts.values()))
+        counts, total = Counter(generation.sources), max(1, len(generation.sources))
         parts = [
-            Text(f"{source} {100 * count / total:.0f}%", style=self.style(source)) for source, count in counts.items()
+            Text(f"{source} {100 * count / total:.0f}%", style=self.style(source))
+            for source, count in counts.most_common()
         ]
         return Text("guessed by: ") + Text(", ").join(parts)
 

@@ -121,7 +121,7 @@ def _report(
     line += f"{answer.stats.tokens_per_pass:.2f} tokens per target pass"
     document = {
         "model": model.name, "plan": arguments.plan, "dtype": model.dtype, "text": answer.text,
-        "tokens": list(answer.tokens), "sources": [piece.source for piece in answer.pieces], "ended": answer.ended,
+        "tokens": list(answer.tokens), "sources": list(answer.sources), "ended": answer.ended,
         "seed": answer.seed, "prompt_tokens": answer.prompt_tokens, "seconds": answer.seconds,
         "tokens_per_second": answer.tokens_per_second, "decode_tokens_per_second": answer.decode_tokens_per_second,
         "tokens_per_pass": answer.stats.tokens_per_pass, "tiers": answer.stats.to_json(),

@@ -58,14 +58,15 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
     from hierspec.language_model import load
 
     kv_memory = parse_size(arguments.kv_memory)
+    source = arguments.model
+    if source is None and str(getattr(arguments, "plan", "")).endswith(".toml"):
+        source = Plan.read(arguments.plan).model
     if arguments.threads is not None:
         if arguments.threads < 1:
             raise HierspecError(f"--threads must be at least 1, not {arguments.threads}.")
         torch.set_num_threads(arguments.threads)
     with progress_bars() as progress:
-        return load(
-            arguments.model, dtype=arguments.dtype, device=arguments.device, kv_memory=kv_memory, progress=progress
-        )
+        return load(source, dtype=arguments.dtype, device=arguments.device, kv_memory=kv_memory, progress=progress)
 
 
 def chosen_plan(model: LanguageModel, arguments: argparse.Namespace) -> Plan:

@@ -35,12 +35,13 @@ class Request:
         stop_ids: Iterable[int] = (),
         context: int | None = None,  # positions the model has
     ) -> None:
-        self.prompt = np.asarray(prompt, np.int32)
+        ids = np.asarray(prompt, np.int64)
         vocabulary = hierarchy.tiers[0].scorer.vocabulary
-        if not len(self.prompt):
+        if not len(ids):
             raise HierspecError("The prompt is empty; give at least one token.")
-        if self.prompt.min() < 0 or self.prompt.max() >= vocabulary:
+        if ids.min() < 0 or ids.max() >= vocabulary:
             raise HierspecError(f"The prompt holds a token id outside the model's vocabulary of {vocabulary}.")
+        self.prompt = ids.astype(np.int32)
         if sampling.logit_bias and max(sampling.logit_bias) >= vocabulary:
             raise HierspecError(f"logit_bias names a token id outside the model's vocabulary of {vocabulary}.")
         if context is not None and len(self.prompt) >= context:
@@ -163,6 +164,10 @@ class Engine:
             for request, _ in group:
                 request.fail(error)
             return [None] * len(group)
+        except Exception:  # a defect of the scorer: whoever asked ends too, so that no caller waits for ever
+            for request, _ in group:
+                request.fail(HierspecError(f"The scorer {scorer.name} failed; this is a defect, please report it."))
+            raise
         seconds = (time.perf_counter() - began) / len(group)  # a packed pass is shared by all who asked
         for _, ask in group:
             ask.stats.seconds += seconds
@@ -171,7 +176,11 @@ class Engine:
     def _go_on(self, request: Request, answer: Answer | None, steps: list[tuple[Request, Step]]) -> None:
         """Feed the answer and go on to the next ask; every step on the way is handed out."""
         while request.ended is None:
-            found = request.ask(answer)
+            try:
+                found = request.ask(answer)
+            except HierspecError as error:  # a store's: its own request fails, the others go on
+                request.fail(error)
+                return
             if isinstance(found, Ask):
                 self._asking.append((request, found))
                 return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from hierspec.core.errors import HierspecError
 from hierspec.core.proposal import Law, Proposal
 from hierspec.core.stats import Stats, TierStats
 from hierspec.core.verify import RULES, Answer, Candidate
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 class Scorer(Protocol):
     """Can judge tokens: a model, an exit of a model, a draft model."""
 
-    name: str
-    vocabulary: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> int: ...
 
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
         """One packed pass for all asks. What was asked before may speed it up, never change it."""
@@ -54,7 +58,7 @@ class Tier:
     scorer: Scorer
     gather: int = 1  # tokens to have written before they are handed up
     stores: tuple[Store, ...] = ()
-    budget: int = 8  # nodes of one proposal to this tier's scorer
+    budget: int = 7  # nodes of one proposal to this tier's scorer, whoever guessed them
     merge: bool = False  # ask all stores and the tiers below, not the first that has a guess
     candidates: int = 1  # tokens handed up a position: the one written, then runners-up
 
@@ -79,6 +83,13 @@ Extension = Generator[Ask, Answer, list[tuple[list[Candidate], str]]]
 class Hierarchy:
     tiers: tuple[Tier, ...]
     rule: str = "coupled"
+
+    def __post_init__(self) -> None:
+        by_name: dict[str, Store] = {}
+        for tier in self.tiers:
+            for store in tier.stores:
+                if by_name.setdefault(store.name, store) is not store:
+                    raise HierspecError(f"Two stores of one hierarchy are named {store.name!r}; give them two names.")
 
     def new_stats(self) -> Stats:
         return Stats([TierStats(tier.scorer.name) for tier in self.tiers])
@@ -115,6 +126,8 @@ class Hierarchy:
         stored, began = Proposal(), time.perf_counter()
         for store in tier.stores:
             found = request.stores[store.name].propose(here, tier.budget)
+            if found.tokens and not 0 <= min(found.tokens) <= max(found.tokens) < tier.scorer.vocabulary:
+                raise HierspecError(f"The store {store.name!r} guessed a token id outside the model's vocabulary.")
             stored = stored.merge(found.cut(room), tier.budget)
             if stored.tokens and not tier.merge:
                 break
@@ -122,14 +135,15 @@ class Hierarchy:
         if level + 1 == len(self.tiers) or (stored.tokens and not tier.merge):
             return stored
         below = yield from self.extend(level + 1, here, min(self.tiers[level + 1].gather, room), room, request)
-        return _handed_up(below).merge(stored, tier.budget)
+        handed = _handed_up(below, self.tiers[level + 1].scorer.name)
+        return handed.first(tier.budget).merge(stored, tier.budget)
 
 
-def _handed_up(written: list[tuple[list[Candidate], str]]) -> Proposal:
-    """What a tier wrote, as a proposal to the tier above: a spine, with the runners-up as leaves beside it."""
+def _handed_up(written: list[tuple[list[Candidate], str]], tier: str) -> Proposal:
+    """What a tier wrote, as a proposal to the tier above: a spine, with its own runners-up as leaves beside it."""
     nodes: list[tuple[int, int, str, Law | None]] = []
     spine = -1
     for found, source in written:
         after, spine = spine, len(nodes)
-        nodes += [(token, after, source, law) for token, law in found]
+        nodes += [(token, after, tier if place else source, law) for place, (token, law) in enumerate(found)]
     return Proposal(*zip(*nodes, strict=True))

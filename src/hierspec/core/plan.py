@@ -22,7 +22,7 @@ class TierPlan:
     draft: str | None = None  # a model folder, GGUF file or name
     gather: int = 4
     stores: tuple[str, ...] = ()
-    budget: int = 8
+    budget: int = 7
     merge: bool = False
     candidates: int = 1
 
@@ -41,7 +41,7 @@ class Plan:
     model: str | None = None
     rule: str = "coupled"
     stores: tuple[str, ...] = ()
-    budget: int = 8  # nodes of one proposal to the target
+    budget: int = 7  # nodes of one proposal to the target: a pass of 8 rows with the last token before it
     merge: bool = False  # ask all stores and the tiers below, not the first that has a guess
     tiers: tuple[TierPlan, ...] = ()
 
@@ -80,7 +80,7 @@ class Plan:
             raise HierspecError("Tiers are written as [[tier]], with double brackets.")
         return Plan(
             **_checked(Plan, table, "plan", leave_out="tiers", also="tier"),
-            tiers=tuple(TierPlan(**_checked(TierPlan, tier, f"tier {i + 1}")) for i, tier in enumerate(tiers)),
+            tiers=tuple(_tier(number, tier) for number, tier in enumerate(tiers, 1)),
         )
 
     def to_toml(self) -> str:
@@ -96,7 +96,7 @@ NAMED = {
     "layerskip": lambda layers: Plan(tiers=(TierPlan(exit_layer=max(1, round(layers / 8)), gather=4),)),
     "hispec": lambda layers: Plan(
         tiers=(
-            TierPlan(exit_layer=max(1, round(layers / 4)), gather=4),
+            TierPlan(exit_layer=min(layers, max(2, round(layers / 4))), gather=4),
             TierPlan(exit_layer=max(1, round(layers / 8)), gather=2),
         )
     ),
@@ -109,6 +109,14 @@ _IN_WORDS = {
     "bool": "true or false",
     "tuple[str, ...]": "a list of strings",
 }
+
+
+def _tier(number: int, table: dict[str, Any]) -> TierPlan:
+    values = _checked(TierPlan, table, f"tier {number}")
+    try:
+        return TierPlan(**values)
+    except HierspecError as error:
+        raise HierspecError(f"Tier {number}: {error}") from error
 
 
 def _checked(kind: type, table: dict[str, Any], where: str, leave_out: str = "", also: str = "") -> dict[str, Any]:
@@ -137,7 +145,9 @@ def _table(item: Plan | TierPlan, leave_out: str = "") -> str:
     for f in fields(item):
         value = getattr(item, f.name)
         if f.name != leave_out and (value != f.default or f.name in ("rule", "gather")):
-            lines.append(f"{f.name} = {json.dumps(list(value) if isinstance(value, tuple) else value)}\n")
+            written = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+            # JSON's strings are TOML's, but for JSON's surrogate pairs (not made here) and a bare DEL.
+            lines.append(f"{f.name} = {written}\n".replace("\x7f", "\\u007f"))
     return "".join(lines)
 
 

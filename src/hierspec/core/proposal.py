@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class Proposal:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
-    laws: tuple[Law | None, ...] = ()
+    laws: tuple[Law | None, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         size = len(self.tokens)
@@ -91,7 +91,9 @@ class Proposal:
             raise ValueError("a drawn proposal cannot be merged into another: it must come first")
         tokens, parents = list(self.tokens), list(self.parents)
         sources, laws = list(self.sources), list(self.laws)
-        place = {(parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))}
+        place: dict[tuple[int, int], int] = {}
+        for node, key in enumerate(zip(parents, tokens, strict=True)):
+            place.setdefault(key, node)  # of equal siblings the first is the one that can stand
         moved = {-1: -1}  # node of other -> node of the merged tree
         for node, (token, parent) in enumerate(zip(other.tokens, other.parents, strict=True)):
             if parent not in moved:

@@ -16,6 +16,17 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.proposal import Law
 
 _MASK64 = (1 << 64) - 1
+_IN_WORDS = {int: "a whole number", float: "a number"}
+_KINDS = {
+    "max_tokens": int,
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+    "presence_penalty": float,
+    "frequency_penalty": float,
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,11 @@ class Sampling:
         for name in ("stop", "stop_ids"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str | int) else tuple(value))
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            check(whole or (kind is float and isinstance(value, float)), name, _IN_WORDS[kind])
+        check(self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None")
         check(self.max_tokens >= 1, "max_tokens", "at least 1")
         check(0 <= self.temperature < math.inf, "temperature", "a finite number from 0 up")
         check(self.top_k >= 0, "top_k", "0 (all) or more")
@@ -53,7 +69,8 @@ class Sampling:
         check(math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number")
         check(all(self.stop), "stop", "strings that are not empty")
         bias = self.logit_bias or {}
-        check(all(token >= 0 and v < math.inf for token, v in bias.items()), "logit_bias", "token ids to numbers")
+        good = all(isinstance(token, int) and token >= 0 and value < math.inf for token, value in bias.items())
+        check(good, "logit_bias", "a table from token ids to numbers")
 
     @property
     def penalised(self) -> bool:

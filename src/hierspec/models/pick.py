@@ -17,15 +17,16 @@ from hierspec.core.verify import Answer
 def answer(ask: Ask, logits: Tensor) -> Answer:
     """Picks or laws from logits [1 + nodes, vocabulary]: row 0 follows the context, row i + 1 node i."""
     sampling = ask.request.sampling
-    best = logits.amax(dim=1)
-    if not bool(torch.isfinite(best).all()):
+    z = adjust(logits, ask)
+    if not bool(torch.isfinite(z.amax(dim=1)).all()):
         raise HierspecError(
-            f"The model's logits are not numbers at position {len(ask.context)}; its weights may be damaged, or "
-            "its dtype too narrow (try --dtype float32)."
+            f"The model's logits are not numbers at position {len(ask.context)}; its weights may be damaged, its dtype "
+            "too narrow (try --dtype float32), or logit_bias forbids every token."
         )
     if ask.laws:
-        return Answer(laws=_laws(adjust(logits, ask), sampling).cpu().numpy())
-    z = perturbed(logits, ask)
+        return Answer(laws=_laws(z, sampling).cpu().numpy())
+    if sampling.temperature > 0:
+        z = z + _noise(ask, z)
     if ask.candidates == 1:
         picks = z.argmax(dim=1, keepdim=True)
     else:

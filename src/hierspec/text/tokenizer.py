@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, processors
+from tokenizers import AddedToken
 
 from hierspec.core.errors import HierspecError
 from hierspec.text.chat import ChatTemplate
@@ -123,7 +123,6 @@ class Tokenizer:
         model = _read_json(folder / "config.json") | _read_json(folder / "generation_config.json")
         special_tokens = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
         _mark_special(backend, special_tokens.values())
-        _set_post_processor(backend, config, special_tokens)
         bos_id = _first_id(backend.token_to_id(special_tokens.get("bos_token", "")), model.get("bos_token_id"))
         eos_id = backend.token_to_id(special_tokens.get("eos_token", ""))
         return cls(
@@ -140,7 +139,8 @@ class Tokenizer:
 
         special: read "<|im_end|>" and the like in the text as control tokens, as `transformers` does; otherwise they
                  are ordinary characters, so that text from strangers cannot end a turn.
-        begin:   add what the model expects around a text (usually a beginning-of-text token, often nothing).
+        begin:   add what tokenizer.json puts around a text (usually a beginning-of-text token, often nothing); its
+                 word counts, as in `transformers`, and not add_bos_token of the configuration beside it.
         """
         backend = self._backend if special else self._literal_backend
         ids: list[int] = backend.encode(text, add_special_tokens=begin).ids
@@ -277,25 +277,6 @@ def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
             for text in dict.fromkeys(texts)
             if text not in known and backend.token_to_id(text) is not None
         ]
-    )
-
-
-def _set_post_processor(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> None:
-    """An explicit add_bos_token or add_eos_token outranks tokenizer.json, as in `transformers`."""
-    if not {"add_bos_token", "add_eos_token"} & config.keys():
-        return
-    begin, end = (
-        [special_tokens[name]]
-        if config.get(f"add_{name}") and backend.token_to_id(special_tokens.get(name, "")) is not None
-        else []
-        for name in ("bos_token", "eos_token")
-    )
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*begin, "$A", *end],
-        pair=[*begin, "$A", *end, "$B", *end],
-        special_tokens=[(text, backend.token_to_id(text)) for text in {*begin, *end}],
     )
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .core.engine import Request
-from .core.hierarchy import Ask
-from .core.proposal import Proposal
-from .core.sampling import adjust, law, picks
-from .core.verify import Answer
+from hierspec.core.engine import Request
+from hierspec.core.hierarchy import Ask
+from hierspec.core.proposal import Proposal
+from hierspec.core.sampling import adjust, law, picks
+from hierspec.core.verify import Answer
 
 Logits = Callable[[np.ndarray], np.ndarray]  # text -> logits of the token after it
 Guess = Callable[[np.ndarray, int], Proposal]  # context, budget -> proposal

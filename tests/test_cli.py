@@ -1,0 +1,188 @@
+"""The command line as a stranger meets it: what it prints where, and one sentence for everything that goes wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from hierspec.cli.main import COMMANDS, main
+from hierspec.testing.checkpoints import tiny_checkpoint
+
+PROGRAM = [sys.executable, "-m", "hierspec"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return str(tiny_checkpoint(tmp_path_factory.mktemp("cli") / "tiny", "llama"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    assert f"hierspec {command} " in capsys.readouterr().out.split("example")[1]
+
+
+def test_generate_writes_the_text_to_stdout_and_the_rest_to_stderr(tiny, capsys):
+    assert main(["generate", tiny, "-p", "abc", "--max-tokens", "12"]) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("\n")
+    assert "tokens/s" in err
+    assert "tokens/s" not in out
+
+
+def test_check_says_identical(tiny, capsys):
+    assert main(["generate", tiny, "-p", "abc abc", "--max-tokens", "20", "--check", "--plan", "hispec"]) == 0
+    assert "identical to plain" in capsys.readouterr().err
+
+
+def test_json_is_one_document(tiny, capsys):
+    arguments = ["generate", tiny, "-p", "abc", "--max-tokens", "9", "--temperature", "0.8", "--seed", "4"]
+    assert main([*arguments, "--exit", "2", "--json", "--check"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["identical"] is True
+    assert len(found["tokens"]) == 9
+    assert [tier["tier"] for tier in found["tiers"]] == ["target", "exit 2"]
+
+
+def test_colour_marks_guessed_tokens(tiny, capsys, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["generate", tiny, "-p", "abab abab", "--max-tokens", "60", "--colour"]) == 0
+    out, err = capsys.readouterr()
+    assert "guessed by:" in err
+    assert ("\x1b[" in out) == ("context" in err)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["generate", tiny, "-p", "abab abab", "--max-tokens", "60", "--colour"]) == 0
+    assert "\x1b[3" not in capsys.readouterr().out
+
+
+def test_chat_answers_line_by_line(tiny):
+    done = subprocess.run(
+        [*PROGRAM, "chat", tiny, "--json", "--max-tokens", "5"], input="hi\nagain\n", capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    turns = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(turns) == 2
+    assert all(turn["tokens_per_second"] > 0 for turn in turns)
+
+
+def test_bench_ends_with_the_document_and_writes_it(tiny, tmp_path, capsys):
+    prompts, output = tmp_path / "p.jsonl", tmp_path / "result.json"
+    prompts.write_text('{"task": "a", "turns": ["abc", "more"]}\n')
+    arguments = ["bench", tiny, "--prompts", str(prompts), "--plans", "lookup", "--max-tokens", "6"]
+    assert main([*arguments, "--output", str(output)]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document == json.loads(output.read_text())
+    assert document["plans"]["lookup"]["identical"] == 1
+
+
+def test_plan_files_are_used(tiny, tmp_path, capsys):
+    path = tmp_path / "mine.toml"
+    path.write_text('stores = ["context"]\n[[tier]]\nexit_layer = 2\ngather = 3\n')
+    assert main(["generate", tiny, "-p", "abc", "--plan", str(path), "--max-tokens", "9", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["tiers"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-p", "x", "--temperature", "-1"], "temperature must be a finite number from 0 up"),
+        (["-p", "x", "--top-p", "0"], "top_p must be"),
+        (["-p", "x", "--max-tokens", "0"], "max_tokens must be at least 1"),
+        (["-p", "x" * 2000], "shorten the prompt"),
+        (["-p", "x", "--plan", "hispek"], "did you mean 'hispec'?"),
+        (["-p", "x", "--plan", "missing.toml"], "cannot be read"),
+        (["-p", "x", "--exit", "9"], "has 4 layers"),
+        (["-p", "x", "--draft", "no/such/folder"], "no model at"),
+        (["-p", "x", "--kv-memory", "lots"], "write it like 500M or 4G"),
+        (["-p", "x", "--kv-memory", "10K"], "raise --kv-memory"),
+        (["-p", "x", "--dtype", "int1"], "Unknown dtype"),
+        (["-p", "x", "--threads", "0"], "--threads must be"),
+        (["-p", "x", "--device", "cuda"], "No CUDA GPU"),
+        (["-f", "missing.txt"], "prompt cannot be read"),
+        (["-p", "x", "--raw", "--system", "y"], "leave out --raw"),
+        (["-p", ""], "shorten|empty|tokens"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_a_status(tiny, capsys, arguments, told):
+    import re
+
+    import torch
+
+    if "--device" in arguments and torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA GPU")
+    status = main(["generate", tiny, *arguments])
+    err = capsys.readouterr().err
+    if arguments == ["-p", ""]:  # an empty prompt is fine where a chat template surrounds it
+        assert status == 0
+        return
+    assert status == 1
+    assert re.search(told, err)
+    assert err.startswith("hierspec: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda f: (f / "config.json").write_text("{"), "damaged"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer"),
+        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json"),
+        (lambda f: os.truncate(f / "model.safetensors", 5000), "damaged"),
+        (lambda f: (f / "model.safetensors").unlink(), "no weights"),
+    ],
+)
+def test_damaged_folders_are_one_sentence(tmp_path, capsys, damage, told):
+    folder = tiny_checkpoint(tmp_path / "damaged", "llama")
+    damage(folder)
+    assert main(["generate", str(folder), "-p", "x"]) == 1
+    err = capsys.readouterr().err
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_weights_that_are_no_numbers_are_told(tmp_path, capsys):
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_checkpoint(tmp_path / "nan", "llama")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, folder / "model.safetensors")
+    assert main(["generate", str(folder), "-p", "x"]) == 1
+    assert "not numbers" in capsys.readouterr().err
+
+
+def test_control_c_in_a_stream_stops_cleanly(tiny):
+    running = subprocess.Popen(
+        [*PROGRAM, "generate", tiny, "-p", "abc", "--max-tokens", "480", "--temperature", "1", "--plan", "plain"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert running.stdout is not None
+    running.stdout.read(1)  # it has begun to write
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert b"Traceback" not in err
+    assert b"Stopped after" in err
+
+
+def test_a_reader_that_goes_away_is_no_error(tiny):
+    command = f"{sys.executable} -m hierspec generate {tiny} -p abc --max-tokens 400 --plan plain | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=120)
+    assert b"Traceback" not in done.stderr
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys, hierspec.cli.main as m\ntry: m.main(['generate', '--help'])\nexcept SystemExit: pass\n"
+    code += "assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_core_needs_no_torch():
+    code = "import sys, hierspec.core.engine, hierspec.core.plan, hierspec.stores, hierspec.testing.fakes\n"
+    code += "assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
