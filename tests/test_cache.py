@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from hierspec.core.engine import Request
 from hierspec.core.errors import HierspecError
@@ -10,7 +9,8 @@ from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import Sampling
 from hierspec.models.cache import Staircase, StaircasePool
-from hierspec.testing.checkpoints import tiny_config
+from hierspec.models.decoder import Decoder
+from hierspec.testing.checkpoints import random_weights, tiny_config
 
 
 class Nobody:
@@ -29,8 +29,9 @@ def a_request() -> Request:
 
 def a_pool(slots: int) -> StaircasePool:
     config = tiny_config("llama")
-    each = Staircase(config, (4,), torch.float32, torch.device("cpu")).bytes_for(1)
-    return StaircasePool(config, torch.float32, torch.device("cpu"), budget=slots * each)
+    decoder = Decoder(config, random_weights(config))
+    each = Staircase(decoder.new_memory(), (4,), config.hidden, decoder.dtype, decoder.device).bytes_for(1)
+    return StaircasePool(decoder, budget=slots * each)
 
 
 def prepare(pool: StaircasePool, *asked: tuple[Request, int]) -> list[Staircase]:

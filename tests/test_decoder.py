@@ -10,9 +10,10 @@ import torch
 from hierspec.core.proposal import Proposal
 from hierspec.models.cache import Staircase
 from hierspec.models.config import Rotary
+from hierspec.models.cpu_decoder import CpuDecoder, unsuited
 from hierspec.models.decoder import Decoder
 from hierspec.models.load import load_checkpoint
-from hierspec.models.scorer import advance
+from hierspec.models.scorer import AnyDecoder, advance
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 NOTHING = Proposal()
@@ -37,16 +38,27 @@ FAMILIES = {
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def pair(request, tmp_path_factory):
-    """Our decoder and transformers' model on one folder."""
+def folder_and_reference(request, tmp_path_factory):
+    """A tiny folder and transformers' model of it."""
     from transformers import AutoModelForCausalLM
 
     changes = dict(FAMILIES[request.param])
     architecture = changes.pop("architecture", request.param)
     folder = tiny_checkpoint(tmp_path_factory.mktemp("tiny") / request.param, architecture, seed=3, **changes)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return folder, reference.eval()
+
+
+@pytest.fixture(scope="module", params=["torch", "compiled"])
+def pair(request, folder_and_reference):
+    """One of our decoders, and transformers' model, on one folder."""
+    folder, reference = folder_and_reference
     checkpoint = load_checkpoint(folder)
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    return Decoder(checkpoint.config, checkpoint.weights), reference
+    if request.param == "torch":
+        return Decoder(checkpoint.config, checkpoint.weights), reference
+    if why := unsuited(checkpoint.config, checkpoint.dtype):
+        pytest.skip(f"the compiled decoder does not take this one: {why}")
+    return CpuDecoder(checkpoint.config, checkpoint.weights, threads=2), reference
 
 
 def expected_logits(reference, tokens) -> torch.Tensor:
@@ -54,14 +66,15 @@ def expected_logits(reference, tokens) -> torch.Tensor:
         return reference(torch.tensor([tokens])).logits[0].float()
 
 
-def new_staircase(decoder: Decoder, boundaries=()) -> Staircase:
+def new_staircase(decoder: AnyDecoder, boundaries=()) -> Staircase:
     layers = decoder.config.layers
-    staircase = Staircase(decoder.config, (*boundaries, layers), decoder.dtype, decoder.device)
+    hidden, dtype, device = decoder.config.hidden, decoder.dtype, decoder.device
+    staircase = Staircase(decoder.new_memory(), (*boundaries, layers), hidden, dtype, device)
     staircase.grow(200)
     return staircase
 
 
-def our_logits(decoder: Decoder, staircase: Staircase, context, proposal=NOTHING) -> torch.Tensor:
+def our_logits(decoder: AnyDecoder, staircase: Staircase, context, proposal=NOTHING) -> torch.Tensor:
     """Logits of all slots of context and proposal; only what the staircase lacks is computed."""
     with torch.inference_mode():
         staircase.align(np.array(context, np.int32), proposal)

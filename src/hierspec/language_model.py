@@ -18,8 +18,8 @@ from hierspec.core.sampling import Sampling
 from hierspec.generation import Generation, TextStep, Writer
 from hierspec.models.cache import StaircasePool
 from hierspec.models.decoder import Decoder
-from hierspec.models.load import load_checkpoint
-from hierspec.models.scorer import ModelScorer
+from hierspec.models.load import Checkpoint, load_checkpoint
+from hierspec.models.scorer import AnyDecoder, ModelScorer
 from hierspec.progress import Progress
 from hierspec.stores import open_store
 from hierspec.text.tokenizer import Tokenizer
@@ -27,6 +27,7 @@ from hierspec.text.tokenizer import Tokenizer
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
 
 DEFAULT_PLAN = "lookup"
+BACKENDS = ("auto", "compiled", "torch")
 DEFAULT_KV_MEMORY = 4 << 30  # bytes
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -36,12 +37,14 @@ def load(
     *,
     dtype: str = "auto",
     device: str = "auto",
+    backend: str = "auto",
     kv_memory: int = DEFAULT_KV_MEMORY,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Load a model folder, a GGUF file or a hub name; with nothing given, the default model.
 
     dtype is float32, bfloat16, float16 or auto (float32 on a CPU, bfloat16 on a GPU); device is cpu, cuda or auto.
+    backend is torch, compiled (CPU only: whole passes in one compiled function, the same bits at every width) or auto.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -53,24 +56,45 @@ def load(
         raise HierspecError(f"Unknown dtype {dtype!r}; choose auto, {', '.join(_DTYPES)}.")
     checkpoint = load_checkpoint(source, _DTYPES[dtype], progress)
     tokenizer = Tokenizer.from_folder(checkpoint.folder)
-    decoder = Decoder(checkpoint.config, checkpoint.weights, device)
-    return LanguageModel(checkpoint.name, checkpoint.folder, tokenizer, decoder, dtype, kv_memory)
+    decoder = open_decoder(checkpoint, device, backend)
+    return LanguageModel(checkpoint.name, checkpoint.folder, tokenizer, decoder, dtype, kv_memory, backend)
+
+
+def open_decoder(checkpoint: Checkpoint, device: str, backend: str) -> AnyDecoder:
+    """The decoder that suits the checkpoint, the device and what is installed."""
+    if backend not in BACKENDS:
+        raise HierspecError(f"Unknown backend {backend!r}; choose {', '.join(BACKENDS)}.")
+    reason = "it runs on a CPU only" if device != "cpu" else ""
+    if backend != "torch" and not reason:
+        try:
+            from hierspec.models.cpu_decoder import CpuDecoder, unsuited
+        except ImportError:
+            reason = "it needs numba (pip install numba)"
+        else:
+            reason = unsuited(checkpoint.config, checkpoint.dtype)
+            if not reason:
+                return CpuDecoder(checkpoint.config, checkpoint.weights, torch.get_num_threads())
+    if backend == "compiled":
+        raise HierspecError(f"The compiled backend cannot run {checkpoint.name} here: {reason}; use --backend torch.")
+    return Decoder(checkpoint.config, checkpoint.weights, device)
 
 
 class LanguageModel:
     """A model and everything it keeps between requests. Not for several threads at once."""
 
     def __init__(
-        self, name: str, folder: Path, tokenizer: Tokenizer, decoder: Decoder, dtype: str, kv_memory: int
-    ) -> None:
+        self, name: str, folder: Path, tokenizer: Tokenizer, decoder: AnyDecoder, dtype: str, kv_memory: int,
+        backend: str = "auto",
+    ) -> None:  # fmt: skip
         self.name = name
         self.folder = folder  # in Hugging Face's layout, also where the source was a GGUF file
         self.tokenizer = tokenizer
         self.decoder = decoder
         self.dtype = dtype
+        self.backend = backend
         self.config = decoder.config
         self.stop_ids = frozenset((*tokenizer.stop_ids, *decoder.config.eos_ids))
-        self._pool = StaircasePool(decoder.config, decoder.dtype, decoder.device, kv_memory)
+        self._pool = StaircasePool(decoder, kv_memory)
         self._scorers: dict[int, ModelScorer] = {}
         self._drafts: dict[str, LanguageModel] = {}
         self._draft_scorers: dict[str, ModelScorer] = {}
@@ -150,7 +174,10 @@ class LanguageModel:
     def draft(self, source: str) -> LanguageModel:
         """A second model with the same vocabulary, loaded once, on the same device."""
         if source not in self._drafts:
-            other = load(source, dtype=self.dtype, device=str(self.decoder.device), kv_memory=self._pool.budget)
+            other = load(
+                source, dtype=self.dtype, device=str(self.decoder.device), backend=self.backend,
+                kv_memory=self._pool.budget,
+            )  # fmt: skip
             same_size = other.config.vocabulary == self.config.vocabulary
             if not same_size or not other.tokenizer.same_vocabulary(self.tokenizer):
                 raise HierspecError(

@@ -25,6 +25,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto")
     group.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    group.add_argument("--backend", default="auto", help="compiled (CPU), torch or auto")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     group.add_argument("--kv-memory", default="4G", metavar="SIZE", help="most memory for keys and values (default 4G)")
 
@@ -66,7 +67,14 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
             raise HierspecError(f"--threads must be at least 1, not {arguments.threads}.")
         torch.set_num_threads(arguments.threads)
     with progress_bars() as progress:
-        return load(source, dtype=arguments.dtype, device=arguments.device, kv_memory=kv_memory, progress=progress)
+        return load(
+            source,
+            dtype=arguments.dtype,
+            device=arguments.device,
+            backend=arguments.backend,
+            kv_memory=kv_memory,
+            progress=progress,
+        )
 
 
 def chosen_plan(model: LanguageModel, arguments: argparse.Namespace) -> Plan:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,13 +29,46 @@ _LEAST_GROWTH = 32  # or of this where it is short
 _MOST_IDLE = 8  # staircases of ended requests that wait for a prompt that begins alike
 
 
+class KeyValueMemory(Protocol):
+    """Keys and values of one text by slot, laid out as a decoder likes to read them."""
+
+    @property
+    def bytes_per_slot(self) -> int: ...
+
+    def grow(self, slots: int, used: int) -> None:
+        """Room for `slots` slots; the first `used` stay."""
+
+    def move(self, to: list[int], old: list[int]) -> None:
+        """Slot to[i] becomes what slot old[i] was, all at once."""
+
+
+class RowMemory:
+    """The plain layout, [layers, 2, kv_heads, slots, head_size], on any device."""
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.numbers = torch.zeros(config.layers, 2, config.kv_heads, 0, config.head_size, dtype=dtype, device=device)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        layers, two, kv_heads, _, head_size = self.numbers.shape
+        return layers * two * kv_heads * head_size * self.numbers.element_size()
+
+    def grow(self, slots: int, used: int) -> None:
+        old = self.numbers
+        self.numbers = old.new_zeros(*old.shape[:3], slots, old.shape[4])
+        self.numbers[:, :, :, :used] = old[:, :, :, :used]
+
+    def move(self, to: list[int], old: list[int]) -> None:
+        self.numbers[:, :, :, to] = self.numbers[:, :, :, old]
+
+
 class Staircase:
     """Keys, values, boundary states and heights of one text. Slot i < `chain` is position i of the context."""
 
     def __init__(
-        self, config: DecoderConfig, boundaries: Sequence[int], dtype: torch.dtype, device: torch.device
+        self, memory: KeyValueMemory, boundaries: Sequence[int], hidden: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.config = config
+        self.memory = memory
         self.boundaries = tuple(boundaries)  # layers after which hidden states are kept, the last layer included
         self.used = 0
         self.chain = 0
@@ -42,14 +76,12 @@ class Staircase:
         self.parents = np.empty(0, np.int32)
         self.positions = np.empty(0, np.int32)
         self.heights = np.empty(0, np.int32)  # layers that a slot has been through: 0 or a boundary
-        self.memory = torch.empty(config.layers, 2, config.kv_heads, 0, config.head_size, dtype=dtype, device=device)
-        self.hidden = torch.empty(len(self.boundaries), 0, config.hidden, dtype=dtype, device=device)
+        self.hidden = torch.empty(len(self.boundaries), 0, hidden, dtype=dtype, device=device)
 
     def bytes_for(self, slots: int) -> int:
         """Bytes that `slots` slots take on the device."""
-        config, item = self.config, self.memory.element_size()
-        each = 2 * config.layers * config.kv_heads * config.head_size + len(self.boundaries) * config.hidden
-        return slots * each * item
+        states = self.hidden.shape[0] * self.hidden.shape[2] * self.hidden.element_size()
+        return slots * (self.memory.bytes_per_slot + states)
 
     @property
     def capacity(self) -> int:
@@ -60,9 +92,8 @@ class Staircase:
         for name in ("tokens", "parents", "positions", "heights"):
             old = getattr(self, name)
             setattr(self, name, np.concatenate((old, np.zeros(slots - len(old), np.int32))))
-        memory, hidden = self.memory, self.hidden
-        self.memory = memory.new_zeros(*memory.shape[:3], slots, memory.shape[4])
-        self.memory[:, :, :, : self.used] = memory[:, :, :, : self.used]
+        self.memory.grow(slots, self.used)
+        hidden = self.hidden
         self.hidden = hidden.new_zeros(hidden.shape[0], slots, hidden.shape[2])
         self.hidden[:, : self.used] = hidden[:, : self.used]
 
@@ -93,11 +124,11 @@ class Staircase:
             place[node] = held.get((place[parent], token), -1) if place[parent] >= 0 else -1
             come_from.append(place[node])
 
-        moves = [(slot, old) for slot, old in enumerate(come_from, same) if 0 <= old != slot]
-        heights = [self.heights[old] if old >= 0 else 0 for old in come_from]
+        moves = [(slot, held_at) for slot, held_at in enumerate(come_from, same) if 0 <= held_at != slot]
+        heights = [self.heights[slot] if slot >= 0 else 0 for slot in come_from]
         if moves:
-            to, old = (torch.tensor(slots, device=self.memory.device) for slots in zip(*moves, strict=True))
-            self.memory[:, :, :, to] = self.memory[:, :, :, old]
+            to, old = [slot for slot, _ in moves], [slot for _, slot in moves]
+            self.memory.move(to, old)
             self.hidden[:, to] = self.hidden[:, old]
         self.tokens[same:length] = context[same:]
         self.tokens[length:wanted] = proposal.tokens
@@ -114,17 +145,33 @@ class Staircase:
         keys = np.arange(self.used)
         seen = (keys[None, :] <= slots[:, None]) & (keys < self.chain)
         for row, slot in enumerate(slots):
-            while slot >= self.chain:
-                seen[row, slot] = True
-                slot = self.parents[slot]
+            seen[row, self.path(int(slot))] = True
         if window:
             seen &= self.positions[slots][:, None] - self.positions[None, : self.used] < window
         return None if seen.all() else seen
+
+    def path(self, slot: int) -> list[int]:
+        """The proposal's slots from the context down to `slot`, itself last; nothing for a slot of the context."""
+        slots = []
+        while slot >= self.chain:
+            slots.append(slot)
+            slot = int(self.parents[slot])
+        return slots[::-1]
 
     def _held_children(self, same: int) -> dict[tuple[int, int], int]:
         """(slot, token) -> the held slot after it, for the slots from `same` on."""
         slots = range(same, self.used)
         return {(int(self.parents[slot]), int(self.tokens[slot])): slot for slot in reversed(slots)}
+
+
+class Judge(Protocol):
+    """What the pool needs to know of a decoder."""
+
+    config: DecoderConfig
+    dtype: torch.dtype  # of hidden states
+    device: torch.device
+
+    def new_memory(self) -> KeyValueMemory: ...
 
 
 class StaircasePool:
@@ -134,9 +181,9 @@ class StaircasePool:
     is short the longest unused ones go first; a running request that lost its own computes it anew.
     """
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, budget: int) -> None:
-        self.config, self.dtype, self.device, self.budget = config, dtype, device, budget
-        self.boundaries: tuple[int, ...] = (config.layers,)
+    def __init__(self, decoder: Judge, budget: int) -> None:
+        self.decoder, self.budget = decoder, budget
+        self.boundaries: tuple[int, ...] = (decoder.config.layers,)
         self._running: weakref.WeakKeyDictionary[Request, Staircase] = weakref.WeakKeyDictionary()
         self._idle: list[Staircase] = []
         self._use: list[Staircase] = []  # least recently used first
@@ -177,7 +224,10 @@ class StaircasePool:
     def _taken_over(self, context: np.ndarray) -> Staircase:
         best = max(self._idle, key=lambda staircase: staircase.common(context), default=None)
         if best is None or not best.common(context):
-            return Staircase(self.config, self.boundaries, self.dtype, self.device)
+            decoder = self.decoder
+            return Staircase(
+                decoder.new_memory(), self.boundaries, decoder.config.hidden, decoder.dtype, decoder.device
+            )
         self._idle = [known for known in self._idle if known is not best]
         return best
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hierspec.models.cache import RowMemory, Staircase
 from hierspec.models.config import DecoderConfig, inverse_frequencies
 
 
@@ -61,16 +62,25 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Span:
-    """The rows of one sequence in a packed pass, and the keys and values that they read and write."""
+    """The rows of one text in a packed pass, and the slots of its staircase that they stand for."""
 
     rows: slice  # in the packed batch
-    memory: Tensor  # [layers, 2, kv_heads, capacity, head_size]
-    slots: Tensor  # [rows]: where the rows' own keys and values go
-    keys: int  # slots in use
+    staircase: Staircase
+    slots: np.ndarray  # [rows]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A span with what attention needs of it on the device."""
+
+    span: Span
+    slots: Tensor
     masks: dict[int, Tensor | None]  # by window: [rows, keys], True where a row sees a key; None: it sees all
 
 
 class Decoder:
+    """Runs layers through torch, on any device."""
+
     def __init__(self, config: DecoderConfig, weights: dict[str, Tensor], device: torch.device | str = "cpu") -> None:
         self.config = config
         self.device = torch.device(device)
@@ -78,7 +88,7 @@ class Decoder:
         self.embedding = placed["model.embed_tokens.weight"]
         self.norm = placed["model.norm.weight"]
         self.head_weight = self.embedding if config.tied else placed["lm_head.weight"]
-        self.dtype = self.embedding.dtype
+        self.dtype = self.embedding.dtype  # of hidden states, keys and values
         self.layers = [
             Layer(**{field: placed.get(f"model.layers.{number}.{name}") for field, name in _NAMES.items()})  # type: ignore[arg-type]
             for number in range(config.layers)
@@ -88,6 +98,9 @@ class Decoder:
         self._cos = self._sin = torch.empty(0, config.head_size // 2, device=self.device)
         self.layer_rows = 0  # rows times layers run so far: what reuse saves shows here
 
+    def new_memory(self) -> RowMemory:
+        return RowMemory(self.config, self.dtype, self.device)
+
     def embed(self, tokens: Tensor) -> Tensor:
         return functional.embedding(tokens, self.embedding)
 
@@ -95,10 +108,14 @@ class Decoder:
         """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""
         cos, sin = self._rotary(positions)
         self.layer_rows += len(positions) * (stop - start)
+        windows = set(self.config.windows[start:stop])
+        places = [
+            _Place(span, torch.as_tensor(span.slots, device=self.device), self._masks(span, windows)) for span in spans
+        ]
         for number in range(start, stop):
             layer = self.layers[number]
             x = self._normed(hidden, layer.attention_norm)
-            hidden = hidden + self._attention(number, layer, x, cos, sin, spans)
+            hidden = hidden + self._attention(number, layer, x, cos, sin, places)
             x = self._normed(hidden, layer.mlp_norm)
             x = functional.silu(functional.linear(x, layer.gate, layer.gate_bias)) * functional.linear(
                 x, layer.up, layer.up_bias
@@ -111,7 +128,7 @@ class Decoder:
         return functional.linear(self._normed(hidden, self.norm), self.head_weight).float()
 
     def _attention(
-        self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, spans: Sequence[Span]
+        self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, places: Sequence[_Place]
     ) -> Tensor:
         config, rows = self.config, len(x)
         q = functional.linear(x, layer.q, layer.q_bias).view(rows, config.heads, config.head_size)
@@ -125,23 +142,33 @@ class Decoder:
         group = config.heads // config.kv_heads
         q = q.view(rows, config.kv_heads, group, config.head_size)
         parts = []
-        for span in spans:
-            keys, values = span.memory[number, 0], span.memory[number, 1]  # [kv_heads, capacity, head_size]
-            keys[:, span.slots] = k[span.rows].transpose(0, 1)
-            values[:, span.slots] = v[span.rows].transpose(0, 1)
-            count = span.rows.stop - span.rows.start
-            block = q[span.rows].permute(1, 2, 0, 3).reshape(1, config.kv_heads, group * count, config.head_size)
-            mask = span.masks[config.windows[number]]
+        for place in places:
+            own, used = place.span.rows, place.span.staircase.used
+            memory = place.span.staircase.memory
+            assert isinstance(memory, RowMemory)
+            keys, values = memory.numbers[number]  # [kv_heads, capacity, head_size]
+            keys[:, place.slots] = k[own].transpose(0, 1)
+            values[:, place.slots] = v[own].transpose(0, 1)
+            count = own.stop - own.start
+            block = q[own].permute(1, 2, 0, 3).reshape(1, config.kv_heads, group * count, config.head_size)
+            mask = place.masks[config.windows[number]]
             seen = functional.scaled_dot_product_attention(
                 block,
-                keys[None, :, : span.keys],
-                values[None, :, : span.keys],
+                keys[None, :, :used],
+                values[None, :, :used],
                 attn_mask=None if mask is None else mask.repeat(group, 1),
             )
             parts.append(
                 seen.view(config.kv_heads, group, count, config.head_size).permute(2, 0, 1, 3).reshape(count, -1)
             )
         return functional.linear(parts[0] if len(parts) == 1 else torch.cat(parts), layer.output, layer.output_bias)
+
+    def _masks(self, span: Span, windows: set[int]) -> dict[int, Tensor | None]:
+        masks: dict[int, Tensor | None] = {}
+        for window in windows:
+            seen = span.staircase.visible(span.slots, window)
+            masks[window] = None if seen is None else torch.as_tensor(seen, device=self.device)
+        return masks
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,11 +13,25 @@ from torch import Tensor
 from hierspec.core.engine import Request
 from hierspec.core.hierarchy import Ask
 from hierspec.core.verify import Answer
-from hierspec.models.cache import Staircase, StaircasePool
-from hierspec.models.decoder import Decoder, Span
+from hierspec.models.cache import Judge, Staircase, StaircasePool
+from hierspec.models.decoder import Span
 from hierspec.models.pick import answer
 
 _CHUNK = 512  # rows of one pass: a long prompt is read in pieces, so that masks and activations stay small
+
+
+class AnyDecoder(Judge, Protocol):
+    """What a decoder can do, whatever it runs on."""
+
+    layer_rows: int  # rows times layers run so far
+
+    def embed(self, tokens: Tensor) -> Tensor: ...
+
+    def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
+        """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary] in float32 of hidden states after any layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +39,7 @@ class ModelScorer:
     """Judges with the first `layers` layers of a decoder, through its last norm and head."""
 
     name: str
-    decoder: Decoder
+    decoder: AnyDecoder
     pool: StaircasePool
     layers: int
 
@@ -48,7 +63,7 @@ class ModelScorer:
         self.pool.release(request)
 
 
-def advance(decoder: Decoder, staircases: Sequence[Staircase], to_layer: int) -> None:
+def advance(decoder: AnyDecoder, staircases: Sequence[Staircase], to_layer: int) -> None:
     """Bring every slot of these staircases up to `to_layer`, each layer range only where it is lacking."""
     pending = [np.flatnonzero(s.heights[: s.used] < to_layer) for s in staircases]
     while any(len(slots) for slots in pending):
@@ -65,7 +80,7 @@ def advance(decoder: Decoder, staircases: Sequence[Staircase], to_layer: int) ->
 
 
 def _climb(
-    decoder: Decoder, staircases: Sequence[Staircase], chunk: Sequence[np.ndarray], start: int, stop: int, place: int
+    decoder: AnyDecoder, staircases: Sequence[Staircase], chunk: Sequence[np.ndarray], start: int, stop: int, place: int
 ) -> None:
     """Layers start..stop for the slots of the chunk that stand at `start`; boundary number `place` is `stop`."""
     device = decoder.device
@@ -76,11 +91,7 @@ def _climb(
         if not len(slots):
             continue
         where = torch.as_tensor(slots, device=device)
-        masks = {}
-        for window in set(decoder.config.windows[start:stop]):
-            seen = staircase.visible(slots, window)
-            masks[window] = None if seen is None else torch.as_tensor(seen, device=device)
-        spans.append(Span(slice(row, row + len(slots)), staircase.memory, where, staircase.used, masks))
+        spans.append(Span(slice(row, row + len(slots)), staircase, slots))
         if start == 0:
             inputs.append(decoder.embed(torch.as_tensor(staircase.tokens[slots], device=device)))
         else:

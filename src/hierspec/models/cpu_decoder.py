@@ -1,0 +1,212 @@
+"""The decoder on a CPU through `cpu_pass`: the same answers as `Decoder`, in one compiled function a pass.
+
+Weights are float32 or bfloat16 and packed once; everything else is float32. A row's bits depend on its own text
+alone: not on the width of the pass, on other requests, on chain or tree, or on where layer ranges were cut.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hierspec.models.config import DecoderConfig, inverse_frequencies
+from hierspec.models.cpu_pass import QUERIES, run_head, run_layers
+from hierspec.models.decoder import Span
+from hierspec.models.team import Team
+from hierspec.models.vector_code import LANES
+
+
+def unsuited(config: DecoderConfig, dtype: torch.dtype) -> str:
+    """Why this checkpoint cannot run here; nothing where it can."""
+    sizes = (config.hidden, config.intermediate, config.head_size, config.vocabulary)
+    if any(size % LANES for size in sizes):
+        return f"its sizes are not multiples of {LANES}"
+    if config.output_bias or config.mlp_bias:
+        return "it has biases outside of queries, keys and values"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return "its weights must be float32 or bfloat16"
+    return "" if os.name == "posix" else "this system is not supported"
+
+
+class CpuDecoder:
+    """Takes the place of `Decoder`. Holds weights and scratch memory, nothing of any text."""
+
+    def __init__(self, config: DecoderConfig, weights: dict[str, Tensor], threads: int) -> None:
+        self.config = config
+        self.device = torch.device("cpu")
+        self.dtype = torch.float32  # of hidden states, keys and values
+        self.embedding = weights["model.embed_tokens.weight"]
+        self.layer_rows = 0
+        self._halves = self.embedding.dtype == torch.bfloat16
+        self._team = Team(threads)
+        self._packed: list[np.ndarray] = []  # keeps alive what the table of addresses points to
+        self._table = np.array([self._pack_layer(weights, layer) for layer in range(config.layers)], np.int64)
+        head = self.embedding if config.tied else weights["lm_head.weight"]
+        self._head = self._pack(head)
+        self._norm = _floats(weights["model.norm.weight"])
+
+        def stacked(present: bool, *names: str) -> np.ndarray:
+            """[layers, names, size]; empty where the architecture has none."""
+            if not present:
+                return np.empty((0, 0, 0), np.float32)
+            layers = range(config.layers)
+            return np.array([[_floats(weights[f"model.layers.{n}.{name}"]) for name in names] for n in layers])
+
+        self._norms = stacked(True, "input_layernorm.weight", "post_attention_layernorm.weight")
+        self._head_norms = stacked(config.qk_norm, "self_attn.q_norm.weight", "self_attn.k_norm.weight")
+        self._biases = np.empty((0, 0), np.float32)
+        if config.attention_bias:
+            parts = [stacked(True, f"self_attn.{part}_proj.bias")[:, 0] for part in "qkv"]
+            self._biases = np.ascontiguousarray(np.concatenate(parts, axis=1))
+        self._windows = np.array(config.windows, np.int64)
+        self._rotary_layers = np.array(config.rotary_layers)
+        self._shape = (config.heads, config.kv_heads, config.head_size, config.intermediate)
+        self._scale = np.array([config.head_size**-0.5], np.float32)
+        frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
+        self._frequencies = torch.as_tensor(frequencies)
+        self._scratch = _Scratch(config, threads)
+
+    def new_memory(self) -> LaneMemory:
+        return LaneMemory(self.config)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, self.embedding).float()
+
+    def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
+        """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""
+        rows = len(positions)
+        self.layer_rows += rows * (stop - start)
+        angles = torch.as_tensor(positions)[:, None].float() * self._frequencies
+        cos, sin = ((f(angles) * self._rotary_factor).numpy() for f in (torch.cos, torch.sin))
+        states = hidden.numpy()
+        slots, keys, values, capacity, ends = (np.empty(rows, np.int64) for _ in range(5))
+        path_starts = np.zeros(rows + 1, np.int64)
+        paths: list[int] = []
+        groups: list[int] = []
+        longest = 0
+        for span in spans:
+            staircase, own = span.staircase, span.rows
+            memory = staircase.memory
+            assert isinstance(memory, LaneMemory)
+            keys[own], values[own] = memory.keys.data_ptr(), memory.values.data_ptr()
+            capacity[own] = memory.slots
+            slots[own] = span.slots
+            ends[own] = np.minimum(span.slots + 1, staircase.chain)
+            longest = max(longest, staircase.used)
+            groups += range(own.start, own.stop, QUERIES)
+            for row, slot in zip(range(own.start, own.stop), span.slots, strict=True):
+                paths += staircase.path(int(slot))
+                path_starts[row + 1] = len(paths)
+        scratch = self._scratch.for_rows(rows, longest)
+        self._team.run(
+            run_layers, scratch.sync, start, stop, states, cos, sin,
+            positions.astype(np.int64), slots, keys, values, capacity, np.array([*groups, rows], np.int64),
+            ends, path_starts, np.array(paths, np.int64), self._table, self._halves,
+            self._norms, self._head_norms, self._biases, self._windows, self._rotary_layers, self._shape,
+            np.float32(self.config.norm_eps), *scratch.arrays, self._scale,
+        )  # fmt: skip
+        return torch.from_numpy(states)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm and head."""
+        logits = np.empty((len(hidden), self.config.vocabulary), np.float32)
+        scratch = self._scratch.for_rows(len(hidden), 0)
+        self._team.run(
+            run_head, hidden.contiguous().numpy(), self._norm, np.float32(self.config.norm_eps),
+            self._head.ctypes.data, self._halves, scratch.normed, logits,
+        )  # fmt: skip
+        return torch.from_numpy(logits)
+
+    def _pack_layer(self, weights: dict[str, Tensor], layer: int) -> list[int]:
+        named = {
+            name: weights[f"model.layers.{layer}.{name}_proj.weight"]
+            for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
+        }
+        qkv = torch.cat([named["self_attn.q"], named["self_attn.k"], named["self_attn.v"]])
+        parts = [qkv, named["self_attn.o"], named["mlp.gate"], named["mlp.up"], named["mlp.down"]]
+        self._packed += [self._pack(part) for part in parts]
+        return [packed.ctypes.data for packed in self._packed[-len(parts) :]]
+
+    def _pack(self, weight: Tensor) -> np.ndarray:
+        """[outputs, inputs] -> [outputs / 16, inputs, 16]: the 16 weights that meet one input stand together."""
+        blocks = weight.view(len(weight) // LANES, LANES, weight.shape[1]).transpose(1, 2).contiguous()
+        packed: np.ndarray = (blocks.view(torch.int16) if self._halves else blocks).numpy()
+        return packed
+
+
+def _floats(weight: Tensor) -> np.ndarray:
+    found: np.ndarray = weight.float().numpy()
+    return found
+
+
+class LaneMemory:
+    """Keys [layers, kv_heads, slots / 16, head_size, 16] and values [layers, kv_heads, head_size / 16, slots, 16]."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        self._config = config
+        self.slots = 0
+        self._allocate(0)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        config = self._config
+        return 2 * config.layers * config.kv_heads * config.head_size * self.keys.element_size()
+
+    def grow(self, slots: int, used: int) -> None:
+        keys, values = self.keys, self.values
+        self._allocate(slots)
+        blocks = -(-used // LANES)
+        self.keys[:, :, :blocks] = keys[:, :, :blocks]
+        self.values[:, :, :, :used] = values[:, :, :, :used]
+
+    def move(self, to: list[int], old: list[int]) -> None:
+        (to_block, to_lane), (block, lane) = (np.divmod(slots, LANES) for slots in (to, old))
+        self.keys[:, :, to_block, :, to_lane] = self.keys[:, :, block, :, lane]
+        self.values[:, :, :, to] = self.values[:, :, :, old]
+
+    def _allocate(self, slots: int) -> None:
+        config = self._config
+        self.slots = -(-slots // LANES) * LANES
+        start = (config.layers, config.kv_heads)
+        self.keys = torch.zeros(*start, self.slots // LANES, config.head_size, LANES)
+        self.values = torch.zeros(*start, config.head_size // LANES, self.slots, LANES)
+
+
+class _Scratch:
+    """Memory between the parts of a pass, kept from pass to pass and made larger as needed."""
+
+    def __init__(self, config: DecoderConfig, threads: int) -> None:
+        self._config, self._threads = config, threads
+        self._rows, self._longest = 0, 0
+        self.sync = np.zeros(16, np.int64)
+        self.for_rows(16, 1024)
+
+    def for_rows(self, rows: int, longest: int) -> _Scratch:
+        config, threads = self._config, self._threads
+        if rows > self._rows:
+            self._rows = rows
+            self.normed = np.empty((threads, rows, config.hidden), np.float32)
+            width = (config.heads + 2 * config.kv_heads) * config.head_size
+            self._qkv = np.empty((rows, width), np.float32)
+            self._attended = np.empty((rows, config.heads * config.head_size), np.float32)
+            self._gates = np.empty((threads, 2, rows, LANES), np.float32)
+            self._gated = np.empty((rows, config.intermediate), np.float32)
+            self._delta = np.empty((rows, config.hidden), np.float32)
+            self._totals = np.empty((rows, config.heads), np.float32)
+        if longest > self._longest:
+            self._longest = 2 * longest
+            self._scores = np.zeros((config.heads, QUERIES, self._longest + LANES), np.float32)
+        self._now = rows
+        return self
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """As `run_layers` takes them: cut to the rows of this pass."""
+        rows = slice(self._now)
+        shared = self._qkv[rows], self._attended[rows], self._gates, self._gated[rows], self._delta
+        return self.normed, *shared, self._scores, self._totals

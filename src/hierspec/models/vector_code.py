@@ -1,0 +1,293 @@
+"""Small pieces of vector machine code, written as LLVM and compiled by numba for whatever CPU this is.
+
+Every piece works on 16 lanes of float32, which LLVM maps to the registers there are (NEON, AVX2, AVX-512), and uses
+explicit fused multiply-adds in a fixed order. No sum is ever regrouped, so a result depends on its own inputs alone
+and never on how many other rows were computed beside it.
+
+Arguments are addresses and sizes as int64: the pieces are called from compiled code only, in `cpu_pass.py`.
+"""
+
+from __future__ import annotations
+
+import platform
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+LANES = 16
+# Compiled functions are kept on disk under their own source and signature. Those that use these pieces have this
+# number as a default argument, so that a change here is a new signature.
+CODE = zlib.crc32(Path(__file__).read_bytes())
+
+_I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_VECTOR, _INTEGERS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
+_POINTER = ir.PointerType()
+_FLOAT_BYTES = 4
+_UNROLLED = 4  # inputs of a product that are taken in one round; sizes are multiples of 16
+# NEON multiplies by one lane of a register for nothing, and a load that fills a register with one number costs an
+# arithmetic slot; on x86 it is the other way round.
+_BY_LANE = platform.machine() in ("aarch64", "arm64")
+
+
+class _Writer:
+    """An LLVM builder with the few operations that the pieces need."""
+
+    def __init__(self, builder: Any) -> None:
+        self.b = builder
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """A function of LLVM's or the C library's on values of one type."""
+        kind = arguments[0].type
+        function = self.b.module.globals.get(name)
+        if function is None:
+            function = ir.Function(self.b.module, ir.FunctionType(kind, [kind] * len(arguments)), name)
+        return self.b.call(function, arguments)
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        return self.call("llvm.fma.v16f32", x, y, z)
+
+    def at(self, address: Any, index: Any, size: int = _FLOAT_BYTES) -> Any:
+        """Pointer to item `index` of `size` bytes."""
+        return self.b.inttoptr(self.b.add(address, self.b.mul(index, _whole(size))), _POINTER)
+
+    def load(self, address: Any, index: Any) -> Any:
+        """16 floats from item `index` on."""
+        return self.b.load(self.at(address, index), typ=_VECTOR, align=_FLOAT_BYTES)
+
+    def load_one(self, address: Any, index: Any) -> Any:
+        return self.b.load(self.at(address, index), typ=_F32, align=_FLOAT_BYTES)
+
+    def load_several(self, address: Any, index: Any) -> Any:
+        """As many floats as one round of a product takes."""
+        return self.b.load(self.at(address, index), typ=ir.VectorType(_F32, _UNROLLED), align=_FLOAT_BYTES)
+
+    def spread_lane(self, several: Any, lane: int) -> Any:
+        """One of `load_several`'s floats in all lanes."""
+        nothing = ir.Constant(several.type, ir.Undefined)
+        return self.b.shuffle_vector(several, nothing, ir.Constant(_INTEGERS, [lane] * LANES))
+
+    def store(self, value: Any, address: Any, index: Any) -> None:
+        self.b.store(value, self.at(address, index), align=_FLOAT_BYTES)
+
+    def spread(self, value: Any) -> Any:
+        """One float in all lanes."""
+        single = self.b.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(_I32, 0))
+        return self.b.shuffle_vector(single, ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_INTEGERS, [0] * LANES))
+
+    def fold(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+        """All lanes into one float, halves onto halves: always the same tree."""
+        width = LANES
+        while width > 1:
+            width //= 2
+            nothing = ir.Constant(ir.VectorType(_F32, 2 * width), ir.Undefined)
+            low, high = (
+                self.b.shuffle_vector(
+                    vector, nothing, ir.Constant(ir.VectorType(_I32, width), list(range(start, start + width)))
+                )
+                for start in (0, width)
+            )
+            vector = combine(low, high)
+        return self.b.extract_element(vector, ir.Constant(_I32, 0))
+
+    def loop(self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+        """`carried` after `count` rounds (at least one) of body(round, carried)."""
+        before = self.b.block
+        block, after = self.b.append_basic_block("round"), self.b.append_basic_block("after")
+        self.b.branch(block)
+        self.b.position_at_end(block)
+        index = self.b.phi(_I64)
+        index.add_incoming(_whole(0), before)
+        values = []
+        for start in carried:
+            values.append(self.b.phi(start.type))
+            values[-1].add_incoming(start, before)
+        results = body(index, values)
+        following = self.b.add(index, _whole(1))
+        end = self.b.block  # the body may have loops of its own
+        index.add_incoming(following, end)
+        for value, result in zip(values, results, strict=True):
+            value.add_incoming(result, end)
+        self.b.cbranch(self.b.icmp_signed("<", following, count), block, after)
+        self.b.position_at_end(after)
+        return results
+
+    def exp(self, x: Any) -> Any:
+        """e**x to within two units in the last place; below -87 it is 0.
+
+        x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, and n put into the exponent's bits.
+        """
+        b = self.b
+        bounded = self.call("llvm.maxnum.v16f32", self.call("llvm.minnum.v16f32", x, _all(88.0)), _all(-87.0))
+        n = self.call("llvm.floor.v16f32", self.fma(bounded, _all(1.4426950408889634), _all(0.5)))
+        r = self.fma(n, _all(-0.693359375), bounded)
+        r = self.fma(n, _all(2.12194440e-4), r)
+        value = _all(1.9875691500e-4)
+        for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+            value = self.fma(value, r, _all(coefficient))
+        value = self.fma(self.fma(value, r, _all(1.0)), r, _all(1.0))
+        # The line above is 1 + r (1 + r v): the same polynomial, one rounding less than 1 + r + r r v.
+        power = b.shl(
+            b.add(b.fptosi(n, _INTEGERS), ir.Constant(_INTEGERS, [127] * LANES)), ir.Constant(_INTEGERS, [23] * LANES)
+        )
+        value = b.fmul(value, b.bitcast(power, _VECTOR))
+        return b.select(b.fcmp_ordered("<", x, _all(-87.0)), _all(0.0), value)
+
+
+def _whole(value: int) -> Any:
+    return ir.Constant(_I64, value)
+
+
+def _all(value: float) -> Any:
+    return ir.Constant(_VECTOR, [value] * LANES)
+
+
+def _piece(arguments: int, result: Any = types.void) -> Callable[[Callable[..., Any]], Any]:
+    """Make write(writer, *addresses and sizes) callable from compiled code."""
+
+    def wrap(write: Callable[..., Any]) -> Any:
+        signature = result(*[types.int64] * arguments)
+
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            found = write(_Writer(builder), *values)
+            return context.get_dummy_value() if found is None else found
+
+        # numba reads the number of parameters off the function, so there is one typing function for every number.
+        typing: dict[int, Callable[..., Any]] = {
+            1: lambda _, a: (signature, codegen),
+            2: lambda _, a, b: (signature, codegen),
+            3: lambda _, a, b, c: (signature, codegen),
+            6: lambda _, a, b, c, d, e, f: (signature, codegen),
+        }
+        made = intrinsic(typing[arguments])
+        made.__doc__ = write.__doc__
+        return made
+
+    return wrap
+
+
+def _tile(rows: int, halves: bool) -> Any:
+    @_piece(6)
+    def tile(w: _Writer, x: Any, x_step: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
+        """out[row, 0:16] = sum over i < size of x[row, i] * weights[i, 0:16], one i after the other, for each row."""
+        starts = [w.b.add(x, w.b.mul(x_step, _whole(_FLOAT_BYTES * row))) for row in range(rows)]
+
+        def lanes(i: Any) -> Any:
+            if halves:  # bfloat16 is the upper half of a float32
+                raw = w.b.load(w.at(weights, i, 2 * LANES), typ=ir.VectorType(_I16, LANES), align=2)
+                return w.b.bitcast(w.b.shl(w.b.zext(raw, _INTEGERS), ir.Constant(_INTEGERS, [16] * LANES)), _VECTOR)
+            return w.b.load(w.at(weights, i, _FLOAT_BYTES * LANES), typ=_VECTOR, align=_FLOAT_BYTES)
+
+        def add(step: Any, sums: list[Any]) -> list[Any]:
+            first = w.b.mul(step, _whole(_UNROLLED))
+            several = [w.load_several(start, first) for start in starts]
+            for k in range(_UNROLLED):
+                i = w.b.add(first, _whole(k))
+                weight = lanes(i)
+                sums = [
+                    w.fma(w.spread_lane(x, k) if _BY_LANE else w.spread(w.load_one(start, i)), weight, total)
+                    for x, start, total in zip(several, starts, sums, strict=True)
+                ]
+            return sums
+
+        for row, total in enumerate(w.loop(w.b.sdiv(size, _whole(_UNROLLED)), [_all(0.0)] * rows, add)):
+            w.store(total, out, w.b.mul(out_step, _whole(row)))
+
+    return tile
+
+
+tile_1, tile_2, tile_4 = (_tile(rows, halves=False) for rows in (1, 2, 4))
+half_tile_1, half_tile_2, half_tile_4 = (_tile(rows, halves=True) for rows in (1, 2, 4))
+
+
+@_piece(3, types.float32)
+def score_one(w: _Writer, query: Any, key: Any, size: Any) -> Any:
+    """query . key for one key that stands in one lane: what `tile` gives for that lane, to the bit."""
+
+    def add(i: Any, sums: list[Any]) -> list[Any]:
+        return [w.call("llvm.fma.f32", w.load_one(query, i), w.load_one(key, w.b.mul(i, _whole(LANES))), sums[0])]
+
+    [total] = w.loop(size, [ir.Constant(_F32, 0.0)], add)
+    return total
+
+
+@_piece(3, types.float32)
+def soften(w: _Writer, values: Any, count: Any, scale: Any) -> Any:
+    """values[j] = exp(scale * (values[j] - largest)) in place, over 16 * count numbers; their sum is returned.
+
+    `scale` is the address of a float. What fills up the last 16 is -inf.
+    """
+
+    def place(j: Any) -> Any:
+        return w.b.mul(j, _whole(LANES))
+
+    def larger(x: Any, y: Any) -> Any:
+        return w.b.select(w.b.fcmp_ordered(">", x, y), x, y)
+
+    [most] = w.loop(count, [_all(float("-inf"))], lambda j, held: [larger(w.load(values, place(j)), held[0])])
+    largest, factor = w.spread(w.fold(most, larger)), w.spread(w.load_one(scale, _whole(0)))
+
+    def one(j: Any, sums: list[Any]) -> list[Any]:
+        e = w.exp(w.b.fmul(w.b.fsub(w.load(values, place(j)), largest), factor))
+        w.store(e, values, place(j))
+        return [w.b.fadd(sums[0], e)]
+
+    [total] = w.loop(count, [_all(0.0)], one)
+    return w.fold(total, w.b.fadd)
+
+
+@_piece(3)
+def weigh_one(w: _Writer, weight: Any, value: Any, out: Any) -> None:
+    """out[0:16] += weight * value[0:16]: one more step of `tile`, to the bit. `weight` is the address of a float."""
+    factor = w.spread(w.load_one(weight, _whole(0)))
+    w.store(w.fma(factor, w.load(value, _whole(0)), w.load(out, _whole(0))), out, _whole(0))
+
+
+@_piece(3)
+def gate(w: _Writer, gates: Any, ups: Any, out: Any) -> None:
+    """out[0:16] = silu(gates[0:16]) * ups[0:16]."""
+    g = w.load(gates, _whole(0))
+    silu = w.b.fdiv(g, w.b.fadd(_all(1.0), w.exp(w.b.fsub(_all(-0.0), g))))
+    w.store(w.b.fmul(silu, w.load(ups, _whole(0))), out, _whole(0))
+
+
+@_piece(2)
+def copy_lanes(w: _Writer, source: Any, target: Any) -> None:
+    """target[0:16] = source[0:16]."""
+    w.store(w.load(source, _whole(0)), target, _whole(0))
+
+
+@_piece(3)
+def scatter(w: _Writer, source: Any, target: Any, size: Any) -> None:
+    """target[16 * i] = source[i] for i < size: one lane of a block."""
+
+    def one(i: Any, nothing: list[Any]) -> list[Any]:
+        w.store(w.load_one(source, i), target, w.b.mul(i, _whole(LANES)))
+        return []
+
+    w.loop(size, [], one)
+
+
+@_piece(2, types.int64)
+def add_atomically(w: _Writer, counter: Any, amount: Any) -> Any:
+    """Add to a shared int64; what it was before."""
+    return w.b.atomic_rmw("add", w.b.inttoptr(counter, _POINTER), amount, "acq_rel")
+
+
+@_piece(1, types.int64)
+def read_atomically(w: _Writer, counter: Any) -> Any:
+    return w.b.load_atomic(w.b.inttoptr(counter, _POINTER), "acquire", 8, typ=_I64)
+
+
+@_piece(1, types.int64)
+def give_way(w: _Writer, nothing: Any) -> Any:
+    """Let another thread have the core."""
+    function = w.b.module.globals.get("sched_yield")
+    if function is None:
+        function = ir.Function(w.b.module, ir.FunctionType(_I32, []), "sched_yield")
+    w.b.call(function, [])
+    return nothing
