@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.proposal import Proposal
 from hierspec.models.cache import Staircase
 from hierspec.models.cpu_decoder import CpuDecoder
-from hierspec.models.load import load_checkpoint
 from hierspec.models.scorer import AnyDecoder, advance
 from hierspec.testing.checkpoints import tiny_checkpoint
 

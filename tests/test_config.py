@@ -10,8 +10,8 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from hierspec.checkpoints.config import ARCHITECTURES, Rotary, from_huggingface, inverse_frequencies, to_huggingface
 from hierspec.core.errors import HierspecError
-from hierspec.models.config import ARCHITECTURES, Rotary, from_huggingface, inverse_frequencies, to_huggingface
 from hierspec.testing.checkpoints import tiny_config
 
 CLASSES = {

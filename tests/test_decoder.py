@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from hierspec.checkpoints.config import Rotary
+from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.proposal import Proposal
 from hierspec.models.cache import Staircase
-from hierspec.models.config import Rotary
 from hierspec.models.cpu_decoder import CpuDecoder, unsuited
 from hierspec.models.decoder import Decoder
-from hierspec.models.load import load_checkpoint
 from hierspec.models.scorer import AnyDecoder, advance
 from hierspec.testing.checkpoints import tiny_checkpoint
 

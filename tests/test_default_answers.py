@@ -6,6 +6,7 @@ import torch
 from hierspec import Chat, Plan, Sampling, TierPlan
 from hierspec.bench.peers import open_peer
 from hierspec.compare import first_difference
+from hierspec.models.cpu_decoder import CpuDecoder
 
 pytestmark = pytest.mark.model
 
@@ -25,8 +26,9 @@ def plain(request, default_model):
 
 
 def assert_same(model, prompt, sampling, one, other):
+    """Equal. Ties are for passes that round differently: other programs, and decoders whose bits depend on widths."""
     difference = first_difference(model, model.encode(prompt), one, other, sampling, sampling.seed)
-    assert difference is None or difference.is_tie, difference
+    assert difference is None or (difference.is_tie and not isinstance(model.decoder, CpuDecoder)), difference
 
 
 @pytest.mark.parametrize("plan", ["lookup", "layerskip", MIXTURE], ids=["lookup", "layerskip", "mixture"])
@@ -50,7 +52,8 @@ def test_greedy_text_is_that_of_transformers(default_model):
     for prompt in PROMPTS:
         ours = default_model.generate(prompt, plan="plain", sampling=sampling)
         theirs, _ = peer.generate(default_model.encode(prompt), sampling)
-        assert_same(default_model, prompt, sampling, ours.tokens, theirs)
+        difference = first_difference(default_model, default_model.encode(prompt), ours.tokens, theirs, sampling, 0)
+        assert difference is None or difference.is_tie, difference
 
 
 def test_a_chat_goes_on_from_what_is_known(default_model):

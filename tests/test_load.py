@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
+from hierspec.checkpoints.config import ARCHITECTURES
+from hierspec.checkpoints.load import expected_tensors, load_checkpoint
 from hierspec.core.errors import HierspecError
-from hierspec.models.config import ARCHITECTURES
-from hierspec.models.load import expected_tensors, load_checkpoint
 from hierspec.paths import cache_folder, whole_file, whole_folder
 from hierspec.testing.checkpoints import SPECIAL_TOKENS, tiny_checkpoint, tiny_config
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hierspec.checkpoints.load import Checkpoint, load_checkpoint
 from hierspec.core.engine import Engine, Request
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy, Store, Tier
@@ -18,7 +19,6 @@ from hierspec.core.sampling import Sampling
 from hierspec.generation import Generation, TextStep, Writer
 from hierspec.models.cache import StaircasePool
 from hierspec.models.decoder import Decoder
-from hierspec.models.load import Checkpoint, load_checkpoint
 from hierspec.models.scorer import AnyDecoder, ModelScorer
 from hierspec.progress import Progress
 from hierspec.stores import open_store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,8 +51,25 @@ class TransformersPeer:
         tokens = written[0, len(prompt) :].tolist()
         return tokens, time.perf_counter() - began
 
+    def stepper(self, context: list[int]) -> Callable[[int], None]:
+        """Reads the context once; the function then runs one pass over one more token."""
+        import torch
+        from transformers import DynamicCache
 
-def open_peer(name: str, folder: Path, dtype: str, device: str, stop_ids: frozenset[int]) -> Peer:
+        cache: Any = DynamicCache()
+        with torch.inference_mode():
+            self._model(torch.tensor([context], device=self._model.device), past_key_values=cache, use_cache=True)
+
+        def step(token: int) -> None:
+            with torch.inference_mode():
+                ids = torch.tensor([[token]], device=self._model.device)
+                self._model(ids, past_key_values=cache, use_cache=True)
+                cache.crop(len(context))
+
+        return step
+
+
+def open_peer(name: str, folder: Path, dtype: str, device: str, stop_ids: frozenset[int]) -> TransformersPeer:
     if name not in ("transformers", "transformers:lookup"):
         raise HierspecError(f"Unknown peer {name!r}; peers are transformers, transformers:lookup.")
     return TransformersPeer(folder, dtype, device, stop_ids, lookup=name.endswith(":lookup"))

@@ -6,6 +6,7 @@ of standard output is one JSON document. Exits with 1 where a plan wrote somethi
 examples:
   hierspec bench --prompts prompts.jsonl --plans plain,lookup,layerskip
   hierspec bench --prompts prompts.jsonl --plans lookup --peers transformers --limit 30 --max-tokens 64
+  hierspec bench --passes --peers transformers
 """
 
 from __future__ import annotations
@@ -15,17 +16,23 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hierspec.cli import options
 from hierspec.cli.console import note, progress_bars
 from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_file
 
+if TYPE_CHECKING:
+    from hierspec.language_model import LanguageModel
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with task and turns")
+    parser.add_argument("--prompts", type=Path, help="JSON lines with task and turns")
+    parser.add_argument(
+        "--passes", action="store_true", help="measure single passes instead: by width, context and part"
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
     parser.add_argument("--plans", default="lookup", help="plans or TOML files, separated by commas (default: lookup)")
     parser.add_argument("--peers", default="", help="transformers, transformers:lookup (greedy only)")
@@ -40,6 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
     peers = [name for name in arguments.peers.split(",") if name]
     if peers and sampling.temperature > 0:
         raise HierspecError("Peers are compared at temperature 0 only; leave out --peers or --temperature.")
+    if arguments.passes:
+        return _passes(arguments, peers)
+    if arguments.prompts is None:
+        raise HierspecError("There are no prompts; give a file with --prompts, or measure single passes with --passes.")
     from hierspec.bench.prompts import read_prompts, spread
 
     prompts = read_prompts(arguments.prompts)
@@ -61,20 +72,53 @@ def run(arguments: argparse.Namespace) -> int:
     opened = [open_peer(name, model.folder, model.dtype, str(model.decoder.device), model.stop_ids) for name in peers]
     with progress_bars() as progress:
         found = run_plans(model, prompts, plans, sampling, opened, progress, arguments.batch)
-    about = {
-        "command": shlex.join(["hierspec", *sys.argv[1:]]), "model": model.name, "dtype": model.dtype,
+    about = _about(model) | {
         "temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "prompts": arguments.prompts.name,
     }  # fmt: skip
     result = document(found, peers, about)
     if not arguments.json:
         _table(result)
-    text = json.dumps(result, ensure_ascii=False)
-    if arguments.output is not None:
-        with whole_file(arguments.output) as temporary:
-            temporary.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    print(text)
+    _hand_out(result, arguments.output)
     unexplained = sum(plan["prompts"] - plan["identical"] - plan["ties"] for plan in result["plans"].values())
     return 1 if unexplained else 0
+
+
+def _passes(arguments: argparse.Namespace, peers: list[str]) -> int:
+    model = options.load_model(arguments)
+    from hierspec.bench.passes import measure_passes
+    from hierspec.bench.peers import open_peer
+    from hierspec.bench.report import machine
+
+    device = str(model.decoder.device)
+    peer = open_peer(peers[0], model.folder, model.dtype, device, model.stop_ids) if peers else None
+    with progress_bars() as progress:
+        measured = measure_passes(model, peer, progress=progress)
+    if not arguments.json:
+        for item in measured["prefill"]:
+            note(f"prefill of {item['tokens']} tokens by {item['by']}: {item['tokens_per_second']} tokens/s")
+        for item in measured["passes"]:
+            by = item.get("by", "hierspec")
+            parts = (
+                f"layers {item['layers_ms']}, head {item['head_ms']}, pick {item['pick_ms']}" if "ratio" in item else ""
+            )
+            note(f"context {item['context']}, {item['tokens']} tokens, {by}: {item['ms']} ms {parts}")
+        note(f"reading the weights once takes {measured['reading_weights_once_ms']} ms")
+    _hand_out({"machine": machine(), **_about(model), **measured}, arguments.output)
+    return 0
+
+
+def _about(model: LanguageModel) -> dict[str, Any]:
+    command = shlex.join(["hierspec", *sys.argv[1:]])
+    backend = type(model.decoder).__name__
+    return {"command": command, "model": model.name, "dtype": model.dtype, "decoder": backend}
+
+
+def _hand_out(result: dict[str, Any], output: Path | None) -> None:
+    """The document as the last line of standard output, and as a file where one was asked for."""
+    if output is not None:
+        with whole_file(output) as temporary:
+            temporary.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result, ensure_ascii=False))
 
 
 def _table(result: dict[str, Any]) -> None:

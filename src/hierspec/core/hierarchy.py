@@ -5,17 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.proposal import Law, Proposal
+from hierspec.core.sampling import Dice, Sampling
 from hierspec.core.stats import Stats, TierStats
 from hierspec.core.verify import RULES, Answer, Candidate
 
-if TYPE_CHECKING:
-    from hierspec.core.engine import Request
+
+class AnyRequest(Protocol):
+    """What the recursion and the scorers need to know of a request. The engine's is `Request`."""
+
+    prompt: np.ndarray
+    sampling: Sampling
+    seed: int
+    dice: Dice
+    stop_ids: frozenset[int]
+    stats: Stats
+    stores: dict[str, Store]  # by name, as this request sees them
 
 
 class Scorer(Protocol):
@@ -30,7 +40,7 @@ class Scorer(Protocol):
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
         """One packed pass for all asks. What was asked before may speed it up, never change it."""
 
-    def release(self, request: Request) -> None:
+    def release(self, request: AnyRequest) -> None:
         """The request has ended; what was kept for it may go."""
         return
 
@@ -70,7 +80,7 @@ class Ask:
     scorer: Scorer
     context: np.ndarray  # [length] int32, all of it, the prompt included
     proposal: Proposal
-    request: Request
+    request: AnyRequest
     candidates: int
     laws: bool  # the rule needs whole laws, not picks
     stats: TierStats
@@ -94,7 +104,7 @@ class Hierarchy:
     def new_stats(self) -> Stats:
         return Stats([TierStats(tier.scorer.name) for tier in self.tiers])
 
-    def extend(self, level: int, context: np.ndarray, gather: int, room: int, request: Request) -> Extension:
+    def extend(self, level: int, context: np.ndarray, gather: int, room: int, request: AnyRequest) -> Extension:
         """Tokens that this tier would itself have written: at least `gather`, at most `room`, or up to a stop id.
 
         Each position comes as the token and its runners-up, and the name of who guessed the token first.
@@ -118,7 +128,7 @@ class Hierarchy:
                 break
         return written
 
-    def _guess(self, level: int, here: np.ndarray, room: int, request: Request) -> Generator[Ask, Answer, Proposal]:
+    def _guess(self, level: int, here: np.ndarray, room: int, request: AnyRequest) -> Generator[Ask, Answer, Proposal]:
         """What the tier's stores and the tiers below say comes next, at most `room` deep."""
         tier = self.tiers[level]
         if room < 1:

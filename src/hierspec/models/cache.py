@@ -19,10 +19,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from hierspec.core.engine import Request
+from hierspec.checkpoints.config import DecoderConfig
 from hierspec.core.errors import HierspecError
+from hierspec.core.hierarchy import AnyRequest
 from hierspec.core.proposal import Proposal
-from hierspec.models.config import DecoderConfig
 
 _GROWTH = 256  # slots; memory grows in steps of this at least,
 _LEAST_GROWTH = 32  # or of this where it is short
@@ -168,6 +168,7 @@ class Judge(Protocol):
     """What the pool needs to know of a decoder."""
 
     config: DecoderConfig
+    embedding: torch.Tensor  # [vocabulary, hidden], in the dtype of the weights
     dtype: torch.dtype  # of hidden states
     device: torch.device
 
@@ -184,7 +185,7 @@ class StaircasePool:
     def __init__(self, decoder: Judge, budget: int) -> None:
         self.decoder, self.budget = decoder, budget
         self.boundaries: tuple[int, ...] = (decoder.config.layers,)
-        self._running: weakref.WeakKeyDictionary[Request, Staircase] = weakref.WeakKeyDictionary()
+        self._running: weakref.WeakKeyDictionary[AnyRequest, Staircase] = weakref.WeakKeyDictionary()
         self._idle: list[Staircase] = []
         self._use: list[Staircase] = []  # least recently used first
 
@@ -202,14 +203,14 @@ class StaircasePool:
     def bytes_held(self) -> int:
         return sum(staircase.bytes_for(staircase.capacity) for staircase in self._use)
 
-    def release(self, request: Request) -> None:
+    def release(self, request: AnyRequest) -> None:
         staircase = self._running.pop(request, None)
         if staircase is not None and any(staircase is known for known in self._use):
             self._idle.append(staircase)
             if len(self._idle) > _MOST_IDLE:
                 self._forget(self._idle[0])
 
-    def prepare(self, wanted: Sequence[tuple[Request, np.ndarray, Proposal]]) -> list[Staircase]:
+    def prepare(self, wanted: Sequence[tuple[AnyRequest, np.ndarray, Proposal]]) -> list[Staircase]:
         """The staircases of these requests, each aligned with its context and proposal and with room for them."""
         pinned: list[Staircase] = []
         for request, context, proposal in wanted:

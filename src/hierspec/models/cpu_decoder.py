@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hierspec.models.config import DecoderConfig, inverse_frequencies
+from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
 from hierspec.models.cpu_pass import QUERIES, run_head, run_layers
 from hierspec.models.decoder import Span
 from hierspec.models.team import Team

@@ -67,32 +67,27 @@ def _share(count, thread, threads):
     return count * thread // threads, count * (thread + 1) // threads
 
 
-@_part
-def _tiles(x, x_step, rows, weights, size, out, out_step):
-    """One block of 16 outputs for all rows. x, weights and out are addresses, steps and sizes count floats."""
-    row = 0
-    while row + 4 <= rows:
-        tile_4(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
-        row += 4
-    if row + 2 <= rows:
-        tile_2(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
-        row += 2
-    if row < rows:
-        tile_1(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
+def _over_rows(four, two, one):
+    """One block of 16 outputs for all rows, in tiles of four, two and one."""
+
+    @_part
+    def tiles(x, x_step, rows, weights, size, out, out_step):
+        """x, weights and out are addresses; steps and sizes count floats."""
+        row = 0
+        while row + 4 <= rows:
+            four(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
+            row += 4
+        if row + 2 <= rows:
+            two(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
+            row += 2
+        if row < rows:
+            one(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
+
+    return tiles
 
 
-@_part
-def _half_tiles(x, x_step, rows, weights, size, out, out_step):
-    """The same for weights in bfloat16."""
-    row = 0
-    while row + 4 <= rows:
-        half_tile_4(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
-        row += 4
-    if row + 2 <= rows:
-        half_tile_2(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
-        row += 2
-    if row < rows:
-        half_tile_1(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
+_tiles = _over_rows(tile_4, tile_2, tile_1)
+_half_tiles = _over_rows(half_tile_4, half_tile_2, half_tile_1)  # weights in bfloat16
 
 
 @_part

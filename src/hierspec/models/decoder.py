@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
 from hierspec.models.cache import RowMemory, Staircase
-from hierspec.models.config import DecoderConfig, inverse_frequencies
 
 
 @dataclass(frozen=True)

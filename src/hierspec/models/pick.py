@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,16 +15,19 @@ from hierspec.core.hierarchy import Ask
 from hierspec.core.sampling import Sampling, noise_keys
 from hierspec.core.verify import Answer
 
+best_tokens: Any = None  # without numba torch does it all
+with suppress(ImportError):
+    from hierspec.models.cpu_pick import best_tokens
+
 
 def answer(ask: Ask, logits: Tensor) -> Answer:
     """Picks or laws from logits [1 + nodes, vocabulary]: row 0 follows the context, row i + 1 node i."""
     sampling = ask.request.sampling
+    if _is_simple(ask, logits):
+        return Answer(picks=_compiled_picks(ask, logits))
     z = adjust(logits, ask)
     if not bool(torch.isfinite(z.amax(dim=1)).all()):
-        raise HierspecError(
-            f"The model's logits are not numbers at position {len(ask.context)}; its weights may be damaged, its dtype "
-            "too narrow (try --dtype float32), or logit_bias forbids every token."
-        )
+        raise _not_numbers(ask)
     if ask.laws:
         return Answer(laws=_laws(z, sampling).cpu().numpy())
     if sampling.temperature > 0:
@@ -32,6 +37,39 @@ def answer(ask: Ask, logits: Tensor) -> Answer:
     else:
         picks = z.topk(min(ask.candidates, z.shape[1]), dim=1).indices
     return Answer(picks=picks.cpu().numpy())
+
+
+def _is_simple(ask: Ask, logits: Tensor) -> bool:
+    """Whether one compiled walk over the vocabulary finds the picks: nothing but temperature stands in between."""
+    sampling = ask.request.sampling
+    unchanged = (
+        not (sampling.penalised or sampling.logit_bias or sampling.top_k or sampling.min_p) and sampling.top_p == 1
+    )
+    one_pick = ask.candidates == 1 and not ask.laws
+    return (
+        unchanged and one_pick and best_tokens is not None and logits.device.type == "cpu" and logits.shape[1] % 16 == 0
+    )
+
+
+def _compiled_picks(ask: Ask, logits: Tensor) -> np.ndarray:
+    temperature, first = ask.request.sampling.temperature, len(ask.context)
+    depths = [0, *(depth + 1 for depth in ask.proposal.depths())]
+    keys = np.zeros((len(depths), 2), np.int64)
+    if temperature > 0:
+        by_depth = [noise_keys(ask.request.seed, first + depth) for depth in range(max(depths) + 1)]
+        keys[:] = [by_depth[depth] for depth in depths]
+    found = np.empty((len(depths), 1), np.int64)
+    best_tokens(logits.contiguous().numpy(), np.float32(temperature), keys, found[:, 0])
+    if found.min() < 0:
+        raise _not_numbers(ask)
+    return found
+
+
+def _not_numbers(ask: Ask) -> HierspecError:
+    return HierspecError(
+        f"The model's logits are not numbers at position {len(ask.context)}; its weights may be damaged, its dtype "
+        "too narrow (try --dtype float32), or logit_bias forbids every token."
+    )
 
 
 def perturbed(logits: Tensor, ask: Ask) -> Tensor:

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.core.engine import Request
-from hierspec.core.hierarchy import Ask
+from hierspec.core.hierarchy import AnyRequest, Ask
 from hierspec.core.verify import Answer
 from hierspec.models.cache import Judge, Staircase, StaircasePool
 from hierspec.models.decoder import Span
@@ -59,7 +58,7 @@ class ModelScorer:
         rows = [staircase.hidden[boundary, staircase.chain - 1 : staircase.used] for staircase in staircases]
         return self.decoder.head(torch.cat(rows)).split([len(part) for part in rows])
 
-    def release(self, request: Request) -> None:
+    def release(self, request: AnyRequest) -> None:
         self.pool.release(request)
 
 

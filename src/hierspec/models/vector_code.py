@@ -34,7 +34,7 @@ _UNROLLED = 4  # inputs of a product that are taken in one round; sizes are mult
 _BY_LANE = platform.machine() in ("aarch64", "arm64")
 
 
-class _Writer:
+class VectorWriter:
     """An LLVM builder with the few operations that the pieces need."""
 
     def __init__(self, builder: Any) -> None:
@@ -53,7 +53,7 @@ class _Writer:
 
     def at(self, address: Any, index: Any, size: int = _FLOAT_BYTES) -> Any:
         """Pointer to item `index` of `size` bytes."""
-        return self.b.inttoptr(self.b.add(address, self.b.mul(index, _whole(size))), _POINTER)
+        return self.b.inttoptr(self.b.add(address, self.b.mul(index, whole(size))), _POINTER)
 
     def load(self, address: Any, index: Any) -> Any:
         """16 floats from item `index` on."""
@@ -101,13 +101,13 @@ class _Writer:
         self.b.branch(block)
         self.b.position_at_end(block)
         index = self.b.phi(_I64)
-        index.add_incoming(_whole(0), before)
+        index.add_incoming(whole(0), before)
         values = []
         for start in carried:
             values.append(self.b.phi(start.type))
             values[-1].add_incoming(start, before)
         results = body(index, values)
-        following = self.b.add(index, _whole(1))
+        following = self.b.add(index, whole(1))
         end = self.b.block  # the body may have loops of its own
         index.add_incoming(following, end)
         for value, result in zip(values, results, strict=True):
@@ -116,44 +116,70 @@ class _Writer:
         self.b.position_at_end(after)
         return results
 
+    def log(self, x: Any) -> Any:
+        """The natural logarithm of positive normal numbers, to within three units in the last place.
+
+        x = 2**n m with m from sqrt(1/2) to sqrt(2), and a polynomial in m - 1.
+        """
+        b = self.b
+        bits = b.bitcast(x, _INTEGERS)
+        # Taking away the bits of sqrt(1/2) makes the exponent roll over there instead of at 1.
+        shifted = b.sub(bits, integers(0x3F3504F3))
+        n = b.sitofp(b.ashr(shifted, integers(23)), _VECTOR)
+        m = b.bitcast(b.add(b.and_(shifted, integers(0x007FFFFF)), integers(0x3F3504F3)), _VECTOR)
+        f = b.fsub(m, all_lanes(1.0))
+        value = all_lanes(7.0376836292e-2)
+        for coefficient in (
+            -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1,
+            -2.4999993993e-1, 3.3333331174e-1,
+        ):  # fmt: skip
+            value = self.fma(value, f, all_lanes(coefficient))
+        square = b.fmul(f, f)
+        value = b.fmul(b.fmul(value, f), square)
+        value = self.fma(n, all_lanes(-2.12194440e-4), value)
+        value = self.fma(square, all_lanes(-0.5), value)
+        return self.fma(n, all_lanes(0.693359375), b.fadd(f, value))
+
     def exp(self, x: Any) -> Any:
         """e**x to within two units in the last place; below -87 it is 0.
 
         x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, and n put into the exponent's bits.
         """
         b = self.b
-        bounded = self.call("llvm.maxnum.v16f32", self.call("llvm.minnum.v16f32", x, _all(88.0)), _all(-87.0))
-        n = self.call("llvm.floor.v16f32", self.fma(bounded, _all(1.4426950408889634), _all(0.5)))
-        r = self.fma(n, _all(-0.693359375), bounded)
-        r = self.fma(n, _all(2.12194440e-4), r)
-        value = _all(1.9875691500e-4)
+        bounded = self.call("llvm.maxnum.v16f32", self.call("llvm.minnum.v16f32", x, all_lanes(88.0)), all_lanes(-87.0))
+        n = self.call("llvm.floor.v16f32", self.fma(bounded, all_lanes(1.4426950408889634), all_lanes(0.5)))
+        r = self.fma(n, all_lanes(-0.693359375), bounded)
+        r = self.fma(n, all_lanes(2.12194440e-4), r)
+        value = all_lanes(1.9875691500e-4)
         for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-            value = self.fma(value, r, _all(coefficient))
-        value = self.fma(self.fma(value, r, _all(1.0)), r, _all(1.0))
+            value = self.fma(value, r, all_lanes(coefficient))
+        value = self.fma(self.fma(value, r, all_lanes(1.0)), r, all_lanes(1.0))
         # The line above is 1 + r (1 + r v): the same polynomial, one rounding less than 1 + r + r r v.
-        power = b.shl(
-            b.add(b.fptosi(n, _INTEGERS), ir.Constant(_INTEGERS, [127] * LANES)), ir.Constant(_INTEGERS, [23] * LANES)
-        )
+        power = b.shl(b.add(b.fptosi(n, _INTEGERS), integers(127)), integers(23))
         value = b.fmul(value, b.bitcast(power, _VECTOR))
-        return b.select(b.fcmp_ordered("<", x, _all(-87.0)), _all(0.0), value)
+        return b.select(b.fcmp_ordered("<", x, all_lanes(-87.0)), all_lanes(0.0), value)
 
 
-def _whole(value: int) -> Any:
+def whole(value: int) -> Any:
     return ir.Constant(_I64, value)
 
 
-def _all(value: float) -> Any:
+def integers(value: int) -> Any:
+    return ir.Constant(_INTEGERS, [value] * LANES)
+
+
+def all_lanes(value: float) -> Any:
     return ir.Constant(_VECTOR, [value] * LANES)
 
 
-def _piece(arguments: int, result: Any = types.void) -> Callable[[Callable[..., Any]], Any]:
+def piece(arguments: int, result: Any = types.void) -> Callable[[Callable[..., Any]], Any]:
     """Make write(writer, *addresses and sizes) callable from compiled code."""
 
     def wrap(write: Callable[..., Any]) -> Any:
         signature = result(*[types.int64] * arguments)
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            found = write(_Writer(builder), *values)
+            found = write(VectorWriter(builder), *values)
             return context.get_dummy_value() if found is None else found
 
         # numba reads the number of parameters off the function, so there is one typing function for every number.
@@ -171,22 +197,22 @@ def _piece(arguments: int, result: Any = types.void) -> Callable[[Callable[..., 
 
 
 def _tile(rows: int, halves: bool) -> Any:
-    @_piece(6)
-    def tile(w: _Writer, x: Any, x_step: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
+    @piece(6)
+    def tile(w: VectorWriter, x: Any, x_step: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
         """out[row, 0:16] = sum over i < size of x[row, i] * weights[i, 0:16], one i after the other, for each row."""
-        starts = [w.b.add(x, w.b.mul(x_step, _whole(_FLOAT_BYTES * row))) for row in range(rows)]
+        starts = [w.b.add(x, w.b.mul(x_step, whole(_FLOAT_BYTES * row))) for row in range(rows)]
 
         def lanes(i: Any) -> Any:
             if halves:  # bfloat16 is the upper half of a float32
                 raw = w.b.load(w.at(weights, i, 2 * LANES), typ=ir.VectorType(_I16, LANES), align=2)
-                return w.b.bitcast(w.b.shl(w.b.zext(raw, _INTEGERS), ir.Constant(_INTEGERS, [16] * LANES)), _VECTOR)
+                return w.b.bitcast(w.b.shl(w.b.zext(raw, _INTEGERS), integers(16)), _VECTOR)
             return w.b.load(w.at(weights, i, _FLOAT_BYTES * LANES), typ=_VECTOR, align=_FLOAT_BYTES)
 
         def add(step: Any, sums: list[Any]) -> list[Any]:
-            first = w.b.mul(step, _whole(_UNROLLED))
+            first = w.b.mul(step, whole(_UNROLLED))
             several = [w.load_several(start, first) for start in starts]
             for k in range(_UNROLLED):
-                i = w.b.add(first, _whole(k))
+                i = w.b.add(first, whole(k))
                 weight = lanes(i)
                 sums = [
                     w.fma(w.spread_lane(x, k) if _BY_LANE else w.spread(w.load_one(start, i)), weight, total)
@@ -194,8 +220,8 @@ def _tile(rows: int, halves: bool) -> Any:
                 ]
             return sums
 
-        for row, total in enumerate(w.loop(w.b.sdiv(size, _whole(_UNROLLED)), [_all(0.0)] * rows, add)):
-            w.store(total, out, w.b.mul(out_step, _whole(row)))
+        for row, total in enumerate(w.loop(w.b.sdiv(size, whole(_UNROLLED)), [all_lanes(0.0)] * rows, add)):
+            w.store(total, out, w.b.mul(out_step, whole(row)))
 
     return tile
 
@@ -204,87 +230,87 @@ tile_1, tile_2, tile_4 = (_tile(rows, halves=False) for rows in (1, 2, 4))
 half_tile_1, half_tile_2, half_tile_4 = (_tile(rows, halves=True) for rows in (1, 2, 4))
 
 
-@_piece(3, types.float32)
-def score_one(w: _Writer, query: Any, key: Any, size: Any) -> Any:
+@piece(3, types.float32)
+def score_one(w: VectorWriter, query: Any, key: Any, size: Any) -> Any:
     """query . key for one key that stands in one lane: what `tile` gives for that lane, to the bit."""
 
     def add(i: Any, sums: list[Any]) -> list[Any]:
-        return [w.call("llvm.fma.f32", w.load_one(query, i), w.load_one(key, w.b.mul(i, _whole(LANES))), sums[0])]
+        return [w.call("llvm.fma.f32", w.load_one(query, i), w.load_one(key, w.b.mul(i, whole(LANES))), sums[0])]
 
     [total] = w.loop(size, [ir.Constant(_F32, 0.0)], add)
     return total
 
 
-@_piece(3, types.float32)
-def soften(w: _Writer, values: Any, count: Any, scale: Any) -> Any:
+@piece(3, types.float32)
+def soften(w: VectorWriter, values: Any, count: Any, scale: Any) -> Any:
     """values[j] = exp(scale * (values[j] - largest)) in place, over 16 * count numbers; their sum is returned.
 
     `scale` is the address of a float. What fills up the last 16 is -inf.
     """
 
     def place(j: Any) -> Any:
-        return w.b.mul(j, _whole(LANES))
+        return w.b.mul(j, whole(LANES))
 
     def larger(x: Any, y: Any) -> Any:
         return w.b.select(w.b.fcmp_ordered(">", x, y), x, y)
 
-    [most] = w.loop(count, [_all(float("-inf"))], lambda j, held: [larger(w.load(values, place(j)), held[0])])
-    largest, factor = w.spread(w.fold(most, larger)), w.spread(w.load_one(scale, _whole(0)))
+    [most] = w.loop(count, [all_lanes(float("-inf"))], lambda j, held: [larger(w.load(values, place(j)), held[0])])
+    largest, factor = w.spread(w.fold(most, larger)), w.spread(w.load_one(scale, whole(0)))
 
     def one(j: Any, sums: list[Any]) -> list[Any]:
         e = w.exp(w.b.fmul(w.b.fsub(w.load(values, place(j)), largest), factor))
         w.store(e, values, place(j))
         return [w.b.fadd(sums[0], e)]
 
-    [total] = w.loop(count, [_all(0.0)], one)
+    [total] = w.loop(count, [all_lanes(0.0)], one)
     return w.fold(total, w.b.fadd)
 
 
-@_piece(3)
-def weigh_one(w: _Writer, weight: Any, value: Any, out: Any) -> None:
+@piece(3)
+def weigh_one(w: VectorWriter, weight: Any, value: Any, out: Any) -> None:
     """out[0:16] += weight * value[0:16]: one more step of `tile`, to the bit. `weight` is the address of a float."""
-    factor = w.spread(w.load_one(weight, _whole(0)))
-    w.store(w.fma(factor, w.load(value, _whole(0)), w.load(out, _whole(0))), out, _whole(0))
+    factor = w.spread(w.load_one(weight, whole(0)))
+    w.store(w.fma(factor, w.load(value, whole(0)), w.load(out, whole(0))), out, whole(0))
 
 
-@_piece(3)
-def gate(w: _Writer, gates: Any, ups: Any, out: Any) -> None:
+@piece(3)
+def gate(w: VectorWriter, gates: Any, ups: Any, out: Any) -> None:
     """out[0:16] = silu(gates[0:16]) * ups[0:16]."""
-    g = w.load(gates, _whole(0))
-    silu = w.b.fdiv(g, w.b.fadd(_all(1.0), w.exp(w.b.fsub(_all(-0.0), g))))
-    w.store(w.b.fmul(silu, w.load(ups, _whole(0))), out, _whole(0))
+    g = w.load(gates, whole(0))
+    silu = w.b.fdiv(g, w.b.fadd(all_lanes(1.0), w.exp(w.b.fsub(all_lanes(-0.0), g))))
+    w.store(w.b.fmul(silu, w.load(ups, whole(0))), out, whole(0))
 
 
-@_piece(2)
-def copy_lanes(w: _Writer, source: Any, target: Any) -> None:
+@piece(2)
+def copy_lanes(w: VectorWriter, source: Any, target: Any) -> None:
     """target[0:16] = source[0:16]."""
-    w.store(w.load(source, _whole(0)), target, _whole(0))
+    w.store(w.load(source, whole(0)), target, whole(0))
 
 
-@_piece(3)
-def scatter(w: _Writer, source: Any, target: Any, size: Any) -> None:
+@piece(3)
+def scatter(w: VectorWriter, source: Any, target: Any, size: Any) -> None:
     """target[16 * i] = source[i] for i < size: one lane of a block."""
 
     def one(i: Any, nothing: list[Any]) -> list[Any]:
-        w.store(w.load_one(source, i), target, w.b.mul(i, _whole(LANES)))
+        w.store(w.load_one(source, i), target, w.b.mul(i, whole(LANES)))
         return []
 
     w.loop(size, [], one)
 
 
-@_piece(2, types.int64)
-def add_atomically(w: _Writer, counter: Any, amount: Any) -> Any:
+@piece(2, types.int64)
+def add_atomically(w: VectorWriter, counter: Any, amount: Any) -> Any:
     """Add to a shared int64; what it was before."""
     return w.b.atomic_rmw("add", w.b.inttoptr(counter, _POINTER), amount, "acq_rel")
 
 
-@_piece(1, types.int64)
-def read_atomically(w: _Writer, counter: Any) -> Any:
+@piece(1, types.int64)
+def read_atomically(w: VectorWriter, counter: Any) -> Any:
     return w.b.load_atomic(w.b.inttoptr(counter, _POINTER), "acquire", 8, typ=_I64)
 
 
-@_piece(1, types.int64)
-def give_way(w: _Writer, nothing: Any) -> Any:
+@piece(1, types.int64)
+def give_way(w: VectorWriter, nothing: Any) -> Any:
     """Let another thread have the core."""
     function = w.b.module.globals.get("sched_yield")
     if function is None:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from hierspec.models.config import DecoderConfig, Rotary, expected_tensors, to_huggingface
+from hierspec.checkpoints.config import DecoderConfig, Rotary, expected_tensors, to_huggingface
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (

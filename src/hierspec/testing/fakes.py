@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hierspec.core.engine import Request
-from hierspec.core.hierarchy import Ask
+from hierspec.core.hierarchy import AnyRequest, Ask
 from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import adjust, law, picks
 from hierspec.core.verify import Answer
@@ -59,7 +58,7 @@ class FakeScorer:
         self.vocabulary = vocabulary
         self.logits = logits or markov_logits(vocabulary, seed, order, sharpness, noise, noise_seed)
         self.packed: list[int] = []
-        self.released: list[Request] = []
+        self.released: list[AnyRequest] = []
 
     @property
     def calls(self) -> int:
@@ -73,10 +72,10 @@ class FakeScorer:
         self.packed.append(len(asks))
         return [self._answer(ask) for ask in asks]
 
-    def release(self, request: Request) -> None:
+    def release(self, request: AnyRequest) -> None:
         self.released.append(request)
 
-    def adjusted(self, text: np.ndarray, request: Request) -> np.ndarray:
+    def adjusted(self, text: np.ndarray, request: AnyRequest) -> np.ndarray:
         """Logits of the token after `text` as the request's sampling has them. [vocabulary] float64."""
         return adjust(self.logits(text), text, len(request.prompt), request.sampling)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from hierspec.checkpoints.values import listed
 from hierspec.core.errors import HierspecError
-from hierspec.models.values import listed
 
 MAGIC = b"GGUF"
 _MOST_ENTRIES = 1 << 16  # key/value pairs, or tensors: real files have hundreds

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from hierspec.checkpoints.rotary import Rotary, inverse_frequencies, rotary_from_huggingface, scaling_to_huggingface
+from hierspec.checkpoints.values import check, integer, listed, number
 from hierspec.core.errors import HierspecError
-from hierspec.models.rotary import Rotary, inverse_frequencies, rotary_from_huggingface, scaling_to_huggingface
-from hierspec.models.values import check, integer, listed, number
 
 __all__ = [
     "ARCHITECTURES",

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from hierspec.checkpoints.config import DecoderConfig, expected_tensors, from_huggingface
+from hierspec.checkpoints.default import DEFAULT_NAME, default_model
+from hierspec.checkpoints.gguf_file import convert
 from hierspec.core.errors import HierspecError
-from hierspec.models.config import DecoderConfig, expected_tensors, from_huggingface
-from hierspec.models.default import DEFAULT_NAME, default_model
-from hierspec.models.gguf_file import convert
 from hierspec.progress import Progress, silent
 
 __all__ = ["Checkpoint", "expected_tensors", "load_checkpoint", "read_config"]

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hierspec.checkpoints.values import check, integer, listed, number
 from hierspec.core.errors import HierspecError
-from hierspec.models.values import check, integer, listed, number
 
 SCALINGS = ("none", "linear", "llama3", "yarn")
 

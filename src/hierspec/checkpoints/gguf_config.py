@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from hierspec.checkpoints.config import DecoderConfig
+from hierspec.checkpoints.gguf_header import GgufHeader
+from hierspec.checkpoints.rotary import Rotary, inverse_frequencies, yarn_attention_factor
+from hierspec.checkpoints.values import check, integer, listed, number
 from hierspec.core.errors import HierspecError
-from hierspec.models.config import DecoderConfig
-from hierspec.models.gguf_header import GgufHeader
-from hierspec.models.rotary import Rotary, inverse_frequencies, yarn_attention_factor
-from hierspec.models.values import check, integer, listed, number
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # The file keeps only the outcome of llama3 scaling; every Llama 3.1, 3.2 and 3.3 was made with these numbers.

@@ -10,10 +10,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from hierspec.checkpoints.config import DecoderConfig, expected_tensors, to_huggingface
+from hierspec.checkpoints.gguf_config import config_from_gguf
+from hierspec.checkpoints.gguf_header import MAGIC, GgufHeader, StoredTensor, read_header
 from hierspec.core.errors import HierspecError
-from hierspec.models.config import DecoderConfig, expected_tensors, to_huggingface
-from hierspec.models.gguf_config import config_from_gguf
-from hierspec.models.gguf_header import MAGIC, GgufHeader, StoredTensor, read_header
 from hierspec.paths import cache_folder, whole_folder
 from hierspec.progress import Progress, silent
 

@@ -1,0 +1,1 @@
+"""Where weights come from: Hugging Face folders, GGUF files, the hub, the default model. Checked before use."""
