@@ -83,6 +83,7 @@ class _Timer:
         self._model, self._context = model, context
         self._scorer = model.scorer(model.config.layers)
         self._request = model.request(context[:1].tolist(), "plain", Sampling())
+        model.forget()
         self.run(context[:1])  # reads the context
 
     def run(self, tokens: np.ndarray) -> list[float]:
