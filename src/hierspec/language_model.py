@@ -20,7 +20,7 @@ from hierspec.generation import Generation, TextStep, Writer
 from hierspec.models.cache import StaircasePool
 from hierspec.models.decoder import Decoder
 from hierspec.models.scorer import AnyDecoder, ModelScorer
-from hierspec.progress import Progress
+from hierspec.progress import Progress, silent
 from hierspec.stores import open_store
 from hierspec.text.tokenizer import Tokenizer
 
@@ -56,11 +56,11 @@ def load(
         raise HierspecError(f"Unknown dtype {dtype!r}; choose auto, {', '.join(_DTYPES)}.")
     checkpoint = load_checkpoint(source, _DTYPES[dtype], progress)
     tokenizer = Tokenizer.from_folder(checkpoint.folder)
-    decoder = open_decoder(checkpoint, device, backend)
+    decoder = open_decoder(checkpoint, device, backend, progress or silent)
     return LanguageModel(checkpoint.name, checkpoint.folder, tokenizer, decoder, dtype, kv_memory, backend)
 
 
-def open_decoder(checkpoint: Checkpoint, device: str, backend: str) -> AnyDecoder:
+def open_decoder(checkpoint: Checkpoint, device: str, backend: str, progress: Progress = silent) -> AnyDecoder:
     """The decoder that suits the checkpoint, the device and what is installed."""
     if backend not in BACKENDS:
         raise HierspecError(f"Unknown backend {backend!r}; choose {', '.join(BACKENDS)}.")
@@ -73,7 +73,10 @@ def open_decoder(checkpoint: Checkpoint, device: str, backend: str) -> AnyDecode
         else:
             reason = unsuited(checkpoint.config, checkpoint.dtype)
             if not reason:
-                return CpuDecoder(checkpoint.config, checkpoint.weights, torch.get_num_threads())
+                progress("Compiling for this CPU (once)", 0, 0)
+                decoder = CpuDecoder(checkpoint.config, checkpoint.weights, torch.get_num_threads())
+                decoder.prepare()
+                return decoder
     if backend == "compiled":
         raise HierspecError(f"The compiled backend cannot run {checkpoint.name} here: {reason}; use --backend torch.")
     return Decoder(checkpoint.config, checkpoint.weights, device)

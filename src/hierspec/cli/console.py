@@ -6,11 +6,11 @@ rich is imported where it is used: without it commands run too, with no bars and
 from __future__ import annotations
 
 import sys
-import time
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress, silent
@@ -27,7 +27,7 @@ _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """Bars on stderr for anything that takes over two seconds; nothing where stderr is not a terminal."""
+    """Bars on stderr for what takes longer than a second; nothing where stderr is not a terminal."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -39,13 +39,14 @@ def progress_bars() -> Iterator[Progress]:
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn(),
         console=Console(stderr=True), transient=True,
     )  # fmt: skip
-    tasks, began, shown = {}, time.perf_counter(), False
+    tasks: dict[str, Any] = {}
+    # A timer, not a look at the clock in `progress`: some work reports once and is then silent for seconds.
+    start = threading.Timer(1.0, bars.start)
+    start.daemon = True
+    if bars.console.is_terminal:
+        start.start()
 
     def progress(what: str, done: int, total: int) -> None:
-        nonlocal shown
-        if not shown and time.perf_counter() - began > 0.5 and bars.console.is_terminal:
-            bars.start()
-            shown = True
         if what not in tasks:
             tasks[what] = bars.add_task(what, total=total or None)
         bars.update(tasks[what], completed=done, total=total or None)
@@ -53,8 +54,8 @@ def progress_bars() -> Iterator[Progress]:
     try:
         yield progress
     finally:
-        if shown:
-            bars.stop()
+        start.cancel()
+        bars.stop()
 
 
 class Colours:

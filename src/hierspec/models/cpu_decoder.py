@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
 from hierspec.models.cpu_pass import QUERIES, run_head, run_layers
+from hierspec.models.cpu_pick import best_tokens
 from hierspec.models.decoder import Span
 from hierspec.models.team import Team
 from hierspec.models.vector_code import LANES
@@ -70,6 +71,13 @@ class CpuDecoder:
         frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
         self._frequencies = torch.as_tensor(frequencies)
         self._scratch = _Scratch(config, threads)
+
+    def prepare(self) -> None:
+        """Have everything compiled now: seconds on the first use on a machine, later read from a file."""
+        with torch.inference_mode():
+            self.run(torch.zeros(1, self.config.hidden), np.zeros(1, np.int32), [], 0, 0)
+            logits = self.head(torch.zeros(1, self.config.hidden)).numpy()
+            best_tokens(logits, np.float32(0), np.zeros((1, 2), np.int64), np.empty((1, 1), np.int64)[:, 0])
 
     def new_memory(self) -> LaneMemory:
         return LaneMemory(self.config)
