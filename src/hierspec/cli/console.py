@@ -55,7 +55,8 @@ def progress_bars() -> Iterator[Progress]:
         yield progress
     finally:
         start.cancel()
-        bars.stop()
+        if bars.live.is_started:  # stopping what was never shown would print an empty line
+            bars.stop()
 
 
 class Colours:
