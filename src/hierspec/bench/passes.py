@@ -130,13 +130,11 @@ def _prefill(model: LanguageModel, peer: TransformersPeer | None, text: np.ndarr
 
 
 def _bandwidth() -> float:
-    """Bytes per second that all threads together read from memory: the better of a sum and a copy."""
-    numbers = torch.ones(1 << 26)
-    target = torch.empty_like(numbers)
+    """Bytes per second that all threads together read from memory: the best of a sum and a matrix-vector product."""
+    numbers = torch.ones(8192, 8192)
     size = numbers.numel() * numbers.element_size()
-    sums = min(_seconds(lambda: float(numbers.sum())) for _ in range(5))
-    copies = min(_seconds(lambda: target.copy_(numbers)) for _ in range(5))
-    return max(size / sums, 2 * size / copies)
+    ways: tuple[Callable[[], Any], ...] = (lambda: float(numbers.sum()), lambda: numbers.mv(numbers[0]))
+    return size / min(_seconds(way) for way in ways for _ in range(5))
 
 
 def _weight_bytes(model: LanguageModel) -> int:

@@ -64,7 +64,7 @@ class TransformersPeer:
             with torch.inference_mode():
                 ids = torch.tensor([[token]], device=self._model.device)
                 self._model(ids, past_key_values=cache, use_cache=True)
-                cache.crop(len(context))
+                cache.crop(-1)  # forget the token again
 
         return step
 
