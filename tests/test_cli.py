@@ -80,6 +80,17 @@ def test_bench_ends_with_the_document_and_writes_it(tiny, tmp_path, capsys):
     assert document["plans"]["lookup"]["identical"] == 1
 
 
+def test_bench_does_not_ask_of_the_residual_rule_what_it_does_not_promise(tiny, tmp_path, capsys):
+    prompts, plan = tmp_path / "p.jsonl", tmp_path / "residual.toml"
+    prompts.write_text('{"task": "a", "turns": ["abc"]}\n')
+    plan.write_text('rule = "residual"\n[[tier]]\nexit_layer = 2\n')
+    arguments = ["bench", tiny, "--prompts", str(prompts), "--plans", str(plan), "--max-tokens", "30", "--json"]
+    assert main([*arguments, "--temperature", "1", "--seed", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["plans"][str(plan)]["identical"] == 0
+    assert main(arguments) == 0  # greedy there is only one law
+    assert json.loads(capsys.readouterr().out)["plans"][str(plan)]["identical"] == 1
+
+
 def test_plan_files_are_used(tiny, tmp_path, capsys):
     path = tmp_path / "mine.toml"
     path.write_text('stores = ["context"]\n[[tier]]\nexit_layer = 2\ngather = 3\n')
