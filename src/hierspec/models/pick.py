@@ -14,17 +14,24 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Ask
 from hierspec.core.sampling import Sampling, noise_keys
 from hierspec.core.verify import Answer
+from hierspec.models.team import Team
 
-best_tokens: Any = None  # without numba torch does it all
+answer_rows: Any = None  # without numba torch does it all
 with suppress(ImportError):
-    from hierspec.models.cpu_pick import best_tokens
+    from hierspec.models.cpu_pick import answer_rows
+
+_SHARED = 4  # rows from which on several threads are worth waking
+_NO_TOKENS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float64)
 
 
-def answer(ask: Ask, logits: Tensor) -> Answer:
-    """Picks or laws from logits [1 + nodes, vocabulary]: row 0 follows the context, row i + 1 node i."""
+def answer(ask: Ask, logits: Tensor, team: Team | None = None) -> Answer:
+    """Picks or laws from logits [1 + nodes, vocabulary]: row 0 follows the context, row i + 1 node i.
+
+    On a CPU a team's threads share the rows.
+    """
+    if answer_rows is not None and logits.device.type == "cpu" and logits.dtype == torch.float32:
+        return _compiled_answer(ask, logits, team)
     sampling = ask.request.sampling
-    if _is_simple(ask, logits):
-        return Answer(picks=_compiled_picks(ask, logits))
     z = adjust(logits, ask)
     if not bool(torch.isfinite(z.amax(dim=1)).all()):
         raise _not_numbers(ask)
@@ -39,30 +46,38 @@ def answer(ask: Ask, logits: Tensor) -> Answer:
     return Answer(picks=picks.cpu().numpy())
 
 
-def _is_simple(ask: Ask, logits: Tensor) -> bool:
-    """Whether one compiled walk over the vocabulary finds the picks: nothing but temperature stands in between."""
-    sampling = ask.request.sampling
-    unchanged = (
-        not (sampling.penalised or sampling.logit_bias or sampling.top_k or sampling.min_p) and sampling.top_p == 1
-    )
-    one_pick = ask.candidates == 1 and not ask.laws
-    return (
-        unchanged and one_pick and best_tokens is not None and logits.device.type == "cpu" and logits.shape[1] % 16 == 0
-    )
-
-
-def _compiled_picks(ask: Ask, logits: Tensor) -> np.ndarray:
-    temperature, first = ask.request.sampling.temperature, len(ask.context)
-    depths = [0, *(depth + 1 for depth in ask.proposal.depths())]
-    keys = np.zeros((len(depths), 2), np.int64)
-    if temperature > 0:
-        by_depth = [noise_keys(ask.request.seed, first + depth) for depth in range(max(depths) + 1)]
+def _compiled_answer(ask: Ask, logits: Tensor, team: Team | None) -> Answer:
+    sampling, proposal = ask.request.sampling, ask.proposal
+    rows, vocabulary = logits.shape
+    context, tokens, parents = _NO_TOKENS, _NO_TOKENS, _NO_TOKENS
+    if sampling.penalised:
+        context = np.require(ask.context, np.int32, ["C", "W"])  # a copy only where it is unlike others
+        tokens, parents = np.array(proposal.tokens, np.int32), np.array(proposal.parents, np.int32)
+    bias_tokens, bias_values = _NO_TOKENS, _NO_VALUES
+    if sampling.logit_bias:
+        bias_tokens = np.array(list(sampling.logit_bias), np.int32)
+        bias_values = np.array(list(sampling.logit_bias.values()), np.float64)
+    keys = np.zeros((rows, 2), np.int64)
+    if sampling.temperature > 0 and not ask.laws:
+        seed, first = ask.request.seed, len(ask.context)
+        depths = [0, *(depth + 1 for depth in proposal.depths())]
+        by_depth = [noise_keys(seed, first + depth) for depth in range(max(depths) + 1)]
         keys[:] = [by_depth[depth] for depth in depths]
-    found = np.empty((len(depths), 1), np.int64)
-    best_tokens(logits.contiguous().numpy(), np.float32(temperature), keys, found[:, 0])
-    if found.min() < 0:
+    found = np.empty((rows, min(ask.candidates, vocabulary)), np.int64)
+    laws = np.empty((rows if ask.laws else 0, vocabulary), np.float64)
+    arguments = (
+        logits.contiguous().numpy(), float(sampling.temperature),
+        (sampling.top_k, float(sampling.top_p), float(sampling.min_p)),
+        (float(sampling.repetition_penalty), float(sampling.presence_penalty), float(sampling.frequency_penalty)),
+        context, len(ask.request.prompt), tokens, parents, bias_tokens, bias_values, keys, found, laws,
+    )  # fmt: skip
+    if team is None or rows < _SHARED or sampling.temperature == 0:
+        answer_rows(0, 1, *arguments)
+    else:
+        team.run(answer_rows, *arguments)
+    if found[:, 0].min() < 0:
         raise _not_numbers(ask)
-    return found
+    return Answer(laws=laws) if ask.laws else Answer(picks=found)
 
 
 def _not_numbers(ask: Ask) -> HierspecError:
