@@ -10,20 +10,22 @@ from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.proposal import Proposal
 from hierspec.models.cache import Staircase
 from hierspec.models.cpu_decoder import CpuDecoder
+from hierspec.models.packed import KINDS, pack_in_memory
 from hierspec.models.scorer import AnyDecoder, advance
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3"]
 
 
-@pytest.fixture(scope="module", params=[(family, dtype) for family in FAMILIES for dtype in ("float32", "bfloat16")])
+@pytest.fixture(scope="module", params=[(family, kind) for family in FAMILIES for kind in KINDS])
 def tiny(request, tmp_path_factory):
-    family, dtype = request.param
+    family, kind = request.param
     # Six heads on two for keys, and sizes that leave threads uneven shares.
-    changes = {"heads": 6, "hidden": 96, "intermediate": 176}
+    changes = {"heads": 6, "hidden": 96, "intermediate": 160 if kind.startswith("int") else 176}
     folder = tiny_checkpoint(tmp_path_factory.mktemp("bits") / family, family, seed=5, **changes)
-    checkpoint = load_checkpoint(folder, getattr(torch, dtype))
-    return CpuDecoder(checkpoint.config, checkpoint.weights, threads=2)
+    checkpoint = load_checkpoint(folder, torch.bfloat16 if kind == "bfloat16" else torch.float32)
+    packed = pack_in_memory(checkpoint.config, checkpoint.weights, KINDS[kind])
+    return CpuDecoder(checkpoint.config, checkpoint.weights, threads=2, packed=packed)
 
 
 def a_staircase(decoder: AnyDecoder, boundaries=()) -> Staircase:

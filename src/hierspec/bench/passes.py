@@ -10,13 +10,9 @@ import numpy as np
 import torch
 
 from hierspec.bench.peers import TransformersPeer
-from hierspec.core.hierarchy import Ask
-from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import Sampling
-from hierspec.core.stats import TierStats
 from hierspec.language_model import LanguageModel
-from hierspec.models.pick import answer
-from hierspec.models.scorer import advance
+from hierspec.planner.costs import PassTimer
 from hierspec.progress import Progress, silent
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -36,7 +32,7 @@ def measure_passes(
     contexts = [context for context in contexts if context + max(widths) < model.config.context]
     rng = np.random.default_rng(0)
     text = rng.integers(0, model.config.vocabulary, max([*contexts, _PREFILL]) + max(widths)).astype(np.int32)
-    bandwidth, weights = _bandwidth(), _weight_bytes(model)
+    bandwidth, weights = _bandwidth(), model.decoder.weight_bytes
     result: dict[str, Any] = {
         "memory_gigabytes_per_second": round(bandwidth / 1e9, 1),
         "weight_megabytes": round(weights / 1e6, 1),
@@ -46,7 +42,7 @@ def measure_passes(
     }
     rounds, done = len(contexts) * _REPEATS, 0
     for context in contexts:
-        timer = _Timer(model, text[:context])
+        timer = PassTimer(model.scorer(model.config.layers), text[:context])
         times: dict[int, list[list[float]]] = {width: [] for width in widths}
         theirs: list[float] = []
         peer_step = None if peer is None else peer.stepper(text[:context].tolist())
@@ -74,37 +70,6 @@ def measure_passes(
                 {"context": context, "tokens": 1, "ms": round(1e3 * float(np.median(theirs)), 2), "by": "transformers"}
             )
     return result
-
-
-class _Timer:
-    """Passes of the target after one context, taken apart."""
-
-    def __init__(self, model: LanguageModel, context: np.ndarray) -> None:
-        self._model, self._context = model, context
-        self._scorer = model.scorer(model.config.layers)
-        self._request = model.request(context[:1].tolist(), "plain", Sampling())
-        model.forget()
-        self.run(context[:1])  # reads the context
-
-    def run(self, tokens: np.ndarray) -> list[float]:
-        """Seconds of the layers, the head and the picks of a pass over these tokens."""
-        scorer, clock = self._scorer, time.perf_counter
-        context = np.append(self._context, tokens[:1]).astype(np.int32)
-        ask = Ask(scorer, context, Proposal.chain(tokens[1:]), self._request, 1, False, TierStats("target"))
-        with torch.inference_mode():
-            start = clock()
-            [staircase] = scorer.pool.prepare([(self._request, context, ask.proposal)])
-            staircase.heights[len(self._context) : staircase.used] = 0  # nothing of these tokens is known
-            advance(scorer.decoder, [staircase], scorer.layers)
-            layers = clock()
-            logits = scorer.decoder.head(staircase.hidden[-1, staircase.chain - 1 : staircase.used])
-            head = clock()
-            answer(ask, logits)  # copies the picks to the host, so a GPU has finished here
-            return [layers - start, head - layers, clock() - head]
-
-    def close(self) -> None:
-        self._request.cancel()
-        self._model.forget()
 
 
 def _prefill(model: LanguageModel, peer: TransformersPeer | None, text: np.ndarray) -> list[dict[str, Any]]:
@@ -135,14 +100,6 @@ def _bandwidth() -> float:
     size = numbers.numel() * numbers.element_size()
     ways: tuple[Callable[[], Any], ...] = (lambda: float(numbers.sum()), lambda: numbers.mv(numbers[0]))
     return size / min(_seconds(way) for way in ways for _ in range(5))
-
-
-def _weight_bytes(model: LanguageModel) -> int:
-    """What one pass over one token has to read: all layers and the head."""
-    config, item = model.config, model.decoder.embedding.element_size()
-    attention = (2 * config.heads + 2 * config.kv_heads) * config.head_size * config.hidden
-    layer = attention + 3 * config.intermediate * config.hidden
-    return item * (config.layers * layer + config.vocabulary * config.hidden)
 
 
 def _seconds(run: Callable[[], Any]) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 
 from hierspec.bench.run import PLAIN, Outcome
 from hierspec.core.stats import Stats
+from hierspec.machine import machine
 
 _RESAMPLES = 2000
 
@@ -57,6 +56,10 @@ def _figures(outcomes: Sequence[Outcome], plain: Sequence[Outcome]) -> dict[str,
     }
     if passes:  # peers do not tell
         figures["tokens_per_pass"] = round(tokens / passes, 3)
+    if passes and all(outcome.alone for outcome in outcomes):
+        judging = sum(tier.seconds for outcome in outcomes for tier in outcome.stats.tiers)
+        # Stores, verification, counters and text: all that is not a pass of a model or its picks.
+        figures["overhead_ms_per_pass"] = round(1e3 * (seconds - judging) / passes, 3)
     if passes and later > 0 and all(outcome.alone for outcome in outcomes):
         first = sum(outcome.first_tokens for outcome in outcomes)
         figures["decode_tokens_per_second"] = round((tokens - first) / later, 2)
@@ -83,32 +86,3 @@ def _all_stats(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
     for outcome in outcomes:
         total.add(outcome.stats)
     return total.to_json()
-
-
-def machine() -> dict[str, Any]:
-    """What was measured on, without anything that names the machine's owner."""
-    described = {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "system": platform.system(),
-        "architecture": platform.machine(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    if torch.cuda.is_available():
-        described["gpu"] = torch.cuda.get_device_name()
-    return described
-
-
-def _processor() -> str:
-    """The processor's name, where the system tells it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = dict(line.split(":", 1) for line in lines if ":" in line)
-    except OSError:
-        return platform.processor()
-    for key in ("model name", "Model", "CPU part"):
-        for name, value in names.items():
-            if name.strip() == key:
-                return f"{platform.machine()} part {value.strip()}" if key == "CPU part" else value.strip()
-    return platform.processor()

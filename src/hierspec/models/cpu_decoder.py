@@ -1,7 +1,7 @@
 """The decoder on a CPU through `cpu_pass`: the same answers as `Decoder`, in one compiled function a pass.
 
-Weights are float32 or bfloat16 and packed once; everything else is float32. A row's bits depend on its own text
-alone: not on the width of the pass, on other requests, on chain or tree, or on where layer ranges were cut.
+Weights are float32, bfloat16, int8 or int4 and packed once; everything else is float32. A row's bits depend on its own
+text alone: not on the width of the pass, on other requests, on chain or tree, or on where layer ranges were cut.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
-from hierspec.models.cpu_pass import QUERIES, run_head, run_layers
+from hierspec.models.cpu_pass import FLOATS, HALVES, QUERIES, run_head, run_layers
 from hierspec.models.cpu_pick import best_tokens
 from hierspec.models.decoder import Span
+from hierspec.models.low_bits import GROUP, RECORD
+from hierspec.models.packed import PackedWeights, pack_in_memory
 from hierspec.models.team import Team
 from hierspec.models.vector_code import LANES
 
@@ -37,18 +38,20 @@ def unsuited(config: DecoderConfig, dtype: torch.dtype) -> str:
 class CpuDecoder:
     """Takes the place of `Decoder`. Holds weights and scratch memory, nothing of any text."""
 
-    def __init__(self, config: DecoderConfig, weights: dict[str, Tensor], threads: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: dict[str, Tensor], threads: int, packed: PackedWeights | None = None
+    ) -> None:
         self.config = config
         self.device = torch.device("cpu")
         self.dtype = torch.float32  # of hidden states, keys and values
         self.embedding = weights["model.embed_tokens.weight"]
         self.layer_rows = 0
-        self._halves = self.embedding.dtype == torch.bfloat16
+        if packed is None:
+            packed = pack_in_memory(config, weights, HALVES if self.embedding.dtype == torch.bfloat16 else FLOATS)
+        self._packed = packed
+        self.weight_bytes = packed.bytes
         self._team = Team(threads)
-        self._packed: list[np.ndarray] = []  # keeps alive what the table of addresses points to
-        self._table = np.array([self._pack_layer(weights, layer) for layer in range(config.layers)], np.int64)
-        head = self.embedding if config.tied else weights["lm_head.weight"]
-        self._head = self._pack(head)
+        self.team: Team | None = self._team
         self._norm = _floats(weights["model.norm.weight"])
 
         def stacked(present: bool, *names: str) -> np.ndarray:
@@ -70,55 +73,72 @@ class CpuDecoder:
         self._scale = np.array([config.head_size**-0.5], np.float32)
         frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
         self._frequencies = torch.as_tensor(frequencies)
+        self._cos, self._sin = (np.empty((0, config.head_size // 2), np.float32) for _ in range(2))  # by position
         self._scratch = _Scratch(config, threads)
 
     def prepare(self) -> None:
         """Have everything compiled now: seconds on the first use on a machine, later read from a file."""
         with torch.inference_mode():
-            self.run(torch.zeros(1, self.config.hidden), np.zeros(1, np.int32), [], 0, 0)
+            self.run(torch.zeros(0, self.config.hidden), np.zeros(0, np.int32), [], 0, 0)
             logits = self.head(torch.zeros(1, self.config.hidden)).numpy()
-            best_tokens(logits, np.float32(0), np.zeros((1, 2), np.int64), np.empty((1, 1), np.int64)[:, 0])
+            best_tokens(logits, 0.0, np.zeros((1, 2), np.int64), np.empty((1, 1), np.int64)[:, 0])
 
     def new_memory(self) -> LaneMemory:
         return LaneMemory(self.config)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self.embedding).float()
+    def embed(self, tokens: np.ndarray) -> Tensor:
+        return self.embedding[torch.from_numpy(tokens)].float()
 
     def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
         """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""
         rows = len(positions)
         self.layer_rows += rows * (stop - start)
-        angles = torch.as_tensor(positions)[:, None].float() * self._frequencies
-        cos, sin = ((f(angles) * self._rotary_factor).numpy() for f in (torch.cos, torch.sin))
+        most = int(positions.max()) if rows else 0
+        if most >= len(self._cos):
+            self._turn(most + 1)
+        cos, sin = self._cos[positions], self._sin[positions]
         states = hidden.numpy()
-        slots, keys, values, capacity, ends = (np.empty(rows, np.int64) for _ in range(5))
-        path_starts = np.zeros(rows + 1, np.int64)
+        # Lists, not arrays: a pass has few rows, and there is much to say of each.
+        slots: list[int] = []
+        keys: list[int] = []
+        values: list[int] = []
+        capacity: list[int] = []
+        ends: list[int] = []
         paths: list[int] = []
         groups: list[int] = []
+        path_starts = [0]
         longest = 0
         for span in spans:
-            staircase, own = span.staircase, span.rows
-            memory = staircase.memory
+            staircase, memory, count = span.staircase, span.staircase.memory, len(span.slots)
             assert isinstance(memory, LaneMemory)
-            keys[own], values[own] = memory.keys.data_ptr(), memory.values.data_ptr()
-            capacity[own] = memory.slots
-            slots[own] = span.slots
-            ends[own] = np.minimum(span.slots + 1, staircase.chain)
+            chain, own = staircase.chain, span.slots.tolist()
+            slots += own
+            keys += [memory.keys_at] * count
+            values += [memory.values_at] * count
+            capacity += [memory.slots] * count
+            ends += [min(slot + 1, chain) for slot in own]
             longest = max(longest, staircase.used)
-            groups += range(own.start, own.stop, QUERIES)
-            for row, slot in zip(range(own.start, own.stop), span.slots, strict=True):
-                paths += staircase.path(int(slot))
-                path_starts[row + 1] = len(paths)
+            groups += range(span.rows.start, span.rows.stop, QUERIES)
+            for slot in own:
+                if slot >= chain:
+                    paths += staircase.path(slot)
+                path_starts.append(len(paths))
         scratch = self._scratch.for_rows(rows, longest)
+        by_row = np.array([positions, slots, keys, values, capacity, ends], np.int64)
         self._team.run(
-            run_layers, scratch.sync, start, stop, states, cos, sin,
-            positions.astype(np.int64), slots, keys, values, capacity, np.array([*groups, rows], np.int64),
-            ends, path_starts, np.array(paths, np.int64), self._table, self._halves,
+            run_layers, self._team.sync, start, stop, states, cos, sin,
+            *by_row[:5], np.array([*groups, rows], np.int64),
+            by_row[5], np.array(path_starts, np.int64), np.array(paths, np.int64),
+            self._packed.layers, self._packed.kind,
             self._norms, self._head_norms, self._biases, self._windows, self._rotary_layers, self._shape,
             np.float32(self.config.norm_eps), *scratch.arrays, self._scale,
         )  # fmt: skip
         return torch.from_numpy(states)
+
+    def _turn(self, count: int) -> None:
+        """Cosines and sines of the positions up to `count`, and as many again."""
+        angles = torch.arange(2 * count)[:, None].float() * self._frequencies
+        self._cos, self._sin = ((f(angles) * self._rotary_factor).numpy() for f in (torch.cos, torch.sin))
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm and head."""
@@ -126,25 +146,9 @@ class CpuDecoder:
         scratch = self._scratch.for_rows(len(hidden), 0)
         self._team.run(
             run_head, hidden.contiguous().numpy(), self._norm, np.float32(self.config.norm_eps),
-            self._head.ctypes.data, self._halves, scratch.normed, logits,
+            self._packed.head, self._packed.head_kind, scratch.normed, scratch.low_bits, scratch.records, logits,
         )  # fmt: skip
         return torch.from_numpy(logits)
-
-    def _pack_layer(self, weights: dict[str, Tensor], layer: int) -> list[int]:
-        named = {
-            name: weights[f"model.layers.{layer}.{name}_proj.weight"]
-            for name in ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
-        }
-        qkv = torch.cat([named["self_attn.q"], named["self_attn.k"], named["self_attn.v"]])
-        parts = [qkv, named["self_attn.o"], named["mlp.gate"], named["mlp.up"], named["mlp.down"]]
-        self._packed += [self._pack(part) for part in parts]
-        return [packed.ctypes.data for packed in self._packed[-len(parts) :]]
-
-    def _pack(self, weight: Tensor) -> np.ndarray:
-        """[outputs, inputs] -> [outputs / 16, inputs, 16]: the 16 weights that meet one input stand together."""
-        blocks = weight.view(len(weight) // LANES, LANES, weight.shape[1]).transpose(1, 2).contiguous()
-        packed: np.ndarray = (blocks.view(torch.int16) if self._halves else blocks).numpy()
-        return packed
 
 
 def _floats(weight: Tensor) -> np.ndarray:
@@ -183,6 +187,7 @@ class LaneMemory:
         start = (config.layers, config.kv_heads)
         self.keys = torch.zeros(*start, self.slots // LANES, config.head_size, LANES)
         self.values = torch.zeros(*start, config.head_size // LANES, self.slots, LANES)
+        self.keys_at, self.values_at = self.keys.data_ptr(), self.values.data_ptr()
 
 
 class _Scratch:
@@ -191,7 +196,6 @@ class _Scratch:
     def __init__(self, config: DecoderConfig, threads: int) -> None:
         self._config, self._threads = config, threads
         self._rows, self._longest = 0, 0
-        self.sync = np.zeros(16, np.int64)
         self.for_rows(16, 1024)
 
     def for_rows(self, rows: int, longest: int) -> _Scratch:
@@ -199,6 +203,9 @@ class _Scratch:
         if rows > self._rows:
             self._rows = rows
             self.normed = np.empty((threads, rows, config.hidden), np.float32)
+            widest = max(config.hidden, config.intermediate, config.heads * config.head_size)
+            self.low_bits = np.empty((threads, rows, widest), np.int8)
+            self.records = np.empty((threads, rows, -(-widest // GROUP) * RECORD), np.float32)
             width = (config.heads + 2 * config.kv_heads) * config.head_size
             self._qkv = np.empty((rows, width), np.float32)
             self._attended = np.empty((rows, config.heads * config.head_size), np.float32)
@@ -217,4 +224,4 @@ class _Scratch:
         """As `run_layers` takes them: cut to the rows of this pass."""
         rows = slice(self._now)
         shared = self._qkv[rows], self._attended[rows], self._gates, self._gated[rows], self._delta
-        return self.normed, *shared, self._scores, self._totals
+        return self.normed, self.low_bits, self.records, *shared, self._scores, self._totals

@@ -15,28 +15,54 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from hierspec.models.low_bits import (
+    BLOCK_BYTES,
+    GROUP,
+    RECORD,
+    byte_tile_1,
+    byte_tile_2,
+    byte_tile_3,
+    byte_tile_4,
+    byte_tile_8,
+    nibble_tile_1,
+    nibble_tile_2,
+    nibble_tile_3,
+    nibble_tile_4,
+    nibble_tile_8,
+    quantise,
+)
+from hierspec.models.team import ARRIVED, BROKEN, MEETINGS
 from hierspec.models.vector_code import (
     CODE,
     LANES,
+    WIDE,
     add_atomically,
     copy_lanes,
     gate,
     give_way,
     half_tile_1,
     half_tile_2,
+    half_tile_3,
     half_tile_4,
+    half_tile_8,
+    half_tile_16,
     read_atomically,
     scatter,
     score_one,
     soften,
     tile_1,
     tile_2,
+    tile_3,
     tile_4,
+    tile_8,
+    tile_16,
     weigh_one,
 )
 
 QUERIES = 16  # rows of one text that attend together: as many as keep their scores in the cache
+FLOATS, HALVES, BYTES, NIBBLES = range(4)  # how weights are stored: float32, bfloat16, or as `low_bits` has them
 _FLOAT = 4  # bytes
+_BYTE_BLOCK, _NIBBLE_BLOCK = BLOCK_BYTES[8], BLOCK_BYTES[4]
 _PATIENCE = 20_000  # looks at a barrier before the core is offered to others
 
 _compiled = njit(nogil=True, cache=True, error_model="numpy")
@@ -45,10 +71,11 @@ _part = njit(nogil=True, error_model="numpy")  # compiled into, and kept with, w
 
 @_part
 def _meet(sync, threads):
-    """Wait until all threads are here. sync[0] counts them, sync[8] the meetings (a cache line apart)."""
+    """Wait until all threads are here, unless the team has broken up. See `Team`."""
     if threads == 1:
         return
-    count, meetings = sync.ctypes.data, sync.ctypes.data + 64
+    start = sync.ctypes.data
+    count, meetings, broken = start + 8 * ARRIVED, start + 8 * MEETINGS, start + 8 * BROKEN
     meeting = read_atomically(meetings)
     if add_atomically(count, 1) + 1 == threads:
         add_atomically(count, -threads)
@@ -58,6 +85,8 @@ def _meet(sync, threads):
     while read_atomically(meetings) == meeting:
         looks += 1
         if looks > _PATIENCE:
+            if read_atomically(broken):
+                return
             give_way(0)
 
 
@@ -67,8 +96,8 @@ def _share(count, thread, threads):
     return count * thread // threads, count * (thread + 1) // threads
 
 
-def _over_rows(four, two, one):
-    """One block of 16 outputs for all rows, in tiles of four, two and one."""
+def _over_rows(sixteen, eight, four, three, two, one):
+    """One block of 16 outputs for all rows: in the largest tiles, and one tile for what is left below four."""
 
     @_part
     def tiles(x, x_step, rows, weights, size, out, out_step):
@@ -77,38 +106,111 @@ def _over_rows(four, two, one):
         while row + 4 <= rows:
             four(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
             row += 4
-        if row + 2 <= rows:
-            two(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
-            row += 2
-        if row < rows:
-            one(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
+        x, out = x + row * x_step * _FLOAT, out + row * out_step * _FLOAT
+        if rows - row == 3:
+            three(x, x_step, weights, size, out, out_step)
+        elif rows - row == 2:
+            two(x, x_step, weights, size, out, out_step)
+        elif rows - row == 1:
+            one(x, x_step, weights, size, out, out_step)
 
-    return tiles
+    @_part
+    def wide_tiles(x, x_step, rows, weights, size, out, out_step):
+        row = 0
+        while row + 16 <= rows:
+            sixteen(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
+            row += 16
+        if row + 8 <= rows:
+            eight(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
+            row += 8
+        x, out = x + row * x_step * _FLOAT, out + row * out_step * _FLOAT
+        tiles(x, x_step, rows - row, weights, size, out, out_step)
+
+    return wide_tiles if WIDE else tiles
 
 
-_tiles = _over_rows(tile_4, tile_2, tile_1)
-_half_tiles = _over_rows(half_tile_4, half_tile_2, half_tile_1)  # weights in bfloat16
+_tiles = _over_rows(tile_16, tile_8, tile_4, tile_3, tile_2, tile_1)
+# Weights in bfloat16.
+_half_tiles = _over_rows(half_tile_16, half_tile_8, half_tile_4, half_tile_3, half_tile_2, half_tile_1)
+
+
+def _over_low_rows(eight, four, three, two, one):
+    """The same for inputs of 8 bits."""
+
+    @_part
+    def tiles(x, rows, records, weights, size, out, out_step):
+        groups = size // GROUP
+        step, row = groups * RECORD, 0
+        while row + 4 <= rows:
+            place = out + row * out_step * _FLOAT
+            four(x + row * size, size, records + row * step * _FLOAT, step, weights, groups, place, out_step)
+            row += 4
+        x, records, out = x + row * size, records + row * step * _FLOAT, out + row * out_step * _FLOAT
+        if rows - row == 3:
+            three(x, size, records, step, weights, groups, out, out_step)
+        elif rows - row == 2:
+            two(x, size, records, step, weights, groups, out, out_step)
+        elif rows - row == 1:
+            one(x, size, records, step, weights, groups, out, out_step)
+
+    @_part
+    def wide_tiles(x, rows, records, weights, size, out, out_step):
+        groups = size // GROUP
+        step, row = groups * RECORD, 0
+        while row + 8 <= rows:
+            place = out + row * out_step * _FLOAT
+            eight(x + row * size, size, records + row * step * _FLOAT, step, weights, groups, place, out_step)
+            row += 8
+        x, records, out = x + row * size, records + row * step * _FLOAT, out + row * out_step * _FLOAT
+        tiles(x, rows - row, records, weights, size, out, out_step)
+
+    return wide_tiles if WIDE else tiles
+
+
+_byte_tiles = _over_low_rows(byte_tile_8, byte_tile_4, byte_tile_3, byte_tile_2, byte_tile_1)
+_nibble_tiles = _over_low_rows(nibble_tile_8, nibble_tile_4, nibble_tile_3, nibble_tile_2, nibble_tile_1)
 
 
 @_part
-def _product(x, x_step, rows, weights, size, halves, out, out_step, first, last):
-    """Columns 16 * first .. 16 * last of x times packed weights."""
+def _block_bytes(size, kind):
+    """Bytes of the weights of 16 outputs."""
+    if kind == BYTES:
+        return size // GROUP * _BYTE_BLOCK
+    if kind == NIBBLES:
+        return size // GROUP * _NIBBLE_BLOCK
+    return size * LANES * (2 if kind == HALVES else _FLOAT)
+
+
+@_part
+def _to_low_bits(x, rows, size, kind, low, records):
+    """The inputs of a product in 8 bits, where its weights are stored in few."""
+    if kind >= BYTES:
+        quantise(x, rows * size // GROUP, low, records)
+
+
+@_part
+def _product(x, low, records, rows, weights, size, kind, out, out_step, first, last):
+    """Columns 16 * first .. 16 * last of x times packed weights. `low` and `records` hold x in 8 bits."""
+    step = _block_bytes(size, kind)
     for block in range(first, last):
-        if halves:
-            _half_tiles(
-                x, x_step, rows, weights + block * size * LANES * 2, size, out + block * LANES * _FLOAT, out_step
-            )
+        own, place = weights + block * step, out + block * LANES * _FLOAT
+        if kind == FLOATS:
+            _tiles(x, size, rows, own, size, place, out_step)
+        elif kind == HALVES:
+            _half_tiles(x, size, rows, own, size, place, out_step)
+        elif kind == BYTES:
+            _byte_tiles(low, rows, records, own, size, place, out_step)
         else:
-            _tiles(
-                x, x_step, rows, weights + block * size * LANES * _FLOAT, size, out + block * LANES * _FLOAT, out_step
-            )
+            _nibble_tiles(low, rows, records, own, size, place, out_step)
 
 
 @_part
-def _add_product(x, weights, halves, delta, hidden, first, last):
+def _add_product(x, low, records, weights, kind, delta, hidden, first, last):
     """hidden += x times weights, for this thread's blocks of columns."""
     rows, size = x.shape
-    _product(x.ctypes.data, size, rows, weights, size, halves, delta.ctypes.data, hidden.shape[1], first, last)
+    start = x.ctypes.data
+    _to_low_bits(start, rows, size, kind, low, records)
+    _product(start, low, records, rows, weights, size, kind, delta.ctypes.data, hidden.shape[1], first, last)
     for row in range(rows):
         for i in range(first * LANES, last * LANES):
             hidden[row, i] += delta[row, i]
@@ -264,10 +366,10 @@ def run_layers(
     positions, slots, keys, values, capacity,  # [rows]: where a row stands; addresses of its text's memory, its slots
     groups,  # [groups + 1]: rows that attend together, each group of one text
     ends, path_starts, paths,  # a row sees slots below ends[row], then paths[path_starts[row]:path_starts[row + 1]]
-    weights, halves,  # [layers, 5]: addresses of qkv, output, gate, up, down
+    weights, kind,  # [layers, 5]: addresses of qkv, output, gate, up, down; how they are stored
     norms, head_norms, biases,  # [layers, 2, hidden]; [layers, 2, head_size] or empty; [layers, qkv] or empty
     windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate
-    normed, qkv, attended, gates, gated, delta, scores, totals, scale, code=CODE,
+    normed, low_bits, records, qkv, attended, gates, gated, delta, scores, totals, scale, code=CODE,
 ):  # fmt: skip
     """Layers start..stop for all rows. Called once by each thread with its number."""
     rows, size = hidden.shape
@@ -275,11 +377,13 @@ def run_layers(
     width = (heads + 2 * kv_heads) * head_size
     mine, my_gates = normed[thread], gates[thread]
     x, g, u = mine.ctypes.data, my_gates[0].ctypes.data, my_gates[1].ctypes.data
+    low, record = low_bits[thread].ctypes.data, records[thread].ctypes.data
     for layer in range(start, stop):
         for row in range(rows):  # every thread for itself: cheaper than another meeting
             _normalise(hidden[row], norms[layer, 0], eps, mine[row])
+        _to_low_bits(x, rows, size, kind, low, record)
         first, last = _share(width // LANES, thread, threads)
-        _product(x, size, rows, weights[layer, 0], size, halves, qkv.ctypes.data, width, first, last)
+        _product(x, low, record, rows, weights[layer, 0], size, kind, qkv.ctypes.data, width, first, last)
         if biases.size:
             for row in range(rows):
                 for i in range(first * LANES, last * LANES):
@@ -295,31 +399,34 @@ def run_layers(
                 keys, values, capacity, ends, path_starts, paths, scale, scores, totals, attended,
             )  # fmt: skip
         first, last = _share(size // LANES, thread, threads)
-        _add_product(attended, weights[layer, 1], halves, delta, hidden, first, last)
+        _add_product(attended, low, record, weights[layer, 1], kind, delta, hidden, first, last)
         _meet(sync, threads)
 
         for row in range(rows):
             _normalise(hidden[row], norms[layer, 1], eps, mine[row])
+        _to_low_bits(x, rows, size, kind, low, record)
         first, last = _share(intermediate // LANES, thread, threads)
-        block_bytes = size * LANES * (2 if halves else _FLOAT)
+        step = _block_bytes(size, kind)
         for block in range(first, last):
-            _product(x, size, rows, weights[layer, 2] + block * block_bytes, size, halves, g, LANES, 0, 1)
-            _product(x, size, rows, weights[layer, 3] + block * block_bytes, size, halves, u, LANES, 0, 1)
+            _product(x, low, record, rows, weights[layer, 2] + block * step, size, kind, g, LANES, 0, 1)
+            _product(x, low, record, rows, weights[layer, 3] + block * step, size, kind, u, LANES, 0, 1)
             for row in range(rows):
                 place = gated.ctypes.data + (row * intermediate + block * LANES) * _FLOAT
                 gate(g + row * LANES * _FLOAT, u + row * LANES * _FLOAT, place)
         _meet(sync, threads)
         first, last = _share(size // LANES, thread, threads)
-        _add_product(gated, weights[layer, 4], halves, delta, hidden, first, last)
+        _add_product(gated, low, record, weights[layer, 4], kind, delta, hidden, first, last)
         _meet(sync, threads)
 
 
 @_compiled
-def run_head(thread, threads, hidden, norm, eps, weights, halves, normed, logits, code=CODE):
+def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, low_bits, records, logits, code=CODE):
     """Logits [rows, vocabulary] of hidden states: the last norm and the head."""
     rows, size = hidden.shape
-    mine = normed[thread]
+    mine, out = normed[thread], logits.ctypes.data
+    x, low, record = mine.ctypes.data, low_bits[thread].ctypes.data, records[thread].ctypes.data
     for row in range(rows):
         _normalise(hidden[row], norm, eps, mine[row])
+    _to_low_bits(x, rows, size, kind, low, record)
     first, last = _share(logits.shape[1] // LANES, thread, threads)
-    _product(mine.ctypes.data, size, rows, weights, size, halves, logits.ctypes.data, logits.shape[1], first, last)
+    _product(x, low, record, rows, weights, size, kind, out, logits.shape[1], first, last)

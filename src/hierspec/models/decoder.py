@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
 from hierspec.models.cache import RowMemory, Staircase
+from hierspec.models.team import Team
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,16 @@ class Decoder:
         frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
         self._frequencies = torch.as_tensor(frequencies, device=self.device)
         self._cos = self._sin = torch.empty(0, config.head_size // 2, device=self.device)
+        self.team: Team | None = None
         self.layer_rows = 0  # rows times layers run so far: what reuse saves shows here
+        read = [tensor for name, tensor in placed.items() if config.tied or name != "model.embed_tokens.weight"]
+        self.weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
 
     def new_memory(self) -> RowMemory:
         return RowMemory(self.config, self.dtype, self.device)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        return functional.embedding(tokens, self.embedding)
+    def embed(self, tokens: np.ndarray) -> Tensor:
+        return functional.embedding(torch.as_tensor(tokens, device=self.device), self.embedding)
 
     def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
         """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""

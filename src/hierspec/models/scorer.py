@@ -15,6 +15,7 @@ from hierspec.core.verify import Answer
 from hierspec.models.cache import Judge, Staircase, StaircasePool
 from hierspec.models.decoder import Span
 from hierspec.models.pick import answer
+from hierspec.models.team import Team
 
 _CHUNK = 512  # rows of one pass: a long prompt is read in pieces, so that masks and activations stay small
 
@@ -23,8 +24,10 @@ class AnyDecoder(Judge, Protocol):
     """What a decoder can do, whatever it runs on."""
 
     layer_rows: int  # rows times layers run so far
+    weight_bytes: int  # that a pass over one token reads
+    team: Team | None  # threads to share other work with
 
-    def embed(self, tokens: Tensor) -> Tensor: ...
+    def embed(self, tokens: np.ndarray) -> Tensor: ...
 
     def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
         """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""
@@ -48,7 +51,8 @@ class ModelScorer:
 
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
         with torch.inference_mode():
-            return [answer(ask, logits) for ask, logits in zip(asks, self.logits(asks), strict=True)]
+            team = self.decoder.team
+            return [answer(ask, logits, team) for ask, logits in zip(asks, self.logits(asks), strict=True)]
 
     def logits(self, asks: Sequence[Ask]) -> Sequence[Tensor]:
         """For each ask [1 + nodes, vocabulary]: what follows the context, then what follows each node."""
@@ -56,6 +60,8 @@ class ModelScorer:
         advance(self.decoder, staircases, self.layers)
         boundary = self.pool.boundaries.index(self.layers)
         rows = [staircase.hidden[boundary, staircase.chain - 1 : staircase.used] for staircase in staircases]
+        if len(rows) == 1:
+            return [self.decoder.head(rows[0])]
         return self.decoder.head(torch.cat(rows)).split([len(part) for part in rows])
 
     def release(self, request: AnyRequest) -> None:
@@ -78,6 +84,12 @@ def advance(decoder: AnyDecoder, staircases: Sequence[Staircase], to_layer: int)
             start = stop
 
 
+def _where(slots: np.ndarray, device: torch.device) -> slice | Tensor:
+    """An index for these slots, which rise: a slice where they lie side by side, which is quicker."""
+    first, last = int(slots[0]), int(slots[-1])
+    return slice(first, last + 1) if last - first + 1 == len(slots) else torch.as_tensor(slots, device=device)
+
+
 def _climb(
     decoder: AnyDecoder, staircases: Sequence[Staircase], chunk: Sequence[np.ndarray], start: int, stop: int, place: int
 ) -> None:
@@ -89,10 +101,10 @@ def _climb(
         slots = slots[staircase.heights[slots] == start]
         if not len(slots):
             continue
-        where = torch.as_tensor(slots, device=device)
+        where = _where(slots, device)
         spans.append(Span(slice(row, row + len(slots)), staircase, slots))
         if start == 0:
-            inputs.append(decoder.embed(torch.as_tensor(staircase.tokens[slots], device=device)))
+            inputs.append(decoder.embed(staircase.tokens[slots]))
         else:
             inputs.append(staircase.hidden[place - 1, where])
         positions.append(staircase.positions[slots])
@@ -100,7 +112,11 @@ def _climb(
         row += len(slots)
     if not spans:
         return
-    hidden = decoder.run(torch.cat(inputs), np.concatenate(positions), spans, start, stop)
+    single = len(spans) == 1
+    states, places = (inputs[0], positions[0]) if single else (torch.cat(inputs), np.concatenate(positions))
+    # A slice of kept states is a view, and a decoder may write its result over what it is given.
+    states = states.clone() if single and start else states
+    hidden = decoder.run(states, places, spans, start, stop)
     for (staircase, slots, where), span in zip(climbing, spans, strict=True):
         staircase.hidden[place, where] = hidden[span.rows]
         staircase.heights[slots] = stop

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
 LANES = 16
 # Compiled functions are kept on disk under their own source and signature. Those that use these pieces have this
 # number as a default argument, so that a change here is a new signature.
-CODE = zlib.crc32(Path(__file__).read_bytes())
+CODE = zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in ("vector_code.py", "low_bits.py")))
 
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _VECTOR, _INTEGERS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
@@ -47,6 +47,24 @@ class VectorWriter:
         if function is None:
             function = ir.Function(self.b.module, ir.FunctionType(kind, [kind] * len(arguments)), name)
         return self.b.call(function, arguments)
+
+    def function(self, name: str, result: Any, *arguments: Any) -> Any:
+        """A function of the CPU's own, declared once."""
+        found = self.b.module.globals.get(name)
+        return found or ir.Function(self.b.module, ir.FunctionType(result, arguments), name)
+
+    def part(self, vector: Any, start: int, count: int) -> Any:
+        """Lanes start .. start + count."""
+        nothing = ir.Constant(vector.type, ir.Undefined)
+        chosen = ir.Constant(ir.VectorType(_I32, count), list(range(start, start + count)))
+        return self.b.shuffle_vector(vector, nothing, chosen)
+
+    def joined(self, parts: list[Any]) -> Any:
+        """Vectors of one length, 2, 4, 8 … of them, end to end."""
+        while len(parts) > 1:
+            both = ir.Constant(ir.VectorType(_I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
+            parts = [self.b.shuffle_vector(a, b, both) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         return self.call("llvm.fma.v16f32", x, y, z)
@@ -172,13 +190,29 @@ def all_lanes(value: float) -> Any:
     return ir.Constant(_VECTOR, [value] * LANES)
 
 
-def piece(arguments: int, result: Any = types.void) -> Callable[[Callable[..., Any]], Any]:
-    """Make write(writer, *addresses and sizes) callable from compiled code."""
+def piece(arguments: int, result: Any = types.void, apart: bool = False) -> Callable[[Callable[..., Any]], Any]:
+    """Make write(writer, *addresses and sizes) callable from compiled code.
+
+    `apart`: as a function of its own, which is not copied into its callers. Large pieces would else be compiled anew
+    for every place that uses them, and compiling is what the first start on a machine waits for.
+    """
 
     def wrap(write: Callable[..., Any]) -> Any:
         signature = result(*[types.int64] * arguments)
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            if apart:
+                name = f"hierspec_{write.__name__}_{id(write)}"
+                function = builder.module.globals.get(name)
+                if function is None:
+                    function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_I64] * arguments), name)
+                    function.linkage = "internal"
+                    function.attributes.add("noinline")
+                    inner = ir.IRBuilder(function.append_basic_block("entry"))
+                    write(VectorWriter(inner), *function.args)
+                    inner.ret_void()
+                builder.call(function, values)
+                return context.get_dummy_value()
             found = write(VectorWriter(builder), *values)
             return context.get_dummy_value() if found is None else found
 
@@ -187,7 +221,9 @@ def piece(arguments: int, result: Any = types.void) -> Callable[[Callable[..., A
             1: lambda _, a: (signature, codegen),
             2: lambda _, a, b: (signature, codegen),
             3: lambda _, a, b, c: (signature, codegen),
+            4: lambda _, a, b, c, d: (signature, codegen),
             6: lambda _, a, b, c, d, e, f: (signature, codegen),
+            8: lambda _, a, b, c, d, e, f, g, h: (signature, codegen),
         }
         made = intrinsic(typing[arguments])
         made.__doc__ = write.__doc__
@@ -197,7 +233,7 @@ def piece(arguments: int, result: Any = types.void) -> Callable[[Callable[..., A
 
 
 def _tile(rows: int, halves: bool) -> Any:
-    @piece(6)
+    @piece(6, apart=True)
     def tile(w: VectorWriter, x: Any, x_step: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
         """out[row, 0:16] = sum over i < size of x[row, i] * weights[i, 0:16], one i after the other, for each row."""
         starts = [w.b.add(x, w.b.mul(x_step, whole(_FLOAT_BYTES * row))) for row in range(rows)]
@@ -226,8 +262,13 @@ def _tile(rows: int, halves: bool) -> Any:
     return tile
 
 
-tile_1, tile_2, tile_4 = (_tile(rows, halves=False) for rows in (1, 2, 4))
-half_tile_1, half_tile_2, half_tile_4 = (_tile(rows, halves=True) for rows in (1, 2, 4))
+# One row's sum is one chain of dependent steps. With vectors of 16 lanes it is one register, and a tile needs many
+# rows before its chains fill the multipliers; where 16 lanes are four registers, four rows are enough.
+WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
+tile_1, tile_2, tile_3, tile_4 = (_tile(rows, halves=False) for rows in (1, 2, 3, 4))
+tile_8, tile_16 = (_tile(rows, halves=False) for rows in (8, 16))
+half_tile_1, half_tile_2, half_tile_3, half_tile_4 = (_tile(rows, halves=True) for rows in (1, 2, 3, 4))
+half_tile_8, half_tile_16 = (_tile(rows, halves=True) for rows in (8, 16))
 
 
 @piece(3, types.float32)

@@ -1,0 +1,49 @@
+"""What this machine is, for records and for keys of what was measured on it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any
+
+import torch
+
+
+def machine() -> dict[str, Any]:
+    """What was measured on, without anything that names the machine's owner."""
+    described = {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    if torch.cuda.is_available():
+        described["gpu"] = torch.cuda.get_device_name()
+    return described
+
+
+def peak_memory() -> int:
+    """The most bytes of memory that this process has had at once, mapped files that were read included; 0: unknown."""
+    try:
+        import resource
+    except ImportError:  # not on every system
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _processor() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = dict(line.split(":", 1) for line in lines if ":" in line)
+    except OSError:
+        return platform.processor()
+    for key in ("model name", "Model", "CPU part"):
+        for name, value in names.items():
+            if name.strip() == key:
+                return f"{platform.machine()} part {value.strip()}" if key == "CPU part" else value.strip()
+    return platform.processor()

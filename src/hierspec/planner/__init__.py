@@ -1,0 +1,1 @@
+"""Measuring what things cost here, to choose what is worth doing."""
