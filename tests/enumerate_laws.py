@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from hierspec.core.engine import Engine, Request
-from hierspec.core.hierarchy import Ask
+from hierspec.core.hierarchy import Ask, Store
 from hierspec.core.proposal import Law, Proposal
 from hierspec.core.sampling import Dice, Sampling, adjust, law
 from hierspec.core.verify import Answer
@@ -156,7 +156,7 @@ class EnumeratingScorer(FakeScorer):
         return Answer(picks=cast(Any, _Rows(picks)))
 
 
-class DrawnTree:
+class DrawnTree(Store):
     """A draft of one given shape whose tokens are drawn from its own law, siblings without replacement.
 
     It plays a store only because a store can be put anywhere; what it proposes carries the laws it was drawn from.
@@ -169,7 +169,7 @@ class DrawnTree:
         self.name, self.parents, self.scorer, self.sampling, self.branches = name, parents, scorer, sampling, branches
         self._prompt_length = 0
 
-    def begin(self, prompt: np.ndarray) -> DrawnTree:
+    def begin(self, prompt: np.ndarray, namespace: str = "") -> DrawnTree:
         self._prompt_length = len(prompt)
         return self
 

@@ -34,6 +34,7 @@ class Request:
         hierarchy: Hierarchy,
         stop_ids: Iterable[int] = (),
         context: int | None = None,  # positions the model has
+        namespace: str = "",  # whose text it is: stores never serve one namespace to another
     ) -> None:
         ids = np.asarray(prompt, np.int64)
         vocabulary = hierarchy.tiers[0].scorer.vocabulary
@@ -63,7 +64,7 @@ class Request:
         for tier in hierarchy.tiers:
             for store in tier.stores:
                 if store.name not in self.stores:
-                    self.stores[store.name] = store.begin(self.prompt)
+                    self.stores[store.name] = store.begin(self.prompt, namespace)
         self._text = self.prompt
         self._extension: Extension | None = None
         self._last = time.perf_counter()
@@ -111,6 +112,8 @@ class Request:
             self.ended = reason
             if self._extension is not None:
                 self._extension.close()
+            for store in self.stores.values():
+                store.end()
             for scorer in {id(tier.scorer): tier.scorer for tier in self.hierarchy.tiers}.values():
                 scorer.release(self)
 

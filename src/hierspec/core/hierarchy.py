@@ -9,6 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hierspec.core.appraisal import Appraiser
 from hierspec.core.errors import HierspecError
 from hierspec.core.proposal import Law, Proposal
 from hierspec.core.sampling import Dice, Sampling
@@ -50,8 +51,11 @@ class Store(Protocol):
 
     name: str
 
-    def begin(self, prompt: np.ndarray) -> Store:
-        """The store as one request sees it: itself, or a new one for what belongs to this request alone."""
+    def begin(self, prompt: np.ndarray, namespace: str = "") -> Store:
+        """The store as one request sees it: itself, or a new one for what belongs to this request alone.
+
+        What one namespace (a user, a tenant) wrote is never served to another.
+        """
         return self
 
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
@@ -59,6 +63,14 @@ class Store(Protocol):
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Tokens that were written after what was learnt before. Called once a step."""
+
+    def observe(self, proposal: Proposal, picks: np.ndarray) -> None:
+        """What the scorer would itself write after the context (picks[0]) and after each node (picks[node + 1])."""
+        return
+
+    def end(self) -> None:
+        """The request has ended; what it wrote may now be learnt for others."""
+        return
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,7 @@ class Tier:
     budget: int = 7  # nodes of one proposal to this tier's scorer, whoever guessed them
     merge: bool = False  # ask all stores and the tiers below, not the first that has a guess
     candidates: int = 1  # tokens handed up a position: the one written, then runners-up
+    appraiser: Appraiser | None = None  # leaves out guesses that are not worth their time; None: nothing is left out
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +98,8 @@ class Ask:
     laws: bool  # the rule needs whole laws, not picks
     stats: TierStats
 
+
+_PLAIN_PASSES = 4  # that a request is taken to have made before its first, so that its rate begins somewhere
 
 Extension = Generator[Ask, Answer, list[tuple[list[Candidate], str]]]
 
@@ -114,9 +129,14 @@ class Hierarchy:
         while len(written) < gather:
             here = np.concatenate((context, np.array([found[0][0] for found, _ in written], np.int32)))
             # The scorer adds a token of its own to what it accepts, so a guess fills at most one less than the room.
-            guess = yield from self._guess(level, here, room - len(written) - 1, request)
+            asked = yield from self._asked(level, here, room - len(written) - 1, request)
+            guess = _chosen(tier, asked, stats)
             answer = yield Ask(tier.scorer, here, guess, request, tier.candidates, self.rule == "residual", stats)
             verdict = RULES[self.rule](guess, answer, request.dice, tier.candidates)
+            for store in tier.stores:
+                own = request.stores[store.name]
+                if type(own).observe is not Store.observe:
+                    own.observe(guess, _own_tokens(answer))
             sources = [guess.sources[node] for node in verdict.accepted] + [tier.scorer.name]
             new = list(zip(verdict.written, sources, strict=True))
             stopped = next((i for i, (found, _) in enumerate(new) if found[0][0] in request.stop_ids), None)
@@ -124,29 +144,61 @@ class Hierarchy:
                 new = new[: stopped + 1]
             written += new
             stats.count(guess, verdict.accepted[: len(new)], len(new))
+            if tier.appraiser is not None:
+                tokens = [found[0][0] for found, _ in new]
+                for proposal in asked:
+                    tier.appraiser.chances.learn(proposal, tokens)
             if stopped is not None:
                 break
         return written
 
-    def _guess(self, level: int, here: np.ndarray, room: int, request: AnyRequest) -> Generator[Ask, Answer, Proposal]:
-        """What the tier's stores and the tiers below say comes next, at most `room` deep."""
-        tier = self.tiers[level]
+    def _asked(
+        self, level: int, here: np.ndarray, room: int, request: AnyRequest
+    ) -> Generator[Ask, Answer, list[Proposal]]:
+        """What the tiers below and the tier's stores say comes next, at most `room` deep; drawn tokens come first."""
+        tier, stats = self.tiers[level], request.stats.tiers[level]
+        asked: list[Proposal] = []
         if room < 1:
-            return Proposal()
-        stored, began = Proposal(), time.perf_counter()
+            return asked
+        began = time.perf_counter()
         for store in tier.stores:
-            found = request.stores[store.name].propose(here, tier.budget)
-            if found.tokens and not 0 <= min(found.tokens) <= max(found.tokens) < tier.scorer.vocabulary:
+            found = request.stores[store.name].propose(here, tier.budget).cut(room)
+            if not found.tokens:
+                continue
+            if not 0 <= min(found.tokens) <= max(found.tokens) < tier.scorer.vocabulary:
                 raise HierspecError(f"The store {store.name!r} guessed a token id outside the model's vocabulary.")
-            stored = stored.merge(found.cut(room), tier.budget)
-            if stored.tokens and not tier.merge:
+            asked.append(found)
+            if not tier.merge:
                 break
-        request.stats.tiers[level].store_seconds += time.perf_counter() - began
-        if level + 1 == len(self.tiers) or (stored.tokens and not tier.merge):
-            return stored
+        stats.store_seconds += time.perf_counter() - began
+        if level + 1 == len(self.tiers) or (asked and not tier.merge):
+            return asked
         below = yield from self.extend(level + 1, here, min(self.tiers[level + 1].gather, room), room, request)
         handed = _handed_up(below, self.tiers[level + 1].scorer.name)
-        return handed.first(tier.budget).merge(stored, tier.budget)
+        return [handed.first(tier.budget), *asked]
+
+
+def _chosen(tier: Tier, asked: list[Proposal], stats: TierStats) -> Proposal:
+    """One tree of all that was proposed: as much as the budget holds, or as is worth its time."""
+    if tier.appraiser is None:
+        together = Proposal()
+        for proposal in asked:
+            together = together.merge(proposal, tier.budget)
+        return together
+    costs = tier.appraiser.costs
+    # Tokens a second so far, beginning at what plain decoding gives.
+    rate = (stats.written + _PLAIN_PASSES) / (stats.expected_seconds + _PLAIN_PASSES * costs.seconds(1))
+    chosen = tier.appraiser.choose(asked, tier.budget, rate)
+    stats.expected_seconds += costs.seconds(1 + len(chosen))
+    return chosen
+
+
+def _own_tokens(answer: Answer) -> np.ndarray:
+    """What the scorer would write after the context and after each node: its picks, or its likeliest tokens."""
+    if answer.picks is not None:
+        return answer.picks[:, 0]
+    assert answer.laws is not None
+    return np.argmax(answer.laws, axis=1)
 
 
 def _handed_up(written: list[tuple[list[Candidate], str]], tier: str) -> Proposal:

@@ -24,6 +24,7 @@ class TierPlan:
     stores: tuple[str, ...] = ()
     budget: int = 7
     merge: bool = False
+    adapt: bool = False
     candidates: int = 1
 
     def __post_init__(self) -> None:
@@ -43,6 +44,7 @@ class Plan:
     stores: tuple[str, ...] = ()
     budget: int = 7  # nodes of one proposal to the target: a pass of 8 rows with the last token before it
     merge: bool = False  # ask all stores and the tiers below, not the first that has a guess
+    adapt: bool = False  # of what they guess, verify only what is worth its time by measured costs
     tiers: tuple[TierPlan, ...] = ()
 
     def __post_init__(self) -> None:
@@ -92,7 +94,14 @@ class Plan:
 # Depths as in the papers: LayerSkip and HiSpec draft near 1/8 of the model, HiSpec's verifier stands near 1/4.
 NAMED = {
     "plain": lambda layers: Plan(),
-    "lookup": lambda layers: Plan(stores=("context",)),
+    # Token databases. PLD copies one chain from the text so far; what is verified follows the measured costs.
+    "lookup": lambda layers: Plan(stores=("copy",), budget=12, adapt=True),
+    # 7 candidates of 4 tokens, and a window of 7 x 4 that makes new ones in the same pass.
+    "lookahead": lambda layers: Plan(stores=("lookahead",), budget=60),
+    "rest": lambda layers: Plan(stores=("corpus",), budget=64),
+    "hd": lambda layers: Plan(stores=("lookahead", "history", "corpus?"), budget=60, merge=True),
+    "hd+": lambda layers: Plan(stores=("context", "history", "corpus?"), budget=24, merge=True, adapt=True),
+    # Exits of the model itself.
     "layerskip": lambda layers: Plan(tiers=(TierPlan(exit_layer=max(1, round(layers / 8)), gather=4),)),
     "hispec": lambda layers: Plan(
         tiers=(

@@ -15,13 +15,15 @@ class Proposal:
     """Node i guesses `tokens[i]` after node `parents[i]` (-1: directly after the context). Parents come first.
 
     `sources[i]` says who guessed it. `laws[i]` is the law the token was drawn from, given the siblings before
-    it; None means it was not drawn but chosen (a store's guess, or the coupled rule).
+    it; None means it was not drawn but chosen (a store's guess, or the coupled rule). `evidence[i]` is a class
+    number of the source's own that says how good its reason was; how often a class is right is learnt, not claimed.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
     laws: tuple[Law | None, ...] = field(default=(), compare=False)
+    evidence: tuple[int, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         size = len(self.tokens)
@@ -29,8 +31,10 @@ class Proposal:
             object.__setattr__(self, "sources", ("?",) * size)
         if not self.laws:
             object.__setattr__(self, "laws", (None,) * size)
-        if not (size == len(self.parents) == len(self.sources) == len(self.laws)):
-            raise ValueError("tokens, parents, sources and laws differ in length")
+        if not self.evidence:
+            object.__setattr__(self, "evidence", (0,) * size)
+        if not (size == len(self.parents) == len(self.sources) == len(self.laws) == len(self.evidence)):
+            raise ValueError("tokens, parents, sources, laws and evidence differ in length")
         for node, parent in enumerate(self.parents):
             if not -1 <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}: parents come before their children")
@@ -90,7 +94,7 @@ class Proposal:
         if any(law is not None for law in other.laws):
             raise ValueError("a drawn proposal cannot be merged into another: it must come first")
         tokens, parents = list(self.tokens), list(self.parents)
-        sources, laws = list(self.sources), list(self.laws)
+        sources, laws, evidence = list(self.sources), list(self.laws), list(self.evidence)
         place: dict[tuple[int, int], int] = {}
         for node, key in enumerate(zip(parents, tokens, strict=True)):
             place.setdefault(key, node)  # of equal siblings the first is the one that can stand
@@ -107,8 +111,9 @@ class Proposal:
                 parents.append(key[0])
                 sources.append(other.sources[node])
                 laws.append(None)
+                evidence.append(other.evidence[node])
             moved[node] = place[key]
-        return Proposal(tuple(tokens), tuple(parents), tuple(sources), tuple(laws))
+        return Proposal(tuple(tokens), tuple(parents), tuple(sources), tuple(laws), tuple(evidence))
 
     def _keep(self, nodes: Sequence[int]) -> Proposal:
         """Only these nodes, given in order; each one's parent is among them."""
@@ -118,4 +123,5 @@ class Proposal:
             tuple(moved[self.parents[n]] for n in nodes),
             tuple(self.sources[n] for n in nodes),
             tuple(self.laws[n] for n in nodes),
+            tuple(self.evidence[n] for n in nodes),
         )

@@ -21,6 +21,7 @@ class TierStats:
     written: int = 0
     seconds: float = 0.0  # in the tier's own passes
     store_seconds: float = 0.0  # in the stores it asked
+    expected_seconds: float = 0.0  # what its passes should have taken by measured costs, where those are known
 
     def count(self, proposal: Proposal, accepted: list[int], written: int) -> None:
         self.calls += 1
@@ -35,6 +36,7 @@ class TierStats:
         self.written += other.written
         self.seconds += other.seconds
         self.store_seconds += other.store_seconds
+        self.expected_seconds += other.expected_seconds
         self.proposed.update(other.proposed)
         self.accepted.update(other.accepted)
         self.proposed_at.update(other.proposed_at)

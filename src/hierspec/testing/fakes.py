@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hierspec.core.hierarchy import AnyRequest, Ask
+from hierspec.core.hierarchy import AnyRequest, Ask, Store
 from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import adjust, law, picks
 from hierspec.core.verify import Answer
@@ -96,7 +96,7 @@ def texts(ask: Ask) -> list[np.ndarray]:
     return [np.concatenate((ask.context, np.array(ask.proposal.path(node), np.int32))) for node in nodes]
 
 
-class FakeStore:
+class FakeStore(Store):
     """A store that guesses what `guess` says. `learnt` holds what it was taught, one entry a step.
 
     With `fresh`, every request gets a store of its own (kept in `begun`); else all share this one.
@@ -110,7 +110,7 @@ class FakeStore:
         self.learnt: list[tuple[int, ...]] = []
         self.begun: list[FakeStore] = []
 
-    def begin(self, prompt: np.ndarray) -> FakeStore:
+    def begin(self, prompt: np.ndarray, namespace: str = "") -> FakeStore:
         if not self.fresh:
             self.prompts.append(prompt)
             return self
