@@ -1,59 +1,72 @@
-"""Guesses by copying: what followed the longest suffix of the text when it stood there before."""
+"""Guesses by copying: what followed when the end of the text stood in it before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
 from hierspec.core.hierarchy import Store
 from hierspec.core.proposal import Proposal
+from hierspec.stores.chains import ChainIndex
+from hierspec.stores.tree import evidence, grow_after
+
+_SMALLEST = 512  # tokens of room at the start: making it takes microseconds
 
 
 class ContextStore(Store):
-    """Prompt and output of one request, indexed by their runs of 1 to `longest` tokens."""
+    """Prompt and output of one request. Guesses are a tree of what followed at up to `places` earlier places."""
 
     name = "context"
 
-    def __init__(self, longest: int = 6, places: int = 4) -> None:
-        self.longest = longest  # tokens of a suffix to look for; longer matches rarely tell more
-        self.places = places  # newest places of a run that are looked at
-        self._tokens: list[int] = []
-        self._after: dict[tuple[int, ...], list[int]] = {}  # run -> positions after it, oldest first
+    def __init__(self, places: int = 32) -> None:
+        _prepare()
+        self.places = places
+        self._index = ChainIndex(_SMALLEST)
+        self._size = 0  # tokens learnt
 
-    def begin(self, prompt: np.ndarray) -> ContextStore:
-        fresh = ContextStore(self.longest, self.places)
-        fresh.learn(prompt.tolist())
+    def begin(self, prompt: np.ndarray, namespace: str = "") -> ContextStore:
+        fresh = type(self)(self.places)
+        fresh.learn(prompt)
         return fresh
 
-    def learn(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            # The run that ends before this token now has a continuation: index it only then.
-            position = len(self._tokens)
-            for length in range(1, min(self.longest, position) + 1):
-                places = self._after.setdefault(tuple(self._tokens[position - length :]), [])
-                places.append(position)
-                if len(places) > self.places:
-                    del places[0]
-            self._tokens.append(int(token))
+    def learn(self, tokens: Sequence[int] | np.ndarray) -> None:
+        size = self._size + len(tokens)
+        if size > self._index.capacity:  # nothing may fall out of the ring, so a larger one takes over
+            known = self._index.tokens[: self._size]
+            self._index = ChainIndex(2 * size)
+            self._index.append(known)
+        self._index.append(tokens)
+        self._size = size
 
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
-        suffix = context[-self.longest :].tolist()
-        for length in range(len(suffix), 0, -1):
-            places = self._after.get(tuple(suffix[-length:]))
-            if places:
-                return self._tree(places, budget)
-        return Proposal()
+        """`context` may go on after what was learnt: its end is what is looked for, in what was learnt."""
+        return grow_after(self._index, context, budget, budget, self.name, self.places)
 
-    def _tree(self, places: list[int], budget: int) -> Proposal:
-        """The newest continuation; a quarter of the nodes goes to older ones where they differ."""
-        newest = places[-1]
-        older = [place for place in places[-2::-1] if self._tokens[place] != self._tokens[newest]]
-        spare = budget // 4 if older else 0
-        tree = self._copied(newest, budget - spare)
-        for place in older:
-            tree = tree.merge(self._copied(place, max(1, spare)), budget)
-        return tree
 
-    def _copied(self, place: int, length: int) -> Proposal:
-        return Proposal.chain(self._tokens[place : place + length], self.name)
+class CopyStore(ContextStore):
+    """Prompt lookup as in the literature: one chain, copied from where the longest match stood last."""
+
+    name = "copy"
+
+    def propose(self, context: np.ndarray, budget: int) -> Proposal:
+        found = self._index.find(context, self.places)
+        if budget < 1 or not len(found):
+            return Proposal()
+        start = int(found.ends[0])
+        tokens = self._index.tokens[start : min(start + budget, self._size)].tolist()
+        reason = evidence(int(found.lengths[0]), 1, 1.0)
+        size = len(tokens)
+        return Proposal(
+            tuple(tokens), tuple(range(-1, size - 1)), (self.name,) * size, (None,) * size, (reason,) * size
+        )
+
+
+@cache
+def _prepare() -> None:
+    """Machine code is made, or read from the disk, when the first store is opened and not while a request waits."""
+    index, context = ChainIndex(8), np.array([1], np.int32)
+    index.append([1, 2])
+    grow_after(index, context, 1, 1, "")
+    index.find(context)

@@ -1,0 +1,176 @@
+"""How long stores take to guess and to learn, by how much they hold."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hierspec.core.hierarchy import Store
+from hierspec.progress import Progress, silent
+from hierspec.stores.context import ContextStore
+
+CONTEXTS = (1_000, 4_000, 32_000, 128_000)
+HISTORIES = (100_000, 1_000_000, 10_000_000)
+CORPORA = (1_000_000, 10_000_000, 100_000_000)
+
+_VOCABULARY = 49_152
+_DOCUMENT = 512  # tokens of what a history learns at once, and of a text of the corpus
+_SEEN = 256  # tokens of the context that a shared store is asked about
+_BYTES = 128  # that a history may take for a token: enough to keep them all
+_WARM = 100  # calls before those that count
+
+
+def measure_stores(
+    progress: Progress = silent,
+    contexts: Sequence[int] = CONTEXTS,
+    histories: Sequence[int] = HISTORIES,
+    corpora: Sequence[int] = CORPORA,
+    budget: int = 16,
+    calls: int = 2_000,
+    folder: Path | None = None,
+) -> dict[str, Any]:
+    """Microseconds of one call, median and 99th percentile, on made-up text; corpora are built in `folder`.
+
+    `learn` is per token: one at a time for the context, whole documents for the history.
+    """
+    text = MadeUpText()
+    done, total = 0, sum((*contexts, *histories, *corpora))
+    result: dict[str, Any] = {"budget": budget, "calls": calls}
+    measured: tuple[tuple[str, Sequence[int], Callable[[int], dict[str, Any]]], ...] = (
+        ("context", contexts, lambda size: _context(text, size, budget, calls)),
+        ("history", histories, lambda size: _history(text, size, budget, calls)),
+        ("corpus", corpora, lambda size: _corpus(text, size, budget, calls, folder)),
+    )
+    for name, sizes, measure in measured:
+        rows = []
+        for size in sizes:
+            progress("Measuring stores", done, total)
+            rows.append({"tokens": size} | measure(size))
+            done += size
+        result[name] = rows
+    progress("Measuring stores", total, total)
+    return result
+
+
+class MadeUpText:
+    """Tokens as stores meet them: few are frequent and many rare, and phrases come again, some of them often."""
+
+    def __init__(self, phrases: int = 200_000, vocabulary: int = _VOCABULARY) -> None:
+        rng = np.random.default_rng(0)
+        self._token_chances = _zipf(vocabulary)
+        self._phrase_chances = _zipf(phrases)
+        lengths = rng.geometric(0.15, phrases) + 1
+        self._stops = np.cumsum(lengths)
+        self._starts = self._stops - lengths
+        self._phrases = _drawn(rng, self._token_chances, int(self._stops[-1]))
+
+    def tokens(self, count: int, seed: int) -> np.ndarray:
+        """The same seed gives the same text; another one gives other text in the same phrases. int32."""
+        rng = np.random.default_rng(seed)
+        parts, size = [], 0
+        while size < count:
+            chosen = _drawn(rng, self._phrase_chances, min(count, 1 << 18) // 4 + 1)
+            lengths = self._stops[chosen] - self._starts[chosen]
+            firsts = np.cumsum(lengths) - lengths
+            part = self._phrases[np.arange(int(lengths.sum())) + np.repeat(self._starts[chosen] - firsts, lengths)]
+            new = rng.random(len(part)) < 0.1  # words that the phrase does not fix
+            part[new] = _drawn(rng, self._token_chances, int(new.sum()))
+            parts.append(part)
+            size += len(part)
+        return np.concatenate(parts)[:count]
+
+
+def _zipf(count: int) -> np.ndarray:
+    """Cumulated chances of ranks."""
+    chances = 1.0 / (np.arange(count) + 2.7)
+    return np.cumsum(chances / chances.sum())
+
+
+def _drawn(rng: np.random.Generator, chances: np.ndarray, count: int) -> np.ndarray:
+    return np.minimum(np.searchsorted(chances, rng.random(count)), len(chances) - 1).astype(np.int32)
+
+
+def _context(text: MadeUpText, size: int, budget: int, calls: int) -> dict[str, Any]:
+    """Token by token, as a request goes: guess, then learn what came."""
+    tokens = text.tokens(size + _WARM + calls, 1)
+    opened = ContextStore()
+    began = time.perf_counter()
+    store = opened.begin(tokens[:size])
+    begin = time.perf_counter() - began
+    guesses, learns, nodes = [], [], 0
+    for end in range(size, len(tokens)):
+        context, new = tokens[:end], [int(tokens[end])]
+        start = time.perf_counter()
+        found = store.propose(context, budget)
+        middle = time.perf_counter()
+        store.learn(new)
+        learns.append(time.perf_counter() - middle)
+        guesses.append(middle - start)
+        nodes += len(found)
+    return {
+        "propose_us": _summary(guesses),
+        "learn_us": _summary(learns),
+        "begin_ms": round(1e3 * begin, 2),
+        "nodes": round(nodes / len(guesses), 1),
+    }
+
+
+def _history(text: MadeUpText, size: int, budget: int, calls: int) -> dict[str, Any]:
+    """In memory, without a file."""
+    from hierspec.stores.history import HistoryStore
+
+    store = HistoryStore(limit=max(_BYTES * size, 1 << 24))
+    tokens = text.tokens(size, 2)
+    learns = []
+    for start in range(0, size, _DOCUMENT):
+        document = tokens[start : start + _DOCUMENT]
+        began = time.perf_counter()
+        store.add(document)
+        learns.append((time.perf_counter() - began) / len(document))
+    view = store.begin(tokens[:8])
+    return _guesses(view, text, budget, calls) | {"learn_us": _summary(learns), "bytes": store.info()["bytes"]}
+
+
+def _corpus(text: MadeUpText, size: int, budget: int, calls: int, folder: Path | None) -> dict[str, Any]:
+    """Built of texts that are numbers; encoding one gives the made-up text of that number."""
+    from hierspec.stores.corpus import CorpusStore
+    from hierspec.stores.corpus_build import build_corpus
+
+    def encode(numbers: list[str]) -> list[list[int]]:
+        return [text.tokens(per_text, 1_000 + int(number)).tolist() for number in numbers]
+
+    per_text = min(size, 64 * _DOCUMENT)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        listed = Path(made) / "numbers.jsonl"
+        lines = (json.dumps({"text": str(number)}) + "\n" for number in range(-(-size // per_text)))
+        listed.write_text("".join(lines), encoding="utf-8")
+        began = time.perf_counter()
+        build_corpus(Path(made) / "corpus", [listed], encode, _VOCABULARY, "made up")
+        build = time.perf_counter() - began
+        store = CorpusStore(Path(made) / "corpus", "made up")
+        found = _guesses(store, text, budget, calls)
+        return found | {"build_seconds": round(build, 1), "bytes": store.info()["bytes"]}
+
+
+def _guesses(store: Store, text: MadeUpText, budget: int, calls: int) -> dict[str, Any]:
+    """A store that has learnt, asked about text that it does not hold."""
+    tokens = text.tokens(_SEEN + _WARM + calls, 3)
+    times, nodes = [], 0
+    for end in range(_SEEN, len(tokens)):
+        context = tokens[end - _SEEN : end]
+        began = time.perf_counter()
+        found = store.propose(context, budget)
+        times.append(time.perf_counter() - began)
+        nodes += len(found)
+    return {"propose_us": _summary(times), "nodes": round(nodes / len(times), 1)}
+
+
+def _summary(seconds: list[float]) -> dict[str, float]:
+    counted = 1e6 * np.array(seconds[min(_WARM, len(seconds) // 2) :])
+    return {"median": round(float(np.median(counted)), 2), "p99": round(float(np.percentile(counted, 99)), 2)}

@@ -1,0 +1,199 @@
+"""Builds a corpus (see corpus.py) shard after shard, in bounded memory; a build that was stopped can go on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from hierspec.core.errors import HierspecError
+from hierspec.paths import make_folder, whole_file
+from hierspec.progress import Progress, silent
+from hierspec.stores.compiled import compiled, njit
+from hierspec.stores.corpus import DEPTH, MOST_SHARDS, Catalogue, Shard, Source, shard_paths
+from hierspec.stores.corpus_read import KEYS, Input, Piece, batches, identify
+from hierspec.stores.corpus_search import signed
+
+Encode = Callable[[list[str]], list[list[int]]]
+
+SHARD_TOKENS = 1 << 26  # sorting takes about 16 bytes of memory a token; a look-up searches every shard
+
+
+def build_corpus(
+    target: Path,
+    files: Sequence[Path],
+    encode: Encode,
+    vocabulary: int,
+    vocabulary_hash: str,
+    shard_tokens: int = SHARD_TOKENS,
+    progress: Progress = silent,
+) -> Catalogue:
+    """Makes the folder `target` from `files`; after a stop the same call goes on behind the last finished shard.
+
+    Files are .txt, .jsonl (both also .gz) and .parquet. A text file is one text; of records the strings under `KEYS`
+    (see corpus_read.py) are a text each. `encode` gets batches of texts and gives the ids of each, with nothing added
+    around them. No match and no guess runs from one text into another; a text of more than 16,384 characters is cut,
+    at blank lines where it has some.
+    """
+    target = Path(target)
+    if not files:
+        raise HierspecError("A corpus needs at least one file: .txt, .jsonl (also .gz) or .parquet.")
+    if not 1 <= shard_tokens < 1 << 31:
+        raise HierspecError(f"A shard of {shard_tokens} tokens is not possible: choose between 1 and 2147483647.")
+    inputs = identify([Path(file) for file in files], progress)
+    sources = tuple(Source(this.path.name, this.bytes, this.sha256) for this in inputs)
+    catalogue = _begun(target, Catalogue(vocabulary, vocabulary_hash, DEPTH, shard_tokens, sources))
+    if catalogue.finished:
+        return catalogue
+    for shard in _shards(target, inputs, encode, catalogue, progress):
+        catalogue = replace(catalogue, shards=(*catalogue.shards, shard))
+        _write_catalogue(target, catalogue)
+    if not any(shard.places for shard in catalogue.shards):
+        raise HierspecError(
+            f"There is no text in {', '.join(source.name for source in sources)}: "
+            f"records are read under the keys {', '.join(KEYS)}."
+        )
+    catalogue = replace(catalogue, finished=True)
+    _write_catalogue(target, catalogue)
+    return catalogue
+
+
+def _begun(target: Path, wanted: Catalogue) -> Catalogue:
+    """The catalogue to go on with: what an earlier call left behind, if it was about the same."""
+    make_folder(target)
+    if (target / "corpus.json").exists():
+        found = Catalogue.read(target)
+        if replace(found, shards=(), finished=False) == wanted:
+            return found
+        if found.shards:
+            raise HierspecError(
+                f"{target} was begun with other files, another vocabulary or other shards: "
+                "remove it, or choose another name for the new corpus."
+            )
+    elif any(not path.name.startswith(".") for path in target.iterdir()):
+        raise HierspecError(f"{target} holds other files: choose a new folder for the corpus.")
+    _write_catalogue(target, wanted)
+    return wanted
+
+
+def _write_catalogue(target: Path, catalogue: Catalogue) -> None:
+    with whole_file(target / "corpus.json") as temporary:
+        temporary.write_text(catalogue.to_json(), encoding="utf-8")
+
+
+def _shards(
+    target: Path, inputs: Sequence[Input], encode: Encode, catalogue: Catalogue, progress: Progress
+) -> Iterator[Shard]:
+    """Writes the shards that are missing. Where one ends depends on the texts alone, not on where a build stopped."""
+    number = len(catalogue.shards)
+    file, piece = (catalogue.shards[-1].next_file, catalogue.shards[-1].next_piece) if number else (0, 0)
+    total = sum(this.bytes for this in inputs)
+    separator = np.array([catalogue.separator], catalogue.token_type)
+    parts, size = [separator], 1
+    for batch in batches(inputs, file, piece):
+        for found, ids in zip(batch, _encoded(batch, encode, catalogue), strict=True):
+            if len(parts) > 1 and size + len(ids) + 1 > catalogue.shard_tokens:
+                yield _write_shard(target, number, np.concatenate(parts), catalogue, found, progress)
+                number, parts, size = number + 1, [separator], 1
+            if len(ids):
+                parts += [ids, separator]
+                size += len(ids) + 1
+        progress(f"Encoding {target.name}", batch[-1].bytes_done, total)
+    if len(parts) > 1:
+        end = Piece("", len(inputs), 0, total)
+        yield _write_shard(target, number, np.concatenate(parts), catalogue, end, progress)
+
+
+def _encoded(batch: list[Piece], encode: Encode, catalogue: Catalogue) -> Iterator[np.ndarray]:
+    rows = encode([piece.text for piece in batch])
+    if len(rows) != len(batch):
+        raise ValueError(f"encode was given {len(batch)} texts and returned {len(rows)}")
+    for row in rows:
+        ids = np.array(row, np.int64)
+        if ids.size and not 0 <= ids.min() <= ids.max() < catalogue.vocabulary:
+            raise HierspecError("The tokenizer gave an id outside the vocabulary: use the tokenizer of the model.")
+        yield ids.astype(catalogue.token_type)
+
+
+def _write_shard(
+    target: Path, number: int, tokens: np.ndarray, catalogue: Catalogue, following: Piece, progress: Progress
+) -> Shard:
+    if number == MOST_SHARDS:
+        raise HierspecError(
+            f"{target} would have more than {MOST_SHARDS} shards of {catalogue.shard_tokens} tokens: "
+            "remove it and build it with larger shards."
+        )
+    order = sorted_places(tokens, catalogue.vocabulary, catalogue.depth, progress)
+    tokens_path, order_path = shard_paths(target, number)
+    return Shard(
+        tokens.size,
+        order.size,
+        _write(tokens_path, tokens),
+        _write(order_path, order),
+        following.file,
+        following.number,
+    )
+
+
+def _write(path: Path, content: np.ndarray) -> str:
+    """Returns the checksum of what is now in the file."""
+    data = content.data.cast("B") if content.size else b""  # nothing has no view of bytes
+    with whole_file(path) as temporary, temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())  # after a power cut the catalogue must not name what is not there
+    return hashlib.sha256(data).hexdigest()
+
+
+def sorted_places(tokens: np.ndarray, vocabulary: int, depth: int, progress: Progress = silent) -> np.ndarray:
+    """The places with a token on either side, sorted by the `depth` tokens before them, the nearest first.
+
+    Ids from `vocabulary` on are separators and sort last; ties stay in the order of the text. What stands before a
+    separator counts too, which no search notices. It is done in stable passes, one token each, the farthest first.
+    """
+    inside = tokens < vocabulary
+    order = np.flatnonzero(inside[1:] & inside[:-1]).astype(np.uint32)
+    order += 1
+    spare = np.empty_like(order)
+    for back in range(depth, 0, -1):
+        _pass(tokens, order, spare, back, vocabulary)
+        order, spare = spare, order
+        progress("Sorting", depth + 1 - back, depth)
+    return order
+
+
+@compiled
+def _rank(tokens: np.ndarray, place: int, vocabulary: int) -> int:
+    return min(signed(tokens, place), vocabulary) if place >= 0 else vocabulary
+
+
+@compiled
+def _counting_pass(tokens: np.ndarray, order: np.ndarray, target: np.ndarray, back: int, vocabulary: int) -> None:
+    """Sorts `order` into `target` by the token that stands `back` before each place."""
+    starts = np.zeros(vocabulary + 2, np.int64)
+    for place in range(1, tokens.size):  # counting in the order of the text comes to the same and is faster
+        if tokens[place] < vocabulary and tokens[place - 1] < vocabulary:
+            starts[_rank(tokens, place - back, vocabulary) + 1] += 1
+    for rank in range(vocabulary + 1):
+        starts[rank + 1] += starts[rank]
+    for entry in range(order.size):
+        rank = _rank(tokens, signed(order, entry) - back, vocabulary)
+        target[starts[rank]] = order[entry]
+        starts[rank] += 1
+
+
+def _plain_pass(tokens: np.ndarray, order: np.ndarray, target: np.ndarray, back: int, vocabulary: int) -> None:
+    """The same with numpy alone."""
+    at = order.astype(np.int64) - back
+    ranks = np.where(at >= 0, np.minimum(tokens[np.maximum(at, 0)], vocabulary), vocabulary).astype(np.uint32)
+    target[:] = order
+    for half in (0, 16):  # numpy sorts numbers of 16 bits by counting, wider ones by comparing
+        by_half = np.argsort((ranks >> half).astype(np.uint16), kind="stable")
+        ranks, target[:] = ranks[by_half], target[by_half]
+
+
+_pass = _plain_pass if njit is None else _counting_pass
