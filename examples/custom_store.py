@@ -1,4 +1,4 @@
-"""A store of one's own: which token most often followed each token, in all requests so far.
+"""A store of one's own: which token most often followed each token, in all requests of a namespace so far.
 
 Run it with `python examples/custom_store.py`. To use it by name in plans, a package registers it in pyproject.toml:
 
@@ -17,14 +17,15 @@ import hierspec
 
 class BigramStore(hierspec.Store):
     name = "bigram"
+    followers: defaultdict[int, Counter[int]]  # of the namespace
+    last: int
 
     def __init__(self) -> None:
-        self.followers: defaultdict[int, Counter[int]] = defaultdict(Counter)
-        self.last = -1
+        self.tables: defaultdict[str, defaultdict[int, Counter[int]]] = defaultdict(lambda: defaultdict(Counter))
 
-    def begin(self, prompt: np.ndarray) -> "BigramStore":
-        view = copy(self)  # the table is shared, the place in the text is the request's own
-        view.last = int(prompt[-1])
+    def begin(self, prompt: np.ndarray, namespace: str = "") -> "BigramStore":
+        view = copy(self)  # the tables are shared, the place in the text is the request's own
+        view.followers, view.last = self.tables[namespace], int(prompt[-1])
         return view
 
     def propose(self, context: np.ndarray, budget: int) -> hierspec.Proposal:

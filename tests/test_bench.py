@@ -22,7 +22,7 @@ def model(tmp_path_factory):
 
 def test_the_document_has_what_the_design_promises(model):
     plans = {"lookup": model.plan("lookup"), "layerskip": model.plan("layerskip")}
-    found = run_plans(model, PROMPTS, plans, Sampling(max_tokens=12), batch=2)
+    found = run_plans(model, PROMPTS, plans, Sampling(max_tokens=12), batches=(2,))
     result = json.loads(json.dumps(document(found, [], {"command": "x", "model": "tiny", "dtype": "float32"})))
     assert set(result) >= {"machine", "command", "model", "dtype", "threads", "plans", "peers"}
     assert list(result["plans"]) == [

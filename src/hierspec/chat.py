@@ -18,11 +18,12 @@ class Chat:
 
     def __init__(
         self, model: LanguageModel, system: str | None = None, *, plan: Plan | str | Path = DEFAULT_PLAN,
-        sampling: Sampling | None = None, **changes: Any,
+        sampling: Sampling | None = None, namespace: str = "", **changes: Any,
     ) -> None:  # fmt: skip
         if not model.tokenizer.has_chat_template:
             raise HierspecError(f"{model.name} has no chat template; use generate with a raw prompt.")
         self.model, self.plan, self.sampling = model, plan, sampling_with(sampling, changes)
+        self.namespace = namespace
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         self.last: Generation | None = None
         self._text = ""  # the conversation so far, as the template writes it,
@@ -31,7 +32,7 @@ class Chat:
 
     def say(self, text: str) -> Iterator[TextStep]:
         """The user's turn; the answer comes step by step. One that is left early is kept as far as it got."""
-        stream = self.model.stream(self.ask(text), plan=self.plan, sampling=self.sampling)
+        stream = self.model.stream(self.ask(text), plan=self.plan, sampling=self.sampling, namespace=self.namespace)
         try:
             yield from stream
         finally:

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hierspec.checkpoints.load import Checkpoint, load_checkpoint
+from hierspec.core.appraisal import Appraiser
 from hierspec.core.engine import Engine, Request
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy, Store, Tier
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.sampling import Sampling
 from hierspec.generation import Generation, TextStep, Writer
+from hierspec.machine import peak_memory
 from hierspec.models.cache import StaircasePool
 from hierspec.models.decoder import Decoder
 from hierspec.models.scorer import AnyDecoder, ModelScorer
+from hierspec.paths import cache_folder
+from hierspec.planner.costs import measured_costs
 from hierspec.progress import Progress, silent
-from hierspec.stores import open_store
+from hierspec.stores import Home, open_store
+from hierspec.stores.history import HistoryStore
 from hierspec.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
 
 DEFAULT_PLAN = "lookup"
 BACKENDS = ("auto", "compiled", "torch")
+WEIGHTS = ("auto", "int8", "int4")
 DEFAULT_KV_MEMORY = 4 << 30  # bytes
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -38,13 +46,17 @@ def load(
     dtype: str = "auto",
     device: str = "auto",
     backend: str = "auto",
+    weights: str = "auto",
     kv_memory: int = DEFAULT_KV_MEMORY,
+    stores: str | Path | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Load a model folder, a GGUF file or a hub name; with nothing given, the default model.
 
     dtype is float32, bfloat16, float16 or auto (float32 on a CPU, bfloat16 on a GPU); device is cpu, cuda or auto.
     backend is torch, compiled (CPU only: whole passes in one compiled function, the same bits at every width) or auto.
+    weights is auto (as dtype says), int8 or int4 (compiled backend: another, faster model, exact in itself).
+    stores is the folder of its databases on disk (default: one of the cache, by the model's name and vocabulary).
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -56,29 +68,58 @@ def load(
         raise HierspecError(f"Unknown dtype {dtype!r}; choose auto, {', '.join(_DTYPES)}.")
     checkpoint = load_checkpoint(source, _DTYPES[dtype], progress)
     tokenizer = Tokenizer.from_folder(checkpoint.folder)
-    decoder = open_decoder(checkpoint, device, backend, progress or silent)
-    return LanguageModel(checkpoint.name, checkpoint.folder, tokenizer, decoder, dtype, kv_memory, backend)
+    decoder = open_decoder(checkpoint, device, backend, weights, progress or silent)
+    return LanguageModel(
+        checkpoint.name, checkpoint.folder, tokenizer, decoder, dtype, kv_memory, backend, weights,
+        None if stores is None else Path(stores),
+    )  # fmt: skip
 
 
-def open_decoder(checkpoint: Checkpoint, device: str, backend: str, progress: Progress = silent) -> AnyDecoder:
+def open_home(
+    source: str | Path | None = None, stores: str | Path | None = None, progress: Progress | None = None
+) -> tuple[Tokenizer, int, Home]:
+    """A model's tokenizer, the size of its vocabulary, and where its databases lie, without the model itself."""
+    checkpoint = load_checkpoint(source, torch.float32, progress)
+    tokenizer = Tokenizer.from_folder(checkpoint.folder)
+    return tokenizer, checkpoint.config.vocabulary, _home(checkpoint.name, tokenizer, stores)
+
+
+def _home(name: str, tokenizer: Tokenizer, stores: str | Path | None) -> Home:
+    hashed = tokenizer.vocabulary_hash
+    own = f"{name.replace('/', '--')}-{hashed[:12]}"
+    return Home(Path(stores) if stores is not None else cache_folder() / "stores" / own, hashed)
+
+
+def open_decoder(
+    checkpoint: Checkpoint, device: str, backend: str = "auto", weights: str = "auto", progress: Progress = silent
+) -> AnyDecoder:
     """The decoder that suits the checkpoint, the device and what is installed."""
-    if backend not in BACKENDS:
-        raise HierspecError(f"Unknown backend {backend!r}; choose {', '.join(BACKENDS)}.")
+    for value, known, name in ((backend, BACKENDS, "backend"), (weights, WEIGHTS, "weights")):
+        if value not in known:
+            raise HierspecError(f"Unknown {name} {value!r}; choose {', '.join(known)}.")
     reason = "it runs on a CPU only" if device != "cpu" else ""
     if backend != "torch" and not reason:
         try:
             from hierspec.models.cpu_decoder import CpuDecoder, unsuited
+            from hierspec.models.packed import KINDS, packed_weights, unsuited_to_low_bits
         except ImportError:
             reason = "it needs numba (pip install numba)"
         else:
             reason = unsuited(checkpoint.config, checkpoint.dtype)
+            if not reason and weights != "auto":
+                reason = unsuited_to_low_bits(checkpoint.config)
             if not reason:
+                kind = KINDS[str(checkpoint.dtype).removeprefix("torch.") if weights == "auto" else weights]
+                packed = packed_weights(checkpoint, kind, progress)
                 progress("Compiling for this CPU (once)", 0, 0)
-                decoder = CpuDecoder(checkpoint.config, checkpoint.weights, torch.get_num_threads())
+                decoder = CpuDecoder(checkpoint.config, checkpoint.weights, torch.get_num_threads(), packed)
                 decoder.prepare()
                 return decoder
     if backend == "compiled":
         raise HierspecError(f"The compiled backend cannot run {checkpoint.name} here: {reason}; use --backend torch.")
+    if weights != "auto":
+        why = reason or "the torch backend was asked for"
+        raise HierspecError(f"Weights in {weights} need the compiled backend ({why}); use --weights auto.")
     return Decoder(checkpoint.config, checkpoint.weights, device)
 
 
@@ -87,7 +128,7 @@ class LanguageModel:
 
     def __init__(
         self, name: str, folder: Path, tokenizer: Tokenizer, decoder: AnyDecoder, dtype: str, kv_memory: int,
-        backend: str = "auto",
+        backend: str = "auto", weights: str = "auto", stores: Path | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.folder = folder  # in Hugging Face's layout, also where the source was a GGUF file
@@ -95,32 +136,40 @@ class LanguageModel:
         self.decoder = decoder
         self.dtype = dtype
         self.backend = backend
+        self.weights = weights
         self.config = decoder.config
         self.stop_ids = frozenset((*tokenizer.stop_ids, *decoder.config.eos_ids))
         self._pool = StaircasePool(decoder, kv_memory)
         self._scorers: dict[int, ModelScorer] = {}
         self._drafts: dict[str, LanguageModel] = {}
         self._draft_scorers: dict[str, ModelScorer] = {}
-        self._stores: dict[str, Store] = {}
+        self._stores_folder = stores
+        self._stores: dict[str, Store | None] = {}  # by name; None where there is none and need not be
+        self._added: dict[str, Store] = {}  # those that came through add_store
+        self._lasting = True  # whether a history may be written to the disk
+        self._appraisers: dict[str, Appraiser] = {}  # by the name of the scorer
 
     def generate(
         self, prompt: Prompt, *, plan: Plan | str | Path = DEFAULT_PLAN, sampling: Sampling | None = None,
-        raw: bool = False, **changes: Any,
+        raw: bool = False, namespace: str = "", **changes: Any,
     ) -> Generation:  # fmt: skip
         """The whole answer. Fields of Sampling may be given by name: `generate("…", max_tokens=100)`.
 
-        A text prompt is put into the model's chat template where it has one, unless `raw`.
+        A text prompt is put into the model's chat template where it has one, unless `raw`. What is written in one
+        namespace (a user, a tenant) never helps to guess for another.
         """
-        [generation] = self.generate_many([prompt], plan=plan, sampling=sampling, raw=raw, **changes)
+        [generation] = self.generate_many(
+            [prompt], plan=plan, sampling=sampling, raw=raw, namespace=namespace, **changes
+        )
         return generation
 
     def generate_many(
         self, prompts: Sequence[Prompt], *, plan: Plan | str | Path = DEFAULT_PLAN, sampling: Sampling | None = None,
-        raw: bool = False, **changes: Any,
+        raw: bool = False, namespace: str = "", **changes: Any,
     ) -> list[Generation]:  # fmt: skip
         """The same for several prompts side by side, in packed passes; each answer is what it would be alone."""
         chosen = sampling_with(sampling, changes)
-        writers = [Writer(self.request(prompt, plan, chosen, raw), self.tokenizer) for prompt in prompts]
+        writers = [Writer(self.request(prompt, plan, chosen, raw, namespace), self.tokenizer) for prompt in prompts]
         by_request = {id(writer.request): writer for writer in writers}
         for request, step in Engine().run([writer.request for writer in writers]):
             by_request[id(request)].add(step)
@@ -128,15 +177,18 @@ class LanguageModel:
 
     def stream(
         self, prompt: Prompt, *, plan: Plan | str | Path = DEFAULT_PLAN, sampling: Sampling | None = None,
-        raw: bool = False, **changes: Any,
+        raw: bool = False, namespace: str = "", **changes: Any,
     ) -> Stream:  # fmt: skip
         """The answer step by step; `.generation` holds the whole of it afterwards."""
-        return Stream(Writer(self.request(prompt, plan, sampling_with(sampling, changes), raw), self.tokenizer))
+        request = self.request(prompt, plan, sampling_with(sampling, changes), raw, namespace)
+        return Stream(Writer(request, self.tokenizer))
 
-    def request(self, prompt: Prompt, plan: Plan | str | Path, sampling: Sampling, raw: bool = False) -> Request:
-        """A request for an engine of one's own."""
+    def request(
+        self, prompt: Prompt, plan: Plan | str | Path, sampling: Sampling, raw: bool = False, namespace: str = ""
+    ) -> Request:
+        """A request for an engine of one's own. What one namespace writes never helps to guess for another."""
         hierarchy = self.hierarchy(self.plan(plan))
-        return Request(self.encode(prompt, raw), sampling, hierarchy, self.stop_ids, self.config.context)
+        return Request(self.encode(prompt, raw), sampling, hierarchy, self.stop_ids, self.config.context, namespace)
 
     def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
         """Token ids of a prompt, as `generate` would read it."""
@@ -158,10 +210,12 @@ class LanguageModel:
 
     def hierarchy(self, plan: Plan) -> Hierarchy:
         """The plan with its names replaced by scorers and stores."""
-        tiers = [Tier(self.scorer(self.config.layers), 1, self._opened(plan.stores), plan.budget, plan.merge)]
+        target, stores = self.scorer(self.config.layers), self._opened(plan.stores)
+        tiers = [Tier(target, 1, stores, plan.budget, plan.merge, 1, self._appraiser(target) if plan.adapt else None)]
         for tier in plan.tiers:
-            stores = self._opened(tier.stores)
-            tiers.append(Tier(self._judge(tier), tier.gather, stores, tier.budget, tier.merge, tier.candidates))
+            judge, stores = self._judge(tier), self._opened(tier.stores)
+            appraiser = self._appraiser(judge) if tier.adapt else None
+            tiers.append(Tier(judge, tier.gather, stores, tier.budget, tier.merge, tier.candidates, appraiser))
         return Hierarchy(tuple(tiers), plan.rule)
 
     def scorer(self, layers: int) -> ModelScorer:
@@ -179,7 +233,7 @@ class LanguageModel:
         if source not in self._drafts:
             other = load(
                 source, dtype=self.dtype, device=str(self.decoder.device), backend=self.backend,
-                kv_memory=self._pool.budget,
+                weights=self.weights, kv_memory=self._pool.budget,
             )  # fmt: skip
             same_size = other.config.vocabulary == self.config.vocabulary
             if not same_size or not other.tokenizer.same_vocabulary(self.tokenizer):
@@ -189,9 +243,37 @@ class LanguageModel:
             self._drafts[source] = other
         return self._drafts[source]
 
+    @cached_property
+    def home(self) -> Home:
+        """Where this model's databases on disk lie."""
+        return _home(self.name, self.tokenizer, self._stores_folder)
+
+    def apart(self) -> LanguageModel:
+        """The same model with stores of its own that know nothing yet, and nothing learnt about their guesses."""
+        other = copy(self)
+        other._stores = dict(self._added)  # what was added by hand is not ours to make anew
+        other._appraisers, other._lasting = {}, False
+        return other
+
+    def close(self) -> None:
+        """Write what databases on disk have not yet written. The model can still be used."""
+        for store in self._stores.values():
+            if isinstance(store, HistoryStore):
+                store.flush()
+
+    def __enter__(self) -> LanguageModel:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def add_store(self, store: Store) -> None:
         """Let plans name this store. Requests see it through its `begin`."""
-        self._stores[store.name] = store
+        self._stores[store.name] = self._added[store.name] = store
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: of the weights, of keys, values and states kept for texts, and the most that the process had."""
+        return {"weights": self.decoder.weight_bytes, "texts": self._pool.bytes_held(), "peak": peak_memory()}
 
     def forget(self) -> None:
         """Drop everything computed so far. The next answers take longer and are the same."""
@@ -209,11 +291,19 @@ class LanguageModel:
         assert tier.exit_layer is not None
         return self.scorer(tier.exit_layer)
 
+    def _appraiser(self, scorer: ModelScorer) -> Appraiser:
+        """What guesses to this scorer are worth, learnt over all requests."""
+        if scorer.name not in self._appraisers:
+            about = [scorer.name, str(self.folder), self.dtype, self.weights, type(scorer.decoder).__name__]
+            self._appraisers[scorer.name] = Appraiser(measured_costs(scorer, about))
+        return self._appraisers[scorer.name]
+
     def _opened(self, names: tuple[str, ...]) -> tuple[Store, ...]:
         for name in names:
-            if name not in self._stores:
-                self._stores[name] = open_store(name)
-        return tuple(self._stores[name] for name in names)
+            if name not in self._stores and name.removesuffix("?") not in self._stores:
+                self._stores[name] = open_store(name, self.home, self._lasting)
+        found = [self._stores.get(name.removesuffix("?"), self._stores.get(name)) for name in names]
+        return tuple(store for store in found if store is not None)
 
 
 class Stream:

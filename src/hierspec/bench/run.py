@@ -16,6 +16,7 @@ from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
 from hierspec.generation import Generation
 from hierspec.language_model import LanguageModel
+from hierspec.planner.replay import Record
 from hierspec.progress import Progress, silent
 
 PLAIN = "plain"
@@ -53,29 +54,31 @@ def run_plans(
     sampling: Sampling,
     peers: Sequence[Peer] = (),
     progress: Progress = silent,
-    batch: int = 1,
+    batches: Sequence[int] = (),
 ) -> dict[str, list[Outcome]]:
     """Outcomes of every plan and peer, in the order of the prompts. Plain decoding, one prompt at a time, is always
-    among them; with `batch` every plan also runs that many prompts side by side.
+    among them; for every number in `batches` every plan also runs that many prompts side by side.
 
-    Which one goes first rotates, so that a slow minute of the machine hits all alike.
+    Which one goes first rotates, so that a slow minute of the machine hits all alike. Every plan has stores of its
+    own, which begin with nothing but what was built on disk: what another plan wrote must not help it.
     """
     plans = {PLAIN: Plan(), **plans}
     sampling = replace(sampling, seed=0 if sampling.seed is None else sampling.seed)
     runners: dict[str, Callable[[Sequence[BenchPrompt]], list[Outcome]]] = {}
     for name, plan in plans.items():
-        runners[name] = partial(_alone, model, plan, sampling)
-        if batch > 1:
-            runners[f"{name}, batch of {batch}"] = partial(_together, model, plan, sampling)
+        runners[name] = partial(_in_batches, 1, model.apart(), plan, sampling)
+        for batch in batches:
+            runners[f"{name}, batch of {batch}"] = partial(_in_batches, batch, model.apart(), plan, sampling)
     for peer in peers:
         runners[peer.name] = partial(_by_peer, model, peer, sampling)
     found: dict[str, list[Outcome]] = {name: [] for name in runners}
     for plan in plans.values():  # the first passes of a process pay for pages and threads
-        model.generate("Hello", plan=plan, sampling=replace(sampling, max_tokens=8))
+        model.apart().generate("Hello", plan=plan, sampling=replace(sampling, max_tokens=8))
     names = list(runners)
-    for start in range(0, len(prompts), batch):
-        group = prompts[start : start + batch]
-        turn = start // batch % len(names)
+    step = max(batches, default=1)
+    for start in range(0, len(prompts), step):
+        group = prompts[start : start + step]
+        turn = start // step % len(names)
         for name in names[turn:] + names[:turn]:
             found[name] += runners[name](group)
         for name in names:
@@ -86,8 +89,11 @@ def run_plans(
     return found
 
 
-def _alone(model: LanguageModel, plan: Plan, sampling: Sampling, group: Sequence[BenchPrompt]) -> list[Outcome]:
-    return [outcome for prompt in group for outcome in _together(model, plan, sampling, [prompt])]
+def _in_batches(
+    size: int, model: LanguageModel, plan: Plan, sampling: Sampling, group: Sequence[BenchPrompt]
+) -> list[Outcome]:
+    starts = range(0, len(group), size)
+    return [outcome for at in starts for outcome in _together(model, plan, sampling, group[at : at + size])]
 
 
 def _together(model: LanguageModel, plan: Plan, sampling: Sampling, group: Sequence[BenchPrompt]) -> list[Outcome]:
@@ -109,6 +115,15 @@ def _together(model: LanguageModel, plan: Plan, sampling: Sampling, group: Seque
             outcomes[place].add(replace(answer, seconds=seconds * len(answer.tokens) / written))
             outcomes[place].alone = len(group) == 1
     return outcomes
+
+
+def records(outcomes: Sequence[Outcome]) -> list[Record]:
+    """What was written, for `planner.replay`."""
+    return [
+        Record(outcome.task, tuple(asked), tuple(tokens))
+        for outcome in outcomes
+        for asked, tokens in zip(outcome.asked, outcome.tokens, strict=True)
+    ]
 
 
 def _by_peer(model: LanguageModel, peer: Peer, sampling: Sampling, group: Sequence[BenchPrompt]) -> list[Outcome]:

@@ -37,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
     parser.add_argument("--plans", default="lookup", help="plans or TOML files, separated by commas (default: lookup)")
     parser.add_argument("--peers", default="", help="transformers, transformers:lookup (greedy only)")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="run every plan also N prompts side by side")
+    parser.add_argument(
+        "--batch", default="", metavar="N,…", help="run every plan also with so many prompts side by side"
+    )
+    parser.add_argument("--record", type=Path, metavar="FILE", help="keep what plain decoding wrote, for store replay")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON document to a file too")
     parser.add_argument("--json", action="store_true", help="only the JSON document, no table")
     options.add_sampling(parser)
@@ -59,8 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.limit < 1:
             raise HierspecError(f"--limit must be at least 1, not {arguments.limit}.")
         prompts = spread(prompts, arguments.limit)
-    if arguments.batch < 1:
-        raise HierspecError(f"--batch must be at least 1, not {arguments.batch}.")
+    batches = _batches(arguments.batch)
     model = options.load_model(arguments)
     plans = {name: model.plan(name) for name in arguments.plans.split(",") if name}
     for plan in plans.values():
@@ -68,14 +70,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     from hierspec.bench.peers import open_peer
     from hierspec.bench.report import document
-    from hierspec.bench.run import run_plans
+    from hierspec.bench.run import PLAIN, records, run_plans
+    from hierspec.planner.replay import write_records
 
     opened = [open_peer(name, model.folder, model.dtype, str(model.decoder.device), model.stop_ids) for name in peers]
     with progress_bars() as progress:
-        found = run_plans(model, prompts, plans, sampling, opened, progress, arguments.batch)
+        found = run_plans(model, prompts, plans, sampling, opened, progress, batches)
     about = _about(model) | {
         "temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "prompts": arguments.prompts.name,
+        "stores": "of each plan its own: history empty, corpus "
+        + (f"of {model.home.corpus.name}" if model.home.corpus.exists() else "none"),
     }  # fmt: skip
+    if arguments.record is not None:
+        write_records(arguments.record, records(found[PLAIN]))
     result = document(found, peers, about)
     if not arguments.json:
         _table(result)
@@ -84,6 +91,16 @@ def run(arguments: argparse.Namespace) -> int:
     exact = [name for name, plan in plans.items() if plan.rule == "coupled" or sampling.temperature == 0]
     promised = [figures for name, figures in result["plans"].items() if name.split(", batch of")[0] in exact]
     return 1 if any(plan["identical"] + plan["ties"] < plan["prompts"] for plan in promised) else 0
+
+
+def _batches(text: str) -> list[int]:
+    try:
+        found = [int(number) for number in text.split(",") if number]
+    except ValueError as error:
+        raise HierspecError(f"--batch must be numbers separated by commas, not {text!r}.") from error
+    if any(number < 1 for number in found):
+        raise HierspecError(f"--batch must be at least 1, not {text}.")
+    return [number for number in found if number > 1]
 
 
 def _passes(arguments: argparse.Namespace, peers: list[str]) -> int:
@@ -113,7 +130,9 @@ def _passes(arguments: argparse.Namespace, peers: list[str]) -> int:
 def _about(model: LanguageModel) -> dict[str, Any]:
     command = shlex.join(["hierspec", *sys.argv[1:]])
     backend = type(model.decoder).__name__
-    return {"command": command, "model": model.name, "dtype": model.dtype, "decoder": backend}
+    return {
+        "command": command, "model": model.name, "dtype": model.dtype, "weights": model.weights, "decoder": backend,
+    }  # fmt: skip
 
 
 def _hand_out(result: dict[str, Any], output: Path | None) -> None:

@@ -14,9 +14,13 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hierspec.cli import options
 from hierspec.cli.console import Colours, note, plain_write
+
+if TYPE_CHECKING:
+    from hierspec.chat import Chat
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
     colours = Colours(sys.stdout, force=True) if arguments.colour else None
     if not arguments.json and sys.stdin.isatty():
         note(f"{model.name}. Ctrl-D leaves, Ctrl-C stops an answer.")
+    with model:
+        _talk(chat, colours, arguments)
+    return 0
+
+
+def _talk(chat: Chat, colours: Colours | None, arguments: argparse.Namespace) -> None:
     for text in _messages(arguments):
         answer = chat.say(text)
         try:
@@ -58,7 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             print(flush=True)
             note(f"{last.tokens_per_second:.1f} tokens/s, {last.stats.tokens_per_pass:.2f} tokens per target pass")
-    return 0
 
 
 def _messages(arguments: argparse.Namespace) -> Iterator[str]:

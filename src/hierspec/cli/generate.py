@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--colour", "--color", action="store_true", help="show which tier guessed each token")
     parser.add_argument("--check", action="store_true", help="write it plainly first and compare")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the text")
-    parser.add_argument("--verbose", action="store_true", help="counters of every tier")
+    parser.add_argument("--verbose", action="store_true", help="memory, and counters of every tier")
     options.add_plan(parser)
     options.add_sampling(parser)
 
@@ -55,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         for warming in (Plan(), plan):  # the first passes of a process pay for pages and threads
             model.generate(ids, plan=warming, sampling=replace(sampling, max_tokens=min(8, sampling.max_tokens)))
         plain = _write(model, ids, Plan(), sampling, arguments, "plain decoding", quiet=arguments.json, to_stderr=True)
-    answer = _write(model, ids, plan, sampling, arguments, f"plan {arguments.plan}", quiet=arguments.json)
+    with model:
+        answer = _write(model, ids, plan, sampling, arguments, f"plan {arguments.plan}", quiet=arguments.json)
     return _report(model, ids, answer, plain, plan, sampling, arguments)
 
 
@@ -125,6 +126,7 @@ def _report(
         "seed": answer.seed, "prompt_tokens": answer.prompt_tokens, "seconds": answer.seconds,
         "tokens_per_second": answer.tokens_per_second, "decode_tokens_per_second": answer.decode_tokens_per_second,
         "tokens_per_pass": answer.stats.tokens_per_pass, "tiers": answer.stats.to_json(),
+        "memory": model.memory(),
     }  # fmt: skip
     status = 0
     if plain is not None:
@@ -142,6 +144,8 @@ def _report(
     else:
         note(line)
         if arguments.verbose:
+            parts = [f"{name} {size / 1e6:,.0f} MB" for name, size in model.memory().items()]
+            note("memory: " + ", ".join(parts))
             for tier in answer.stats.to_json():
                 note(json.dumps(tier))
     return status

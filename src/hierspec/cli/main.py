@@ -13,6 +13,7 @@ from hierspec.core.errors import HierspecError
 COMMANDS = {
     "generate": "stream a model's answer to a prompt",
     "chat": "talk to a model",
+    "store": "build, look at and drop token databases",
     "bench": "compare plans on a file of prompts: equality first, then time",
 }
 

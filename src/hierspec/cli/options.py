@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hierspec.cli.console import progress_bars
 from hierspec.core.errors import HierspecError
@@ -14,20 +15,30 @@ from hierspec.core.sampling import Sampling
 
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
+    from hierspec.stores import Home
+    from hierspec.text.tokenizer import Tokenizer
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
+    optional: dict[str, Any] = {"nargs": "?"} if name == "model" else {}
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a model folder, a GGUF file or a hub name (default: SmolLM2-135M)"
+        name, metavar="MODEL", help="a model folder, a GGUF file or a hub name (default: SmolLM2-135M)", **optional
     )
     group = parser.add_argument_group("model")
     group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto")
     group.add_argument("--device", default="auto", help="cpu, cuda or auto")
     group.add_argument("--backend", default="auto", help="compiled (CPU), torch or auto")
+    group.add_argument("--weights", default="auto", help="auto (as dtype says), int8 or int4 (CPU, compiled backend)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    group.add_argument("--stores", type=Path, metavar="DIR", help="where its databases lie (default: in the cache)")
     group.add_argument("--kv-memory", default="4G", metavar="SIZE", help="most memory for keys and values (default 4G)")
+
+
+def add_model_option(parser: argparse.ArgumentParser) -> None:
+    """The same where other things come as arguments: the model is an option."""
+    add_model(parser, "--model")
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -72,9 +83,19 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
             dtype=arguments.dtype,
             device=arguments.device,
             backend=arguments.backend,
+            weights=arguments.weights,
             kv_memory=kv_memory,
+            stores=arguments.stores,
             progress=progress,
         )
+
+
+def load_home(arguments: argparse.Namespace) -> tuple[Tokenizer, int, Home]:
+    """What a model's databases need: its tokenizer, the size of its vocabulary, and where they lie."""
+    from hierspec.language_model import open_home
+
+    with progress_bars() as progress:
+        return open_home(arguments.model, arguments.stores, progress)
 
 
 def chosen_plan(model: LanguageModel, arguments: argparse.Namespace) -> Plan:
