@@ -20,7 +20,7 @@ from hierspec.models.decoder import Span
 from hierspec.models.low_bits import GROUP, RECORD
 from hierspec.models.packed import PackedWeights, pack_in_memory
 from hierspec.models.team import Team
-from hierspec.models.vector_code import LANES
+from hierspec.models.vector_code import LANES, WIDE
 
 
 def unsuited(config: DecoderConfig, dtype: torch.dtype) -> str:
@@ -146,7 +146,7 @@ class CpuDecoder:
         scratch = self._scratch.for_rows(len(hidden), 0)
         self._team.run(
             run_head, hidden.contiguous().numpy(), self._norm, np.float32(self.config.norm_eps),
-            self._packed.head, self._packed.head_kind, scratch.normed, scratch.low_bits, scratch.records, logits,
+            self._packed.head, self._packed.head_kind, scratch.normed, scratch.inputs, scratch.records, logits,
         )  # fmt: skip
         return torch.from_numpy(logits)
 
@@ -204,7 +204,8 @@ class _Scratch:
             self._rows = rows
             self.normed = np.empty((threads, rows, config.hidden), np.float32)
             widest = max(config.hidden, config.intermediate, config.heads * config.head_size)
-            self.low_bits = np.empty((threads, rows, widest), np.int8)
+            # Inputs of products as they take them: bytes, or floats turned where registers are wide.
+            self.inputs = np.empty((threads, rows, widest * (4 if WIDE else 1)), np.int8)
             self.records = np.empty((threads, rows, -(-widest // GROUP) * RECORD), np.float32)
             width = (config.heads + 2 * config.kv_heads) * config.head_size
             self._qkv = np.empty((rows, width), np.float32)
@@ -224,4 +225,4 @@ class _Scratch:
         """As `run_layers` takes them: cut to the rows of this pass."""
         rows = slice(self._now)
         shared = self._qkv[rows], self._attended[rows], self._gates, self._gated[rows], self._delta
-        return self.normed, self.low_bits, self.records, *shared, self._scores, self._totals
+        return self.normed, self.inputs, self.records, *shared, self._scores, self._totals

@@ -44,8 +44,6 @@ from hierspec.models.vector_code import (
     half_tile_2,
     half_tile_3,
     half_tile_4,
-    half_tile_8,
-    half_tile_16,
     read_atomically,
     scatter,
     score_one,
@@ -54,8 +52,12 @@ from hierspec.models.vector_code import (
     tile_2,
     tile_3,
     tile_4,
-    tile_8,
-    tile_16,
+    turn_8,
+    turn_16,
+    turned_half_tile_8,
+    turned_half_tile_16,
+    turned_tile_8,
+    turned_tile_16,
     weigh_one,
 )
 
@@ -96,8 +98,8 @@ def _share(count, thread, threads):
     return count * thread // threads, count * (thread + 1) // threads
 
 
-def _over_rows(sixteen, eight, four, three, two, one):
-    """One block of 16 outputs for all rows: in the largest tiles, and one tile for what is left below four."""
+def _over_rows(four, three, two, one):
+    """One block of 16 outputs for all rows, in tiles of four, and one tile for the rest."""
 
     @_part
     def tiles(x, x_step, rows, weights, size, out, out_step):
@@ -114,24 +116,30 @@ def _over_rows(sixteen, eight, four, three, two, one):
         elif rows - row == 1:
             one(x, x_step, weights, size, out, out_step)
 
+    return tiles
+
+
+def _over_turned_rows(sixteen, eight, rest):
+    """The same where `turned` holds as many rows as possible turned, 16 by 16 and perhaps 8 more."""
+
     @_part
-    def wide_tiles(x, x_step, rows, weights, size, out, out_step):
+    def tiles(x, turned, rows, weights, size, out, out_step):
         row = 0
         while row + 16 <= rows:
-            sixteen(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
+            sixteen(turned + row * size * _FLOAT, weights, size, out + row * out_step * _FLOAT, out_step)
             row += 16
         if row + 8 <= rows:
-            eight(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
+            eight(turned + row * size * _FLOAT, weights, size, out + row * out_step * _FLOAT, out_step)
             row += 8
-        x, out = x + row * x_step * _FLOAT, out + row * out_step * _FLOAT
-        tiles(x, x_step, rows - row, weights, size, out, out_step)
+        rest(x + row * size * _FLOAT, size, rows - row, weights, size, out + row * out_step * _FLOAT, out_step)
 
-    return wide_tiles if WIDE else tiles
+    return tiles
 
 
-_tiles = _over_rows(tile_16, tile_8, tile_4, tile_3, tile_2, tile_1)
-# Weights in bfloat16.
-_half_tiles = _over_rows(half_tile_16, half_tile_8, half_tile_4, half_tile_3, half_tile_2, half_tile_1)
+_tiles = _over_rows(tile_4, tile_3, tile_2, tile_1)
+_half_tiles = _over_rows(half_tile_4, half_tile_3, half_tile_2, half_tile_1)  # weights in bfloat16
+_turned_tiles = _over_turned_rows(turned_tile_16, turned_tile_8, _tiles)
+_turned_half_tiles = _over_turned_rows(turned_half_tile_16, turned_half_tile_8, _half_tiles)
 
 
 def _over_low_rows(eight, four, three, two, one):
@@ -182,35 +190,47 @@ def _block_bytes(size, kind):
 
 
 @_part
-def _to_low_bits(x, rows, size, kind, low, records):
-    """The inputs of a product in 8 bits, where its weights are stored in few."""
+def _make_ready(x, rows, size, kind, ready, records):
+    """The inputs of a product as it takes them: in 8 bits for weights in few, else turned where that helps."""
     if kind >= BYTES:
-        quantise(x, rows * size // GROUP, low, records)
+        quantise(x, rows * size // GROUP, ready, records)
+    elif WIDE:
+        row = 0
+        while row + 16 <= rows:
+            turn_16(x + row * size * _FLOAT, size, ready + row * size * _FLOAT)
+            row += 16
+        if row + 8 <= rows:
+            turn_8(x + row * size * _FLOAT, size, ready + row * size * _FLOAT)
 
 
 @_part
-def _product(x, low, records, rows, weights, size, kind, out, out_step, first, last):
-    """Columns 16 * first .. 16 * last of x times packed weights. `low` and `records` hold x in 8 bits."""
+def _product(x, ready, records, rows, weights, size, kind, out, out_step, first, last):
+    """Columns 16 * first .. 16 * last of x times packed weights. `ready` and `records` are from `_make_ready`."""
     step = _block_bytes(size, kind)
     for block in range(first, last):
         own, place = weights + block * step, out + block * LANES * _FLOAT
-        if kind == FLOATS:
+        if kind == BYTES:
+            _byte_tiles(ready, rows, records, own, size, place, out_step)
+        elif kind == NIBBLES:
+            _nibble_tiles(ready, rows, records, own, size, place, out_step)
+        elif WIDE and rows >= 8:
+            if kind == FLOATS:
+                _turned_tiles(x, ready, rows, own, size, place, out_step)
+            else:
+                _turned_half_tiles(x, ready, rows, own, size, place, out_step)
+        elif kind == FLOATS:
             _tiles(x, size, rows, own, size, place, out_step)
-        elif kind == HALVES:
-            _half_tiles(x, size, rows, own, size, place, out_step)
-        elif kind == BYTES:
-            _byte_tiles(low, rows, records, own, size, place, out_step)
         else:
-            _nibble_tiles(low, rows, records, own, size, place, out_step)
+            _half_tiles(x, size, rows, own, size, place, out_step)
 
 
 @_part
-def _add_product(x, low, records, weights, kind, delta, hidden, first, last):
+def _add_product(x, ready, records, weights, kind, delta, hidden, first, last):
     """hidden += x times weights, for this thread's blocks of columns."""
     rows, size = x.shape
     start = x.ctypes.data
-    _to_low_bits(start, rows, size, kind, low, records)
-    _product(start, low, records, rows, weights, size, kind, delta.ctypes.data, hidden.shape[1], first, last)
+    _make_ready(start, rows, size, kind, ready, records)
+    _product(start, ready, records, rows, weights, size, kind, delta.ctypes.data, hidden.shape[1], first, last)
     for row in range(rows):
         for i in range(first * LANES, last * LANES):
             hidden[row, i] += delta[row, i]
@@ -369,7 +389,7 @@ def run_layers(
     weights, kind,  # [layers, 5]: addresses of qkv, output, gate, up, down; how they are stored
     norms, head_norms, biases,  # [layers, 2, hidden]; [layers, 2, head_size] or empty; [layers, qkv] or empty
     windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate
-    normed, low_bits, records, qkv, attended, gates, gated, delta, scores, totals, scale, code=CODE,
+    normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, scale, code=CODE,
 ):  # fmt: skip
     """Layers start..stop for all rows. Called once by each thread with its number."""
     rows, size = hidden.shape
@@ -377,13 +397,13 @@ def run_layers(
     width = (heads + 2 * kv_heads) * head_size
     mine, my_gates = normed[thread], gates[thread]
     x, g, u = mine.ctypes.data, my_gates[0].ctypes.data, my_gates[1].ctypes.data
-    low, record = low_bits[thread].ctypes.data, records[thread].ctypes.data
+    ready, record = inputs[thread].ctypes.data, records[thread].ctypes.data
     for layer in range(start, stop):
         for row in range(rows):  # every thread for itself: cheaper than another meeting
             _normalise(hidden[row], norms[layer, 0], eps, mine[row])
-        _to_low_bits(x, rows, size, kind, low, record)
+        _make_ready(x, rows, size, kind, ready, record)
         first, last = _share(width // LANES, thread, threads)
-        _product(x, low, record, rows, weights[layer, 0], size, kind, qkv.ctypes.data, width, first, last)
+        _product(x, ready, record, rows, weights[layer, 0], size, kind, qkv.ctypes.data, width, first, last)
         if biases.size:
             for row in range(rows):
                 for i in range(first * LANES, last * LANES):
@@ -399,34 +419,34 @@ def run_layers(
                 keys, values, capacity, ends, path_starts, paths, scale, scores, totals, attended,
             )  # fmt: skip
         first, last = _share(size // LANES, thread, threads)
-        _add_product(attended, low, record, weights[layer, 1], kind, delta, hidden, first, last)
+        _add_product(attended, ready, record, weights[layer, 1], kind, delta, hidden, first, last)
         _meet(sync, threads)
 
         for row in range(rows):
             _normalise(hidden[row], norms[layer, 1], eps, mine[row])
-        _to_low_bits(x, rows, size, kind, low, record)
+        _make_ready(x, rows, size, kind, ready, record)
         first, last = _share(intermediate // LANES, thread, threads)
         step = _block_bytes(size, kind)
         for block in range(first, last):
-            _product(x, low, record, rows, weights[layer, 2] + block * step, size, kind, g, LANES, 0, 1)
-            _product(x, low, record, rows, weights[layer, 3] + block * step, size, kind, u, LANES, 0, 1)
+            _product(x, ready, record, rows, weights[layer, 2] + block * step, size, kind, g, LANES, 0, 1)
+            _product(x, ready, record, rows, weights[layer, 3] + block * step, size, kind, u, LANES, 0, 1)
             for row in range(rows):
                 place = gated.ctypes.data + (row * intermediate + block * LANES) * _FLOAT
                 gate(g + row * LANES * _FLOAT, u + row * LANES * _FLOAT, place)
         _meet(sync, threads)
         first, last = _share(size // LANES, thread, threads)
-        _add_product(gated, low, record, weights[layer, 4], kind, delta, hidden, first, last)
+        _add_product(gated, ready, record, weights[layer, 4], kind, delta, hidden, first, last)
         _meet(sync, threads)
 
 
 @_compiled
-def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, low_bits, records, logits, code=CODE):
+def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, inputs, records, logits, code=CODE):
     """Logits [rows, vocabulary] of hidden states: the last norm and the head."""
     rows, size = hidden.shape
     mine, out = normed[thread], logits.ctypes.data
-    x, low, record = mine.ctypes.data, low_bits[thread].ctypes.data, records[thread].ctypes.data
+    x, ready, record = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
     for row in range(rows):
         _normalise(hidden[row], norm, eps, mine[row])
-    _to_low_bits(x, rows, size, kind, low, record)
+    _make_ready(x, rows, size, kind, ready, record)
     first, last = _share(logits.shape[1] // LANES, thread, threads)
-    _product(x, low, record, rows, weights, size, kind, out, logits.shape[1], first, last)
+    _product(x, ready, record, rows, weights, size, kind, out, logits.shape[1], first, last)

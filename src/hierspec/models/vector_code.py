@@ -222,6 +222,7 @@ def piece(arguments: int, result: Any = types.void, apart: bool = False) -> Call
             2: lambda _, a, b: (signature, codegen),
             3: lambda _, a, b, c: (signature, codegen),
             4: lambda _, a, b, c, d: (signature, codegen),
+            5: lambda _, a, b, c, d, e: (signature, codegen),
             6: lambda _, a, b, c, d, e, f: (signature, codegen),
             8: lambda _, a, b, c, d, e, f, g, h: (signature, codegen),
         }
@@ -232,24 +233,26 @@ def piece(arguments: int, result: Any = types.void, apart: bool = False) -> Call
     return wrap
 
 
+def _sixteen_weights(w: VectorWriter, weights: Any, i: Any, halves: bool) -> Any:
+    """The weights of 16 outputs that meet input `i`."""
+    if halves:  # bfloat16 is the upper half of a float32
+        raw = w.b.load(w.at(weights, i, 2 * LANES), typ=ir.VectorType(_I16, LANES), align=2)
+        return w.b.bitcast(w.b.shl(w.b.zext(raw, _INTEGERS), integers(16)), _VECTOR)
+    return w.b.load(w.at(weights, i, _FLOAT_BYTES * LANES), typ=_VECTOR, align=_FLOAT_BYTES)
+
+
 def _tile(rows: int, halves: bool) -> Any:
     @piece(6, apart=True)
     def tile(w: VectorWriter, x: Any, x_step: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
         """out[row, 0:16] = sum over i < size of x[row, i] * weights[i, 0:16], one i after the other, for each row."""
         starts = [w.b.add(x, w.b.mul(x_step, whole(_FLOAT_BYTES * row))) for row in range(rows)]
 
-        def lanes(i: Any) -> Any:
-            if halves:  # bfloat16 is the upper half of a float32
-                raw = w.b.load(w.at(weights, i, 2 * LANES), typ=ir.VectorType(_I16, LANES), align=2)
-                return w.b.bitcast(w.b.shl(w.b.zext(raw, _INTEGERS), integers(16)), _VECTOR)
-            return w.b.load(w.at(weights, i, _FLOAT_BYTES * LANES), typ=_VECTOR, align=_FLOAT_BYTES)
-
         def add(step: Any, sums: list[Any]) -> list[Any]:
             first = w.b.mul(step, whole(_UNROLLED))
             several = [w.load_several(start, first) for start in starts]
             for k in range(_UNROLLED):
                 i = w.b.add(first, whole(k))
-                weight = lanes(i)
+                weight = _sixteen_weights(w, weights, i, halves)
                 sums = [
                     w.fma(w.spread_lane(x, k) if _BY_LANE else w.spread(w.load_one(start, i)), weight, total)
                     for x, start, total in zip(several, starts, sums, strict=True)
@@ -262,13 +265,47 @@ def _tile(rows: int, halves: bool) -> Any:
     return tile
 
 
+def _turned_tile(rows: int, halves: bool) -> Any:
+    @piece(5, apart=True)
+    def tile(w: VectorWriter, x: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
+        """What `_tile` gives, to the bit, for rows that `turn` has put side by side: x[i, row]."""
+
+        def add(i: Any, sums: list[Any]) -> list[Any]:
+            weight = _sixteen_weights(w, weights, i, halves)
+            first = w.b.mul(i, whole(rows))
+            inputs = [w.spread(w.load_one(x, w.b.add(first, whole(row)))) for row in range(rows)]
+            return [w.fma(one, weight, total) for one, total in zip(inputs, sums, strict=True)]
+
+        for row, total in enumerate(w.loop(size, [all_lanes(0.0)] * rows, add)):
+            w.store(total, out, w.b.mul(out_step, whole(row)))
+
+    return tile
+
+
+def _turn(rows: int) -> Any:
+    @piece(3, apart=True)
+    def turn(w: VectorWriter, x: Any, size: Any, out: Any) -> None:
+        """out[i, row] = x[row, i] for i < size: a tile then finds its inputs in one place, not in as many as rows."""
+
+        def one(i: Any, nothing: list[Any]) -> list[Any]:
+            for row in range(rows):
+                value = w.load_one(x, w.b.add(w.b.mul(size, whole(row)), i))
+                w.b.store(value, w.at(out, w.b.add(w.b.mul(i, whole(rows)), whole(row))), align=_FLOAT_BYTES)
+            return []
+
+        w.loop(size, [], one)
+
+    return turn
+
+
 # One row's sum is one chain of dependent steps. With vectors of 16 lanes it is one register, and a tile needs many
 # rows before its chains fill the multipliers; where 16 lanes are four registers, four rows are enough.
 WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
 tile_1, tile_2, tile_3, tile_4 = (_tile(rows, halves=False) for rows in (1, 2, 3, 4))
-tile_8, tile_16 = (_tile(rows, halves=False) for rows in (8, 16))
+turned_tile_8, turned_tile_16 = (_turned_tile(rows, halves=False) for rows in (8, 16))
 half_tile_1, half_tile_2, half_tile_3, half_tile_4 = (_tile(rows, halves=True) for rows in (1, 2, 3, 4))
-half_tile_8, half_tile_16 = (_tile(rows, halves=True) for rows in (8, 16))
+turned_half_tile_8, turned_half_tile_16 = (_turned_tile(rows, halves=True) for rows in (8, 16))
+turn_8, turn_16 = (_turn(rows) for rows in (8, 16))
 
 
 @piece(3, types.float32)
