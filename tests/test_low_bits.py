@@ -9,10 +9,11 @@ from numba import njit
 
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
+from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import load, open_decoder
 from hierspec.models import low_bits, packed
 from hierspec.models.cpu_decoder import CpuDecoder
-from hierspec.models.cpu_pass import BYTES, NIBBLES, _byte_tiles, _nibble_tiles
+from hierspec.models.cpu_product import BYTES, NIBBLES, byte_tiles, nibble_tiles
 from hierspec.models.low_bits import GROUP, RECORD, pack, quantise, unpack
 from hierspec.models.packed import pack_in_memory, packed_weights
 from hierspec.testing.checkpoints import tiny_checkpoint
@@ -25,11 +26,11 @@ def multiply(x, low, records, weights, bits, out):
     for block in range(len(weights)):
         place = out.ctypes.data + block * 64
         if bits == 8:
-            _byte_tiles(
+            byte_tiles(
                 low.ctypes.data, rows, records.ctypes.data, weights[block].ctypes.data, size, place, out.shape[1]
             )
         else:
-            _nibble_tiles(
+            nibble_tiles(
                 low.ctypes.data, rows, records.ctypes.data, weights[block].ctypes.data, size, place, out.shape[1]
             )
 
@@ -135,6 +136,21 @@ def test_the_file_is_made_once_and_mapped(tmp_path, monkeypatch):
     file.write_bytes(file.read_bytes()[:-64])  # cut short: made anew
     assert packed_weights(checkpoint, packed.KINDS["float32"]).bytes == made.bytes
     assert file.stat().st_size == state.st_size
+
+
+def test_a_draft_may_be_in_few_bits_under_a_whole_target(tmp_path):
+    folder = tiny_checkpoint(tmp_path / "tiny", "llama", seed=2, heads=4, hidden=128, intermediate=192)
+    model = load(folder)
+    plain = model.generate([1, 2, 3], plan="plain", max_tokens=30).tokens
+    for weights in ("int8", "int4"):
+        plan = Plan(tiers=(TierPlan(draft=str(folder), gather=3, weights=weights),))
+        found = model.generate([1, 2, 3], plan=plan, max_tokens=30)
+        assert found.tokens == plain
+        assert 1 < found.stats.tokens_per_pass <= 4  # the same model, but for its rounding, guesses well
+    assert model.draft(str(folder), "int8").weights == "int8"
+    assert Plan.from_toml(plan.to_toml()) == plan
+    with pytest.raises(HierspecError, match="belongs to a draft"):
+        TierPlan(exit_layer=2, weights="int8")
 
 
 def test_low_bits_need_the_compiled_backend(tmp_path):

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from numba import njit
 
 from hierspec.models import vector_code
-from hierspec.models.cpu_pass import _half_tiles, _over_turned_rows, _tiles
+from hierspec.models.cpu_product import half_tiles, over_turned_rows, tiles
 
 turn_8, turn_16 = vector_code.turn_8, vector_code.turn_16
-_turned = _over_turned_rows(vector_code.turned_tile_16, vector_code.turned_tile_8, _tiles)
-_turned_halves = _over_turned_rows(vector_code.turned_half_tile_16, vector_code.turned_half_tile_8, _half_tiles)
+_turned = over_turned_rows(vector_code.turned_tile_16, vector_code.turned_tile_8, tiles)
+_turned_halves = over_turned_rows(vector_code.turned_half_tile_16, vector_code.turned_half_tile_8, half_tiles)
 
 
 @njit
@@ -20,9 +20,9 @@ def row_by_row(x, weights, halves, out):
     for row in range(len(x)):
         start, place = x[row].ctypes.data, out[row].ctypes.data
         if halves:
-            _half_tiles(start, size, 1, weights.ctypes.data, size, place, 16)
+            half_tiles(start, size, 1, weights.ctypes.data, size, place, 16)
         else:
-            _tiles(start, size, 1, weights.ctypes.data, size, place, 16)
+            tiles(start, size, 1, weights.ctypes.data, size, place, 16)
 
 
 @njit

@@ -141,8 +141,8 @@ class LanguageModel:
         self.stop_ids = frozenset((*tokenizer.stop_ids, *decoder.config.eos_ids))
         self._pool = StaircasePool(decoder, kv_memory)
         self._scorers: dict[int, ModelScorer] = {}
-        self._drafts: dict[str, LanguageModel] = {}
-        self._draft_scorers: dict[str, ModelScorer] = {}
+        self._drafts: dict[tuple[str, str], LanguageModel] = {}  # by source and weights
+        self._draft_scorers: dict[tuple[str, str | None], ModelScorer] = {}
         self._stores_folder = stores
         self._stores: dict[str, Store | None] = {}  # by name; None where there is none and need not be
         self._added: dict[str, Store] = {}  # those that came through add_store
@@ -228,20 +228,24 @@ class LanguageModel:
             self._scorers[layers] = ModelScorer(name, self.decoder, self._pool, layers)
         return self._scorers[layers]
 
-    def draft(self, source: str) -> LanguageModel:
-        """A second model with the same vocabulary, loaded once, on the same device."""
-        if source not in self._drafts:
+    def draft(self, source: str, weights: str | None = None) -> LanguageModel:
+        """A second model with the same vocabulary, loaded once, on the same device.
+
+        It only guesses, so its weights may be in few bits also where the target's are not.
+        """
+        weights = weights or self.weights
+        if (source, weights) not in self._drafts:
             other = load(
                 source, dtype=self.dtype, device=str(self.decoder.device), backend=self.backend,
-                weights=self.weights, kv_memory=self._pool.budget,
+                weights=weights, kv_memory=self._pool.budget,
             )  # fmt: skip
             same_size = other.config.vocabulary == self.config.vocabulary
             if not same_size or not other.tokenizer.same_vocabulary(self.tokenizer):
                 raise HierspecError(
                     f"The draft {source} has another vocabulary than {self.name}; choose a draft of the same family."
                 )
-            self._drafts[source] = other
-        return self._drafts[source]
+            self._drafts[source, weights] = other
+        return self._drafts[source, weights]
 
     @cached_property
     def home(self) -> Home:
@@ -283,11 +287,12 @@ class LanguageModel:
 
     def _judge(self, tier: TierPlan) -> ModelScorer:
         if tier.draft is not None:
-            if tier.draft not in self._draft_scorers:  # one object for all requests, so that their passes are packed
-                draft = self.draft(tier.draft)
+            key = tier.draft, tier.weights
+            if key not in self._draft_scorers:  # one object for all requests, so that their passes are packed
+                draft = self.draft(*key)
                 scorer = replace(draft.scorer(draft.config.layers), name=f"draft {draft.name}")
-                self._draft_scorers[tier.draft] = scorer
-            return self._draft_scorers[tier.draft]
+                self._draft_scorers[key] = scorer
+            return self._draft_scorers[key]
         assert tier.exit_layer is not None
         return self.scorer(tier.exit_layer)
 

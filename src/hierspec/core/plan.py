@@ -20,6 +20,7 @@ class TierPlan:
 
     exit_layer: int | None = None  # layers of the target to run
     draft: str | None = None  # a model folder, GGUF file or name
+    weights: str | None = None  # of the draft: auto, int8 or int4 (default: as the target's)
     gather: int = 4
     stores: tuple[str, ...] = ()
     budget: int = 7
@@ -32,6 +33,8 @@ class TierPlan:
             raise HierspecError("A tier needs either exit_layer (layers of the target) or draft (a model).")
         if self.exit_layer is not None and self.exit_layer < 1:
             raise HierspecError(f"exit_layer must be at least 1, not {self.exit_layer}.")
+        if self.weights is not None and self.draft is None:
+            raise HierspecError("weights belongs to a draft: an exit runs on the target's own weights.")
         _check_positive(self, "gather", "budget", "candidates")
 
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
-from hierspec.models.cpu_pass import FLOATS, HALVES, QUERIES, run_head, run_layers
+from hierspec.models.cpu_pass import QUERIES, run_head, run_layers
 from hierspec.models.cpu_pick import best_tokens
+from hierspec.models.cpu_product import FLOATS, HALVES
 from hierspec.models.decoder import Span
 from hierspec.models.low_bits import GROUP, RECORD
 from hierspec.models.packed import PackedWeights, pack_in_memory

@@ -15,56 +15,24 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hierspec.models.low_bits import (
-    BLOCK_BYTES,
-    GROUP,
-    RECORD,
-    byte_tile_1,
-    byte_tile_2,
-    byte_tile_3,
-    byte_tile_4,
-    byte_tile_8,
-    nibble_tile_1,
-    nibble_tile_2,
-    nibble_tile_3,
-    nibble_tile_4,
-    nibble_tile_8,
-    quantise,
-)
+from hierspec.models.cpu_product import block_bytes, make_ready, product, tiles
 from hierspec.models.team import ARRIVED, BROKEN, MEETINGS
 from hierspec.models.vector_code import (
     CODE,
     LANES,
-    WIDE,
     add_atomically,
     copy_lanes,
     gate,
     give_way,
-    half_tile_1,
-    half_tile_2,
-    half_tile_3,
-    half_tile_4,
     read_atomically,
     scatter,
     score_one,
     soften,
-    tile_1,
-    tile_2,
-    tile_3,
-    tile_4,
-    turn_8,
-    turn_16,
-    turned_half_tile_8,
-    turned_half_tile_16,
-    turned_tile_8,
-    turned_tile_16,
     weigh_one,
 )
 
 QUERIES = 16  # rows of one text that attend together: as many as keep their scores in the cache
-FLOATS, HALVES, BYTES, NIBBLES = range(4)  # how weights are stored: float32, bfloat16, or as `low_bits` has them
 _FLOAT = 4  # bytes
-_BYTE_BLOCK, _NIBBLE_BLOCK = BLOCK_BYTES[8], BLOCK_BYTES[4]
 _PATIENCE = 20_000  # looks at a barrier before the core is offered to others
 
 _compiled = njit(nogil=True, cache=True, error_model="numpy")
@@ -98,139 +66,13 @@ def _share(count, thread, threads):
     return count * thread // threads, count * (thread + 1) // threads
 
 
-def _over_rows(four, three, two, one):
-    """One block of 16 outputs for all rows, in tiles of four, and one tile for the rest."""
-
-    @_part
-    def tiles(x, x_step, rows, weights, size, out, out_step):
-        """x, weights and out are addresses; steps and sizes count floats."""
-        row = 0
-        while row + 4 <= rows:
-            four(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
-            row += 4
-        x, out = x + row * x_step * _FLOAT, out + row * out_step * _FLOAT
-        if rows - row == 3:
-            three(x, x_step, weights, size, out, out_step)
-        elif rows - row == 2:
-            two(x, x_step, weights, size, out, out_step)
-        elif rows - row == 1:
-            one(x, x_step, weights, size, out, out_step)
-
-    return tiles
-
-
-def _over_turned_rows(sixteen, eight, rest):
-    """The same where `turned` holds as many rows as possible turned, 16 by 16 and perhaps 8 more."""
-
-    @_part
-    def tiles(x, turned, rows, weights, size, out, out_step):
-        row = 0
-        while row + 16 <= rows:
-            sixteen(turned + row * size * _FLOAT, weights, size, out + row * out_step * _FLOAT, out_step)
-            row += 16
-        if row + 8 <= rows:
-            eight(turned + row * size * _FLOAT, weights, size, out + row * out_step * _FLOAT, out_step)
-            row += 8
-        rest(x + row * size * _FLOAT, size, rows - row, weights, size, out + row * out_step * _FLOAT, out_step)
-
-    return tiles
-
-
-_tiles = _over_rows(tile_4, tile_3, tile_2, tile_1)
-_half_tiles = _over_rows(half_tile_4, half_tile_3, half_tile_2, half_tile_1)  # weights in bfloat16
-_turned_tiles = _over_turned_rows(turned_tile_16, turned_tile_8, _tiles)
-_turned_half_tiles = _over_turned_rows(turned_half_tile_16, turned_half_tile_8, _half_tiles)
-
-
-def _over_low_rows(eight, four, three, two, one):
-    """The same for inputs of 8 bits."""
-
-    @_part
-    def tiles(x, rows, records, weights, size, out, out_step):
-        groups = size // GROUP
-        step, row = groups * RECORD, 0
-        while row + 4 <= rows:
-            place = out + row * out_step * _FLOAT
-            four(x + row * size, size, records + row * step * _FLOAT, step, weights, groups, place, out_step)
-            row += 4
-        x, records, out = x + row * size, records + row * step * _FLOAT, out + row * out_step * _FLOAT
-        if rows - row == 3:
-            three(x, size, records, step, weights, groups, out, out_step)
-        elif rows - row == 2:
-            two(x, size, records, step, weights, groups, out, out_step)
-        elif rows - row == 1:
-            one(x, size, records, step, weights, groups, out, out_step)
-
-    @_part
-    def wide_tiles(x, rows, records, weights, size, out, out_step):
-        groups = size // GROUP
-        step, row = groups * RECORD, 0
-        while row + 8 <= rows:
-            place = out + row * out_step * _FLOAT
-            eight(x + row * size, size, records + row * step * _FLOAT, step, weights, groups, place, out_step)
-            row += 8
-        x, records, out = x + row * size, records + row * step * _FLOAT, out + row * out_step * _FLOAT
-        tiles(x, rows - row, records, weights, size, out, out_step)
-
-    return wide_tiles if WIDE else tiles
-
-
-_byte_tiles = _over_low_rows(byte_tile_8, byte_tile_4, byte_tile_3, byte_tile_2, byte_tile_1)
-_nibble_tiles = _over_low_rows(nibble_tile_8, nibble_tile_4, nibble_tile_3, nibble_tile_2, nibble_tile_1)
-
-
-@_part
-def _block_bytes(size, kind):
-    """Bytes of the weights of 16 outputs."""
-    if kind == BYTES:
-        return size // GROUP * _BYTE_BLOCK
-    if kind == NIBBLES:
-        return size // GROUP * _NIBBLE_BLOCK
-    return size * LANES * (2 if kind == HALVES else _FLOAT)
-
-
-@_part
-def _make_ready(x, rows, size, kind, ready, records):
-    """The inputs of a product as it takes them: in 8 bits for weights in few, else turned where that helps."""
-    if kind >= BYTES:
-        quantise(x, rows * size // GROUP, ready, records)
-    elif WIDE:
-        row = 0
-        while row + 16 <= rows:
-            turn_16(x + row * size * _FLOAT, size, ready + row * size * _FLOAT)
-            row += 16
-        if row + 8 <= rows:
-            turn_8(x + row * size * _FLOAT, size, ready + row * size * _FLOAT)
-
-
-@_part
-def _product(x, ready, records, rows, weights, size, kind, out, out_step, first, last):
-    """Columns 16 * first .. 16 * last of x times packed weights. `ready` and `records` are from `_make_ready`."""
-    step = _block_bytes(size, kind)
-    for block in range(first, last):
-        own, place = weights + block * step, out + block * LANES * _FLOAT
-        if kind == BYTES:
-            _byte_tiles(ready, rows, records, own, size, place, out_step)
-        elif kind == NIBBLES:
-            _nibble_tiles(ready, rows, records, own, size, place, out_step)
-        elif WIDE and rows >= 8:
-            if kind == FLOATS:
-                _turned_tiles(x, ready, rows, own, size, place, out_step)
-            else:
-                _turned_half_tiles(x, ready, rows, own, size, place, out_step)
-        elif kind == FLOATS:
-            _tiles(x, size, rows, own, size, place, out_step)
-        else:
-            _half_tiles(x, size, rows, own, size, place, out_step)
-
-
 @_part
 def _add_product(x, ready, records, weights, kind, delta, hidden, first, last):
     """hidden += x times weights, for this thread's blocks of columns."""
     rows, size = x.shape
     start = x.ctypes.data
-    _make_ready(start, rows, size, kind, ready, records)
-    _product(start, ready, records, rows, weights, size, kind, delta.ctypes.data, hidden.shape[1], first, last)
+    make_ready(start, rows, size, kind, ready, records)
+    product(start, ready, records, rows, weights, size, kind, delta.ctypes.data, hidden.shape[1], first, last)
     for row in range(rows):
         for i in range(first * LANES, last * LANES):
             hidden[row, i] += delta[row, i]
@@ -324,7 +166,7 @@ def _attend(
         key_block = keys[first_row] + ((layer * kv_heads + head) * room + block * LANES * head_size) * _FLOAT
         for q_head in range(head * group, (head + 1) * group):
             out = scores.ctypes.data + (q_head * QUERIES * length + block * LANES) * _FLOAT
-            _tiles(q_start + q_head * head_size * _FLOAT, width, rows, key_block, head_size, out, length)
+            tiles(q_start + q_head * head_size * _FLOAT, width, rows, key_block, head_size, out, length)
     _meet(sync, threads)
 
     first, last = _share(rows * heads, thread, threads)
@@ -362,7 +204,7 @@ def _attend(
             out = o_start + (q_head * head_size + chunk * LANES) * _FLOAT
             if common > low * LANES:
                 seen = value_start + low * LANES * LANES * _FLOAT
-                _tiles(x, length, rows, seen, common - low * LANES, out, heads * head_size)
+                tiles(x, length, rows, seen, common - low * LANES, out, heads * head_size)
             else:
                 for row in range(first_row, last_row):
                     attended[row, q_head * head_size + chunk * LANES : q_head * head_size + (chunk + 1) * LANES] = 0
@@ -401,9 +243,9 @@ def run_layers(
     for layer in range(start, stop):
         for row in range(rows):  # every thread for itself: cheaper than another meeting
             _normalise(hidden[row], norms[layer, 0], eps, mine[row])
-        _make_ready(x, rows, size, kind, ready, record)
+        make_ready(x, rows, size, kind, ready, record)
         first, last = _share(width // LANES, thread, threads)
-        _product(x, ready, record, rows, weights[layer, 0], size, kind, qkv.ctypes.data, width, first, last)
+        product(x, ready, record, rows, weights[layer, 0], size, kind, qkv.ctypes.data, width, first, last)
         if biases.size:
             for row in range(rows):
                 for i in range(first * LANES, last * LANES):
@@ -424,12 +266,12 @@ def run_layers(
 
         for row in range(rows):
             _normalise(hidden[row], norms[layer, 1], eps, mine[row])
-        _make_ready(x, rows, size, kind, ready, record)
+        make_ready(x, rows, size, kind, ready, record)
         first, last = _share(intermediate // LANES, thread, threads)
-        step = _block_bytes(size, kind)
+        step = block_bytes(size, kind)
         for block in range(first, last):
-            _product(x, ready, record, rows, weights[layer, 2] + block * step, size, kind, g, LANES, 0, 1)
-            _product(x, ready, record, rows, weights[layer, 3] + block * step, size, kind, u, LANES, 0, 1)
+            product(x, ready, record, rows, weights[layer, 2] + block * step, size, kind, g, LANES, 0, 1)
+            product(x, ready, record, rows, weights[layer, 3] + block * step, size, kind, u, LANES, 0, 1)
             for row in range(rows):
                 place = gated.ctypes.data + (row * intermediate + block * LANES) * _FLOAT
                 gate(g + row * LANES * _FLOAT, u + row * LANES * _FLOAT, place)
@@ -447,6 +289,6 @@ def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, inputs, 
     x, ready, record = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
     for row in range(rows):
         _normalise(hidden[row], norm, eps, mine[row])
-    _make_ready(x, rows, size, kind, ready, record)
+    make_ready(x, rows, size, kind, ready, record)
     first, last = _share(logits.shape[1] // LANES, thread, threads)
-    _product(x, ready, record, rows, weights, size, kind, out, logits.shape[1], first, last)
+    product(x, ready, record, rows, weights, size, kind, out, logits.shape[1], first, last)

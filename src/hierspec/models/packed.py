@@ -21,7 +21,7 @@ from torch import Tensor
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.errors import HierspecError
-from hierspec.models.cpu_pass import BYTES, FLOATS, HALVES, NIBBLES
+from hierspec.models.cpu_product import BYTES, FLOATS, HALVES, NIBBLES
 from hierspec.models.low_bits import BLOCK_BYTES, GROUP, pack
 from hierspec.models.vector_code import LANES
 from hierspec.paths import cache_folder, whole_file

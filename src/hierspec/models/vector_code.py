@@ -21,8 +21,9 @@ from numba.extending import intrinsic
 
 LANES = 16
 # Compiled functions are kept on disk under their own source and signature. Those that use these pieces have this
-# number as a default argument, so that a change here is a new signature.
-CODE = zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in ("vector_code.py", "low_bits.py")))
+# number as a default argument, so that a change in one of these files is a new signature.
+_FILES = ("vector_code.py", "low_bits.py", "cpu_product.py", "team.py")
+CODE = zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in _FILES))
 
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _VECTOR, _INTEGERS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)

@@ -1,0 +1,176 @@
+"""Rows times packed weights: one block of 16 outputs after the other, rows in tiles as large as the registers allow.
+
+Whatever tile a row is in, each of its outputs is the same chain of steps, so its bits do not depend on its company.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from numba import njit
+
+from hierspec.models.low_bits import (
+    BLOCK_BYTES,
+    GROUP,
+    RECORD,
+    byte_tile_1,
+    byte_tile_2,
+    byte_tile_3,
+    byte_tile_4,
+    byte_tile_8,
+    nibble_tile_1,
+    nibble_tile_2,
+    nibble_tile_3,
+    nibble_tile_4,
+    nibble_tile_8,
+    quantise,
+)  # fmt: skip
+from hierspec.models.vector_code import (
+    LANES,
+    WIDE,
+    half_tile_1,
+    half_tile_2,
+    half_tile_3,
+    half_tile_4,
+    tile_1,
+    tile_2,
+    tile_3,
+    tile_4,
+    turn_8,
+    turn_16,
+    turned_half_tile_8,
+    turned_half_tile_16,
+    turned_tile_8,
+    turned_tile_16,
+)  # fmt: skip
+
+FLOATS, HALVES, BYTES, NIBBLES = range(4)  # how weights are stored: float32, bfloat16, or as `low_bits` has them
+_FLOAT = 4  # bytes
+_BYTE_BLOCK, _NIBBLE_BLOCK = BLOCK_BYTES[8], BLOCK_BYTES[4]
+
+_part = njit(nogil=True, error_model="numpy")  # compiled into, and kept with, what calls it
+
+
+def over_rows(four, three, two, one):
+    """One block of 16 outputs for all rows, in tiles of four, and one tile for the rest."""
+
+    @_part
+    def over(x, x_step, rows, weights, size, out, out_step):
+        """x, weights and out are addresses; steps and sizes count floats."""
+        row = 0
+        while row + 4 <= rows:
+            four(x + row * x_step * _FLOAT, x_step, weights, size, out + row * out_step * _FLOAT, out_step)
+            row += 4
+        x, out = x + row * x_step * _FLOAT, out + row * out_step * _FLOAT
+        if rows - row == 3:
+            three(x, x_step, weights, size, out, out_step)
+        elif rows - row == 2:
+            two(x, x_step, weights, size, out, out_step)
+        elif rows - row == 1:
+            one(x, x_step, weights, size, out, out_step)
+
+    return over
+
+
+def over_turned_rows(sixteen, eight, rest):
+    """The same where `turned` holds as many rows as possible turned, 16 by 16 and perhaps 8 more."""
+
+    @_part
+    def over(x, turned, rows, weights, size, out, out_step):
+        row = 0
+        while row + 16 <= rows:
+            sixteen(turned + row * size * _FLOAT, weights, size, out + row * out_step * _FLOAT, out_step)
+            row += 16
+        if row + 8 <= rows:
+            eight(turned + row * size * _FLOAT, weights, size, out + row * out_step * _FLOAT, out_step)
+            row += 8
+        rest(x + row * size * _FLOAT, size, rows - row, weights, size, out + row * out_step * _FLOAT, out_step)
+
+    return over
+
+
+tiles = over_rows(tile_4, tile_3, tile_2, tile_1)
+half_tiles = over_rows(half_tile_4, half_tile_3, half_tile_2, half_tile_1)  # weights in bfloat16
+turned_tiles = over_turned_rows(turned_tile_16, turned_tile_8, tiles)
+turned_half_tiles = over_turned_rows(turned_half_tile_16, turned_half_tile_8, half_tiles)
+
+
+def over_low_rows(eight, four, three, two, one):
+    """The same for inputs of 8 bits."""
+
+    @_part
+    def over(x, rows, records, weights, size, out, out_step):
+        groups = size // GROUP
+        step, row = groups * RECORD, 0
+        while row + 4 <= rows:
+            place = out + row * out_step * _FLOAT
+            four(x + row * size, size, records + row * step * _FLOAT, step, weights, groups, place, out_step)
+            row += 4
+        x, records, out = x + row * size, records + row * step * _FLOAT, out + row * out_step * _FLOAT
+        if rows - row == 3:
+            three(x, size, records, step, weights, groups, out, out_step)
+        elif rows - row == 2:
+            two(x, size, records, step, weights, groups, out, out_step)
+        elif rows - row == 1:
+            one(x, size, records, step, weights, groups, out, out_step)
+
+    @_part
+    def wide(x, rows, records, weights, size, out, out_step):
+        groups = size // GROUP
+        step, row = groups * RECORD, 0
+        while row + 8 <= rows:
+            place = out + row * out_step * _FLOAT
+            eight(x + row * size, size, records + row * step * _FLOAT, step, weights, groups, place, out_step)
+            row += 8
+        x, records, out = x + row * size, records + row * step * _FLOAT, out + row * out_step * _FLOAT
+        over(x, rows - row, records, weights, size, out, out_step)
+
+    return wide if WIDE else over
+
+
+byte_tiles = over_low_rows(byte_tile_8, byte_tile_4, byte_tile_3, byte_tile_2, byte_tile_1)
+nibble_tiles = over_low_rows(nibble_tile_8, nibble_tile_4, nibble_tile_3, nibble_tile_2, nibble_tile_1)
+
+
+@_part
+def block_bytes(size, kind):
+    """Bytes of the weights of 16 outputs."""
+    if kind == BYTES:
+        return size // GROUP * _BYTE_BLOCK
+    if kind == NIBBLES:
+        return size // GROUP * _NIBBLE_BLOCK
+    return size * LANES * (2 if kind == HALVES else _FLOAT)
+
+
+@_part
+def make_ready(x, rows, size, kind, ready, records):
+    """The inputs of a product as it takes them: in 8 bits for weights in few, else turned where that helps."""
+    if kind >= BYTES:
+        quantise(x, rows * size // GROUP, ready, records)
+    elif WIDE:
+        row = 0
+        while row + 16 <= rows:
+            turn_16(x + row * size * _FLOAT, size, ready + row * size * _FLOAT)
+            row += 16
+        if row + 8 <= rows:
+            turn_8(x + row * size * _FLOAT, size, ready + row * size * _FLOAT)
+
+
+@_part
+def product(x, ready, records, rows, weights, size, kind, out, out_step, first, last):
+    """Columns 16 * first .. 16 * last of x times packed weights. `ready` and `records` are from `make_ready`."""
+    step = block_bytes(size, kind)
+    for block in range(first, last):
+        own, place = weights + block * step, out + block * LANES * _FLOAT
+        if kind == BYTES:
+            byte_tiles(ready, rows, records, own, size, place, out_step)
+        elif kind == NIBBLES:
+            nibble_tiles(ready, rows, records, own, size, place, out_step)
+        elif WIDE and rows >= 8:
+            if kind == FLOATS:
+                turned_tiles(x, ready, rows, own, size, place, out_step)
+            else:
+                turned_half_tiles(x, ready, rows, own, size, place, out_step)
+        elif kind == FLOATS:
+            tiles(x, size, rows, own, size, place, out_step)
+        else:
+            half_tiles(x, size, rows, own, size, place, out_step)
