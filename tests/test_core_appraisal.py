@@ -51,6 +51,15 @@ def test_only_what_can_be_judged_is_a_trial():
     assert seen == {1: [1, 1], 2: [1, 0], 4: [1, 0]}  # nothing is known of 3 and 5
 
 
+def test_time_is_worth_the_usual_rate():
+    appraiser = Appraiser(Costs((1, 2, 4), (1.0, 1.0, 2.0)))
+    assert appraiser.rate(0, 0.0) == pytest.approx(1.0)  # nothing is known: plain decoding's
+    for _ in range(3000):
+        appraiser.learn([], [1, 2, 3], nodes=1)
+    assert appraiser.rate(0, 0.0) == pytest.approx(3.0, rel=0.01)
+    assert appraiser.rate(64, 64.0) == pytest.approx(2.0, rel=0.01)  # a request of its own kind
+
+
 def test_costs_between_and_beyond_the_measured_widths():
     costs = Costs((1, 2, 4), (10.0, 12.0, 11.0))  # the last is noise
     assert [costs.seconds(rows) for rows in (1, 2, 3, 4)] == [10.0, 12.0, 12.0, 12.0]

@@ -14,8 +14,10 @@ import numpy as np
 from hierspec.core.proposal import Law, Proposal
 
 _DEEPEST = 8  # guesses further out than this are counted together
-_DOUBT = 4.0  # trials that a class must have seen to weigh as much as the wider class it belongs to
+_DOUBT = 16.0  # trials that a class must have seen to weigh as much as the wider class it belongs to
 _FIRST_CHANCE = 0.4  # of a source that nothing is known of
+_FADING_PASSES = 0.998  # what a pass counts for after the next
+_USUAL_PASSES = 64.0  # that a request is taken to have made before its first, at the usual rate
 _FADING = 4000.0  # trials after which older ones count half: texts change
 
 
@@ -82,6 +84,25 @@ class Appraiser:
 
     costs: Costs
     chances: Chances = field(default_factory=Chances)
+    written: float = 0.0  # tokens over all requests, older ones fading,
+    seconds: float = 0.0  # and what their passes should have taken
+
+    def learn(self, asked: Iterable[Proposal], written: Sequence[int], nodes: int) -> None:
+        """What came of a pass over `nodes` nodes: the tokens in place of what was proposed."""
+        for proposal in asked:
+            self.chances.learn(proposal, written)
+        self.written = _FADING_PASSES * self.written + len(written)
+        self.seconds = _FADING_PASSES * self.seconds + self.costs.seconds(1 + nodes)
+
+    def rate(self, written: int, seconds: float) -> float:
+        """Tokens a second that a request may expect: its own so far, beginning at that of those before it.
+
+        Time is worth what could have been written in it; whoever counts it at the rate of plain decoding guesses
+        too much.
+        """
+        alone = self.costs.seconds(1)
+        usual = (self.written + 1) / (self.seconds + alone) * alone  # tokens in the time of a plain pass
+        return (written + _USUAL_PASSES * usual) / (seconds + _USUAL_PASSES * alone)
 
     def choose(self, proposals: Iterable[Proposal], budget: int, rate: float) -> Proposal:
         """The best of several proposals as one tree of at most `budget` nodes.

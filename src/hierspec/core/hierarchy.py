@@ -99,8 +99,6 @@ class Ask:
     stats: TierStats
 
 
-_PLAIN_PASSES = 4  # that a request is taken to have made before its first, so that its rate begins somewhere
-
 Extension = Generator[Ask, Answer, list[tuple[list[Candidate], str]]]
 
 
@@ -146,8 +144,7 @@ class Hierarchy:
             stats.count(guess, verdict.accepted[: len(new)], len(new))
             if tier.appraiser is not None:
                 tokens = [found[0][0] for found, _ in new]
-                for proposal in asked:
-                    tier.appraiser.chances.learn(proposal, tokens)
+                tier.appraiser.learn(asked, tokens, len(guess))
             if stopped is not None:
                 break
         return written
@@ -185,11 +182,8 @@ def _chosen(tier: Tier, asked: list[Proposal], stats: TierStats) -> Proposal:
         for proposal in asked:
             together = together.merge(proposal, tier.budget)
         return together
-    costs = tier.appraiser.costs
-    # Tokens a second so far, beginning at what plain decoding gives.
-    rate = (stats.written + _PLAIN_PASSES) / (stats.expected_seconds + _PLAIN_PASSES * costs.seconds(1))
-    chosen = tier.appraiser.choose(asked, tier.budget, rate)
-    stats.expected_seconds += costs.seconds(1 + len(chosen))
+    chosen = tier.appraiser.choose(asked, tier.budget, tier.appraiser.rate(stats.written, stats.expected_seconds))
+    stats.expected_seconds += tier.appraiser.costs.seconds(1 + len(chosen))
     return chosen
 
 
