@@ -28,7 +28,6 @@ from hierspec.paths import cache_folder
 from hierspec.planner.costs import measured_costs
 from hierspec.progress import Progress, silent
 from hierspec.stores import Home, open_store
-from hierspec.stores.history import HistoryStore
 from hierspec.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
@@ -262,7 +261,7 @@ class LanguageModel:
     def close(self) -> None:
         """Write what databases on disk have not yet written. The model can still be used."""
         for store in self._stores.values():
-            if isinstance(store, HistoryStore):
+            if store is not None:
                 store.flush()
 
     def __enter__(self) -> LanguageModel:

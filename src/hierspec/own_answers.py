@@ -13,9 +13,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.language_model import LanguageModel
 from hierspec.paths import whole_file
 from hierspec.progress import Progress, silent
-from hierspec.stores.history import SHARED, HistoryStore
-
-_PROMPT_TAIL = 8  # tokens before an answer, so that its beginning can be found
+from hierspec.stores.history import PROMPT_TAIL, SHARED, HistoryStore
 
 
 def write_answers(
@@ -46,7 +44,7 @@ def write_answers(
             answers = model.generate_many(asked, plan="lookup", max_tokens=max_tokens)
             for place, prompt, answer in zip(asking, asked, answers, strict=True):
                 chats[place].answer(answer.tokens)
-                store.add([*prompt[-_PROMPT_TAIL:], *answer.tokens], SHARED)
+                store.add([*prompt[-PROMPT_TAIL:], *answer.tokens], SHARED)
                 added += 1
         store.flush()
         done |= {keys[place] for place in group}

@@ -78,8 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
         found = run_plans(model, prompts, plans, sampling, opened, progress, batches)
     about = _about(model) | {
         "temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "prompts": arguments.prompts.name,
-        "stores": "of each plan its own: history empty, corpus "
-        + (f"of {model.home.corpus.name}" if model.home.corpus.exists() else "none"),
+        "stores": {
+            "history": "a copy of what was built" if model.home.history.exists() else "empty",
+            "corpus": "as built" if model.home.corpus.exists() else "none",
+        },
     }  # fmt: skip
     if arguments.record is not None:
         write_records(arguments.record, records(found[PLAIN]))

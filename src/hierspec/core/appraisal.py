@@ -26,7 +26,7 @@ class Chances:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int, int], list[float]] = {}  # (trials, stood); -1 stands for all
-        self._known: dict[tuple[str, int, int], float] = {}  # chances, until something is learnt about the source
+        self._known: dict[tuple[str, int, int], float] = {}  # chances, until something more is learnt
 
     def chance(self, source: str, evidence: int, depth: int) -> float:
         key = source, evidence, min(depth, _DEEPEST)

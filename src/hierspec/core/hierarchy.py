@@ -72,6 +72,10 @@ class Store(Protocol):
         """The request has ended; what it wrote may now be learnt for others."""
         return
 
+    def flush(self) -> None:
+        """Whoever keeps anything on disk writes now what is not there yet."""
+        return
+
 
 @dataclass(frozen=True)
 class Tier:

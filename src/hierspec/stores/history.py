@@ -23,7 +23,7 @@ from hierspec.stores.tree import grow_after
 SHARED = "shared"  # the namespace that others may see; requests only read it, `add` alone writes it
 
 _PLACES = 32  # places that a guess is made from
-_PROMPT_TAIL = 8  # tokens of the prompt that go before the output, so that the output's beginning can be found
+PROMPT_TAIL = 8  # tokens of the prompt that go before the output, so that the output's beginning can be found
 _SHORTEST = 8  # tokens of output; less teaches nothing that is worth a place
 _BATCH = 64  # documents that are written to the file in one go, fewer if it is small,
 _BATCH_SECONDS = 5.0  # or what there is after this time
@@ -93,7 +93,7 @@ class HistoryStore(Store):
         if len(document) and int(document.min()) < 0:
             raise ValueError("a document holds a negative token id")
         # Pieces overlap, so that the beginning of each can be found.
-        for start in range(0, max(1, len(document) - _PROMPT_TAIL), self._longest - _PROMPT_TAIL):
+        for start in range(0, max(1, len(document) - PROMPT_TAIL), self._longest - PROMPT_TAIL):
             self._add(document[start : start + self._longest].tobytes(), namespace)
         if self._is_due():
             try:
@@ -230,7 +230,7 @@ class HistoryView(Store):
     def __init__(self, store: HistoryStore, prompt: np.ndarray, namespace: str) -> None:
         self.name, self.namespace = store.name, namespace
         self._store: HistoryStore | None = store
-        self._tokens = array("i", prompt[-_PROMPT_TAIL:].tolist())
+        self._tokens = array("i", prompt[-PROMPT_TAIL:].tolist())
         self._before = len(self._tokens)  # tokens that are not the request's own
         self._learns = namespace != SHARED
 
