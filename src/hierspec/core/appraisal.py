@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hierspec.core.proposal import Law, Proposal
+from hierspec.core.proposal import NOTHING, Law, Proposal
 
 _DEEPEST = 8  # guesses further out than this are counted together
 _DOUBT = 16.0  # trials that a class must have seen to weigh as much as the wider class it belongs to
@@ -19,6 +19,7 @@ _FIRST_CHANCE = 0.4  # of a source that nothing is known of
 _FADING_PASSES = 0.998  # what a pass counts for after the next
 _USUAL_PASSES = 64.0  # that a request is taken to have made before its first, at the usual rate
 _FADING = 4000.0  # trials after which older ones count half: texts change
+_NEVER = (0.0, 0.0)
 
 
 class Chances:
@@ -29,26 +30,33 @@ class Chances:
         self._known: dict[tuple[str, int, int], float] = {}  # chances, until something more is learnt
 
     def chance(self, source: str, evidence: int, depth: int) -> float:
-        key = source, evidence, min(depth, _DEEPEST)
+        return self._chance((source, evidence, depth if depth < _DEEPEST else _DEEPEST))
+
+    def _chance(self, key: tuple[str, int, int]) -> float:
+        """What a class has shown, on top of what the wider class around it leads to expect."""
         known = self._known.get(key)
         if known is None:
-            known = _FIRST_CHANCE
-            for wider in ((source, -1, -1), (source, evidence, -1), key):
-                trials, stood = self._seen.get(wider, (0.0, 0.0))
-                known = (stood + _DOUBT * known) / (trials + _DOUBT)
-            self._known[key] = known
+            source, evidence, depth = key
+            if depth >= 0:
+                expected = self._chance((source, evidence, -1))
+            elif evidence >= 0:
+                expected = self._chance((source, -1, -1))
+            else:
+                expected = _FIRST_CHANCE
+            trials, stood = self._seen.get(key, _NEVER)
+            known = self._known[key] = (stood + _DOUBT * expected) / (trials + _DOUBT)
         return known
 
     def learn(self, proposal: Proposal, written: Sequence[int]) -> None:
         """What came in place of a proposal. A node is a trial where all before it on its path were written."""
-        depths: list[int] = []  # of nodes on the written path; -1 for others
+        depths = {-1: 0}  # of the nodes on the written path, and how many tokens stand before what comes after them
         for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
-            before = depths[parent] if parent >= 0 else 0
-            if before < 0 or before >= len(written):
-                depths.append(-1)
+            before = depths.get(parent, len(written))
+            if before == len(written):
                 continue
             stood = token == written[before]
-            depths.append(before + 1 if stood else -1)
+            if stood:
+                depths[node] = before + 1
             source, evidence, depth = proposal.sources[node], proposal.evidence[node], min(before, _DEEPEST)
             for key in ((source, -1, -1), (source, evidence, -1), (source, evidence, depth)):
                 counts = self._seen.setdefault(key, [0.0, 0.0])
@@ -110,55 +118,49 @@ class Appraiser:
         A node earns its place while its chance to stand is worth more than the time that it adds to the pass, at
         `rate` tokens a second. Drawn tokens always stay, and first: dropping one for its value would bend the law.
         """
-        tokens: list[int] = []
-        parents: list[int] = []
-        sources: list[str] = []
-        laws: list[Law | None] = []
-        evidence: list[int] = []
+        nodes: list[tuple[int, int, str, Law | None, int]] = []  # as in a proposal
         chances: list[float] = []  # to stand, given that the parent does
         depths: list[int] = []
         place: dict[tuple[int, int], int] = {}
+        known = self.chances.chance
         for proposal in proposals:
-            moved = [0] * len(proposal)
-            for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
+            moved: list[int] = []
+            for token, parent, source, law, evidence in proposal.nodes():
                 after = moved[parent] if parent >= 0 else -1
                 depth = depths[after] + 1 if after >= 0 else 0
-                chance = self.chances.chance(proposal.sources[node], proposal.evidence[node], depth)
-                at = place.get((after, token)) if proposal.laws[node] is None else None
-                if at is None:
-                    at = len(tokens)
-                    place.setdefault((after, token), at)
-                    tokens.append(token)
-                    parents.append(after)
-                    sources.append(proposal.sources[node])
-                    laws.append(proposal.laws[node])
-                    evidence.append(proposal.evidence[node])
+                chance = known(source, evidence, depth)
+                at = place.setdefault((after, token), len(nodes))
+                if at == len(nodes) or law is not None:
+                    moved.append(len(nodes))
+                    nodes.append((token, after, source, law, evidence))
                     chances.append(chance)
                     depths.append(depth)
-                elif chance > chances[at]:
-                    chances[at] = chance
-                moved[node] = at
-        if not tokens:
-            return Proposal()
-        for node, parent in enumerate(parents):
+                else:
+                    moved.append(at)
+                    if chance > chances[at]:
+                        chances[at] = chance
+        if not nodes:
+            return NOTHING
+        drawn = False
+        for node, (_, parent, _, law, _) in enumerate(nodes):
+            drawn = drawn or law is not None
             if parent >= 0:
                 chances[node] *= chances[parent]
-            if laws[node] is not None:
-                chances[node] = 2.0  # first of all
-        order = sorted(range(len(tokens)), key=lambda node: -chances[node])[:budget]
+        order = sorted(range(len(nodes)), key=chances.__getitem__, reverse=True)
+        if drawn:
+            order.sort(key=lambda node: nodes[node][3] is None)  # they come first; else the order stays
+        del order[budget:]
         kept, best, gain = 0, 0.0, 0.0
-        alone = self.costs.seconds(1)
+        seconds = self.costs.seconds
+        alone = seconds(1)
         for count, node in enumerate(order, 1):
             gain += chances[node]
-            value = gain - rate * (self.costs.seconds(count + 1) - alone)
-            if value > best or laws[node] is not None:
+            value = gain - rate * (seconds(count + 1) - alone)
+            if value > best or nodes[node][3] is not None:
                 kept, best = count, value
+        if not kept:
+            return NOTHING
         chosen = sorted(order[:kept])
         new = {-1: -1} | {node: number for number, node in enumerate(chosen)}
-        return Proposal(
-            tuple(tokens[n] for n in chosen),
-            tuple(new[parents[n]] for n in chosen),
-            tuple(sources[n] for n in chosen),
-            tuple(laws[n] for n in chosen),
-            tuple(evidence[n] for n in chosen),
-        )
+        tokens, parents, sources, laws, reasons = zip(*(nodes[node] for node in chosen), strict=True)
+        return Proposal(tokens, tuple(new[parent] for parent in parents), sources, laws, reasons)

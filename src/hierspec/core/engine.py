@@ -12,7 +12,7 @@ import numpy as np
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Ask, Extension, Hierarchy, Scorer, Store
 from hierspec.core.sampling import Dice, Sampling
-from hierspec.core.verify import Answer
+from hierspec.core.verify import Answer, Candidate
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Request:
             for store in tier.stores:
                 if store.name not in self.stores:
                     self.stores[store.name] = store.begin(self.prompt, namespace)
-        self._text = self.prompt
+        self._room = self.prompt  # where the text stands, with room to grow once there is more than the prompt
         self._extension: Extension | None = None
         self._last = time.perf_counter()
 
@@ -78,20 +78,24 @@ class Request:
         try:
             if self._extension is None:
                 room = self.limit - len(self.output)
-                self._extension = self.hierarchy.extend(0, self._text, 1, room, self)
+                text = self._room[: len(self.prompt) + len(self.output)]
+                self._extension = self.hierarchy.extend(0, text, 1, room, self)
                 return next(self._extension)
             assert answer is not None
             return self._extension.send(answer)
         except StopIteration as finished:
             self._extension = None
-            return self._write([(found[0][0], source) for found, source in finished.value])
+            return self._write(finished.value)
 
-    def _write(self, written: list[tuple[int, str]]) -> Step:
-        tokens = tuple(token for token, _ in written)
+    def _write(self, written: list[tuple[list[Candidate], str]]) -> Step:
+        tokens = tuple(found[0][0] for found, _ in written)
         sources = tuple(source for _, source in written)
+        before = len(self.prompt) + len(self.output)
+        if before + len(tokens) > len(self._room):  # what was handed out stays as it is: only the end is written to
+            self._room = np.concatenate((self._room, np.empty(before + len(tokens), np.int32)))
+        self._room[before : before + len(tokens)] = tokens
         self.output += tokens
         self.sources += sources
-        self._text = np.concatenate((self._text, np.array(tokens, np.int32)))
         for store in self.stores.values():
             store.learn(tokens)
         if tokens[-1] in self.stop_ids:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hierspec.core.appraisal import Appraiser
 from hierspec.core.errors import HierspecError
-from hierspec.core.proposal import Law, Proposal
+from hierspec.core.proposal import NOTHING, Law, Proposal
 from hierspec.core.sampling import Dice, Sampling
 from hierspec.core.stats import Stats, TierStats
 from hierspec.core.verify import RULES, Answer, Candidate
@@ -129,7 +129,9 @@ class Hierarchy:
         tier, stats = self.tiers[level], request.stats.tiers[level]
         written: list[tuple[list[Candidate], str]] = []
         while len(written) < gather:
-            here = np.concatenate((context, np.array([found[0][0] for found, _ in written], np.int32)))
+            here = context
+            if written:
+                here = np.concatenate((context, np.array([found[0][0] for found, _ in written], np.int32)))
             # The scorer adds a token of its own to what it accepts, so a guess fills at most one less than the room.
             asked = yield from self._asked(level, here, room - len(written) - 1, request)
             guess = _chosen(tier, asked, stats)
@@ -140,16 +142,15 @@ class Hierarchy:
                 if type(own).observe is not Store.observe:
                     own.observe(guess, _own_tokens(answer))
             sources = [guess.sources[node] for node in verdict.accepted] + [tier.scorer.name]
-            new = list(zip(verdict.written, sources, strict=True))
-            stopped = next((i for i, (found, _) in enumerate(new) if found[0][0] in request.stop_ids), None)
-            if stopped is not None:
-                new = new[: stopped + 1]
-            written += new
-            stats.count(guess, verdict.accepted[: len(new)], len(new))
+            tokens = [found[0][0] for found in verdict.written]
+            stopped = not request.stop_ids.isdisjoint(tokens)
+            if stopped:
+                del tokens[1 + next(place for place, token in enumerate(tokens) if token in request.stop_ids) :]
+            written += zip(verdict.written[: len(tokens)], sources, strict=False)
+            stats.count(guess, verdict.accepted[: len(tokens)], len(tokens))
             if tier.appraiser is not None:
-                tokens = [found[0][0] for found, _ in new]
                 tier.appraiser.learn(asked, tokens, len(guess))
-            if stopped is not None:
+            if stopped:
                 break
         return written
 
@@ -182,7 +183,7 @@ class Hierarchy:
 def _chosen(tier: Tier, asked: list[Proposal], stats: TierStats) -> Proposal:
     """One tree of all that was proposed: as much as the budget holds, or as is worth its time."""
     if tier.appraiser is None:
-        together = Proposal()
+        together = NOTHING
         for proposal in asked:
             together = together.merge(proposal, tier.budget)
         return together

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,6 +47,10 @@ class Proposal:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def nodes(self) -> Iterator[tuple[int, int, str, Law | None, int]]:
+        """Token, parent, source, law and evidence of one node after the other."""
+        return zip(self.tokens, self.parents, self.sources, self.laws, self.evidence, strict=True)
+
     def path(self, node: int) -> list[int]:
         """Tokens from the context down to `node`, the node's own token last."""
         tokens = []
@@ -71,8 +75,10 @@ class Proposal:
 
     def cut(self, depth: int) -> Proposal:
         """Only the nodes among the first `depth` positions."""
+        if len(self.tokens) <= depth:
+            return self
         depths = self.depths()
-        if not depths or max(depths) < depth:
+        if max(depths) < depth:
             return self
         return self._keep([node for node, d in enumerate(depths) if d < depth])
 
@@ -125,3 +131,6 @@ class Proposal:
             tuple(self.laws[n] for n in nodes),
             tuple(self.evidence[n] for n in nodes),
         )
+
+
+NOTHING = Proposal()  # it never changes, so one is enough

@@ -26,10 +26,12 @@ class TierStats:
     def count(self, proposal: Proposal, accepted: list[int], written: int) -> None:
         self.calls += 1
         self.written += written
-        self.proposed.update(proposal.sources)
-        self.proposed_at.update(proposal.depths())
-        self.accepted.update(proposal.sources[node] for node in accepted)
-        self.accepted_at.update(range(len(accepted)))
+        for source, depth in zip(proposal.sources, proposal.depths(), strict=True):
+            self.proposed[source] += 1
+            self.proposed_at[depth] += 1
+        for depth, node in enumerate(accepted):
+            self.accepted[proposal.sources[node]] += 1
+            self.accepted_at[depth] += 1
 
     def add(self, other: TierStats) -> None:
         self.calls += other.calls

@@ -43,16 +43,14 @@ Rule = Callable[[Proposal, Answer, Dice, int], Verdict]
 def coupled(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -> Verdict:
     """A guess stands where it equals the pick."""
     assert answer.picks is not None
-    children, node = proposal.children(), -1
-    accepted: list[int] = []
-    written: list[list[Candidate]] = []
-    while True:
-        picks = answer.picks[node + 1]
-        written.append([(int(token), None) for token in picks[:candidates]])
-        node = next((child for child in children[node + 1] if proposal.tokens[child] == picks[0]), -1)
-        if node < 0:
-            return Verdict(accepted, written)
-        accepted.append(node)
+    node, accepted = -1, list[int]()
+    written: list[list[Candidate]] = [[(int(token), None) for token in answer.picks[0][:candidates]]]
+    for child, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
+        if parent == node and token == written[-1][0][0]:  # children come after their parents: one walk is enough
+            node = child
+            accepted.append(child)
+            written.append([(int(token), None) for token in answer.picks[child + 1][:candidates]])
+    return Verdict(accepted, written)
 
 
 def residual(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -> Verdict:

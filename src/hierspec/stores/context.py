@@ -10,7 +10,7 @@ import numpy as np
 from hierspec.core.hierarchy import Store
 from hierspec.core.proposal import Proposal
 from hierspec.stores.chains import ChainIndex
-from hierspec.stores.tree import evidence, grow_after
+from hierspec.stores.tree import grow_after
 
 _SMALLEST = 512  # tokens of room at the start: making it takes microseconds
 
@@ -51,16 +51,7 @@ class CopyStore(ContextStore):
     name = "copy"
 
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
-        found = self._index.find(context, self.places)
-        if budget < 1 or not len(found):
-            return Proposal()
-        start = int(found.ends[0])
-        tokens = self._index.tokens[start : min(start + budget, self._size)].tolist()
-        reason = evidence(int(found.lengths[0]), 1, 1.0)
-        size = len(tokens)
-        return Proposal(
-            tuple(tokens), tuple(range(-1, size - 1)), (self.name,) * size, (None,) * size, (reason,) * size
-        )
+        return grow_after(self._index, context, budget, budget, self.name, self.places, followed=1)
 
 
 @cache
@@ -69,4 +60,3 @@ def _prepare() -> None:
     index, context = ChainIndex(8), np.array([1], np.int32)
     index.append([1, 2])
     grow_after(index, context, 1, 1, "")
-    index.find(context)

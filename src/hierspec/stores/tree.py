@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hierspec.core.proposal import Proposal
+from hierspec.core.proposal import NOTHING, Proposal
 from hierspec.stores.chains import LONGEST, ChainIndex, find_places
 from hierspec.stores.compiled import compiled_brief
 
@@ -55,25 +55,35 @@ def grow(tokens: np.ndarray, ends: np.ndarray, lengths: np.ndarray, budget: int,
     the end of the array. Nodes come in the order of the estimated chance of their whole path.
     """
     if budget < 1 or not len(ends):
-        return Proposal()
+        return NOTHING
     nodes = np.empty((3, budget), _INT32)
     return _proposal(nodes, _grow(tokens, ends, lengths, depth, nodes), source)
 
 
 def grow_after(
-    index: ChainIndex, context: np.ndarray, budget: int, depth: int, source: str, most: int = 32
+    index: ChainIndex,
+    context: np.ndarray,
+    budget: int,
+    depth: int,
+    source: str,
+    most: int = 32,
+    followed: int | None = None,
 ) -> Proposal:
-    """`grow` from what `index.find` finds for `context`, in one compiled call: some microseconds less."""
+    """`grow` from what `index.find` finds for `context`, in one compiled call: some microseconds less.
+
+    Of `most` places that are found only the first `followed` are grown from, where that is given.
+    """
     if budget < 1:
-        return Proposal()
+        return NOTHING
     nodes = np.empty((3, budget), _INT32)
-    count = _grow_after(*index.arrays, context[-LONGEST:].astype(_INT32), most, depth, nodes)
+    tail = context[-LONGEST:].astype(_INT32)  # a copy always has the one type that is compiled for
+    count = _grow_after(*index.arrays, tail, most, most if followed is None else followed, depth, nodes)
     return _proposal(nodes, count, source)
 
 
 def _proposal(nodes: np.ndarray, count: int, source: str) -> Proposal:
     if not count:
-        return Proposal()
+        return NOTHING
     guessed, parents, classes = nodes[:, :count].tolist()
     return Proposal(tuple(guessed), tuple(parents), (source,) * count, (None,) * count, tuple(classes))
 
@@ -156,9 +166,10 @@ def _grow_after(
     heads: np.ndarray,
     context: np.ndarray,
     most: int,
+    followed: int,
     depth: int,
     nodes: np.ndarray,
 ) -> int:
     ends, lengths = np.empty(most, np.int64), np.empty(most, np.int32)
-    count = find_places(state, ring, before, heads, context, ends, lengths)
+    count = min(followed, find_places(state, ring, before, heads, context, ends, lengths))
     return _grow(ring, ends[:count], lengths[:count], depth, nodes) if count else 0

@@ -68,6 +68,8 @@ class StopStrings:
         """Text that is safe to show, and whether a stop string was met; the stop string itself is never shown."""
         if self._stopped:
             return "", True
+        if not self._stops:
+            return text, False
         text = self._held + text
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if matches:
