@@ -65,6 +65,10 @@ def test_costs_between_and_beyond_the_measured_widths():
     assert [costs.seconds(rows) for rows in (1, 2, 3, 4)] == [10.0, 12.0, 12.0, 12.0]
     assert costs.seconds(16) == pytest.approx(12 + 12 * 2 / 3)
     assert costs.seconds(10_000) >= costs.seconds(16)
+    assert [costs.least_step(nodes) for nodes in (1, 2, 3, 4)] == [2.0, 0.0, 0.0, 0.0]
+    rising = Costs((1, 2, 4), (10.0, 13.0, 15.0))
+    assert [rising.least_step(nodes) for nodes in (1, 2, 3)] == [3.0, 1.0, 1.0]
+    assert 0 <= rising.least_step(10_000) <= 1.0
 
 
 @settings(max_examples=150, deadline=None)
@@ -89,10 +93,9 @@ def test_the_choice_is_the_best_tree(seed, budget, rate):
     def own(tree: Proposal) -> float:
         total, chances = 0.0, []
         for node, parent in enumerate(tree.parents):
-            path = tuple(tree.path(node))
-            # Both may have guessed the same node: the better chance counts.
-            who = [chance[name] for name, paths in (("a", paths_one), ("b", paths_two)) if path in paths]
-            chances.append(max(who) * (chances[parent] if parent >= 0 else 1.0))
+            # Both may have guessed the same node: the first one's chance counts.
+            who = chance["a" if tuple(tree.path(node)) in paths_one else "b"]
+            chances.append(who * (chances[parent] if parent >= 0 else 1.0))
             total += chances[-1]
         return total - rate * (costs.seconds(1 + len(tree)) - costs.seconds(1))
 
@@ -113,6 +116,16 @@ def test_drawn_tokens_are_never_left_out():
     found = Appraiser(dear, table({"draft": 0.01, "store": 0.01})).choose([drawn, stored], 7, 1.0)
     assert found.tokens == (0, 1)
     assert found.laws[0] is law
+
+
+def test_what_hangs_below_drawn_tokens_has_their_chance_too():
+    law = np.array([0.5, 0.5])
+    drawn = Proposal((0,), (-1,), ("draft",), (law,))
+    stored = Proposal((0, 1), (-1, 0), ("store", "store"))
+    costs = Costs((1, 2, 3), (1.0, 1.0, 1.2))
+    for likely, kept in ((0.3, (0,)), (0.9, (0, 1))):  # 0.3 x 0.5 is not worth 0.2, 0.9 x 0.5 is
+        found = Appraiser(costs, table({"draft": likely, "store": 0.5})).choose([drawn, stored], 7, 1.0)
+        assert found.tokens == kept
 
 
 @pytest.mark.parametrize("rule", ["coupled", "residual"])

@@ -30,22 +30,20 @@ class Chances:
         self._known: dict[tuple[str, int, int], float] = {}  # chances, until something more is learnt
 
     def chance(self, source: str, evidence: int, depth: int) -> float:
-        return self._chance((source, evidence, depth if depth < _DEEPEST else _DEEPEST))
+        key = source, evidence, depth if depth < _DEEPEST else _DEEPEST
+        return self._known[key] if key in self._known else self._work_out(key)
 
-    def _chance(self, key: tuple[str, int, int]) -> float:
+    def _work_out(self, key: tuple[str, int, int]) -> float:
         """What a class has shown, on top of what the wider class around it leads to expect."""
-        known = self._known.get(key)
-        if known is None:
-            source, evidence, depth = key
-            if depth >= 0:
-                expected = self._chance((source, evidence, -1))
-            elif evidence >= 0:
-                expected = self._chance((source, -1, -1))
-            else:
-                expected = _FIRST_CHANCE
-            trials, stood = self._seen.get(key, _NEVER)
-            known = self._known[key] = (stood + _DOUBT * expected) / (trials + _DOUBT)
-        return known
+        known, (source, evidence, depth) = self._known, key
+        if evidence < 0:
+            expected = _FIRST_CHANCE
+        else:
+            wider = (source, -1, -1) if depth < 0 else (source, evidence, -1)
+            expected = known[wider] if wider in known else self._work_out(wider)
+        trials, stood = self._seen.get(key, _NEVER)
+        known[key] = chance = (stood + _DOUBT * expected) / (trials + _DOUBT)
+        return chance
 
     def learn(self, proposal: Proposal, written: Sequence[int]) -> None:
         """What came in place of a proposal. A node is a trial where all before it on its path were written."""
@@ -81,9 +79,14 @@ class Costs:
         self._seconds: list[float] = np.where(
             widths > rows[-1], rising[-1] + slope * (widths - rows[-1]), inside
         ).tolist()
+        self._least_steps: list[float] = np.minimum.accumulate(np.diff(self._seconds[1:])).tolist()
 
     def seconds(self, rows: int) -> float:
         return self._seconds[min(rows, len(self._seconds) - 1)]
+
+    def least_step(self, nodes: int) -> float:
+        """The least that one of up to `nodes` nodes adds to a pass."""
+        return self._least_steps[nodes - 1] if nodes <= len(self._least_steps) else 0.0
 
 
 @dataclass
@@ -116,44 +119,45 @@ class Appraiser:
         """The best of several proposals as one tree of at most `budget` nodes.
 
         A node earns its place while its chance to stand is worth more than the time that it adds to the pass, at
-        `rate` tokens a second. Drawn tokens always stay, and first: dropping one for its value would bend the law.
+        `rate` tokens a second. Where several guess the same, the first one's chance counts: the better of two
+        estimates is too often the luckier one. Drawn tokens always stay, and first: dropping one for its value would
+        bend the law.
         """
+        least = rate * self.costs.least_step(budget)  # no tree is better for a node of a smaller chance than this
         nodes: list[tuple[int, int, str, Law | None, int]] = []  # as in a proposal
-        chances: list[float] = []  # to stand, given that the parent does
+        chances: list[float] = []  # of the whole path to a node
         depths: list[int] = []
-        place: dict[tuple[int, int], int] = {}
-        known = self.chances.chance
+        place: dict[tuple[int, int], int] = {}  # parent and token -> node; -1 where it is left out
+        drawn = False
+        chance = self.chances.chance
         for proposal in proposals:
             moved: list[int] = []
             for token, parent, source, law, evidence in proposal.nodes():
-                after = moved[parent] if parent >= 0 else -1
-                depth = depths[after] + 1 if after >= 0 else 0
-                chance = known(source, evidence, depth)
-                at = place.setdefault((after, token), len(nodes))
-                if at == len(nodes) or law is not None:
-                    moved.append(len(nodes))
-                    nodes.append((token, after, source, law, evidence))
-                    chances.append(chance)
-                    depths.append(depth)
-                else:
-                    moved.append(at)
-                    if chance > chances[at]:
-                        chances[at] = chance
-        if not nodes:
-            return NOTHING
-        drawn = False
-        for node, (_, parent, _, law, _) in enumerate(nodes):
-            drawn = drawn or law is not None
-            if parent >= 0:
-                chances[node] *= chances[parent]
+                after, depth, path = -1, 0, 1.0
+                if parent >= 0:
+                    after = moved[parent]
+                    if after < 0:
+                        moved.append(-1)
+                        continue
+                    depth, path = depths[after] + 1, chances[after]
+                at = place.get((after, token)) if law is None else None
+                if at is None:
+                    path *= chance(source, evidence, depth)
+                    at = len(nodes) if law is not None or path >= least else -1
+                    place.setdefault((after, token), at)
+                    if at >= 0:
+                        nodes.append((token, after, source, law, evidence))
+                        chances.append(path)
+                        depths.append(depth)
+                        drawn = drawn or law is not None
+                moved.append(at)
         order = sorted(range(len(nodes)), key=chances.__getitem__, reverse=True)
         if drawn:
-            order.sort(key=lambda node: nodes[node][3] is None)  # they come first; else the order stays
-        del order[budget:]
+            order.sort(key=lambda node: nodes[node][3] is None)  # otherwise the order stays
         kept, best, gain = 0, 0.0, 0.0
         seconds = self.costs.seconds
         alone = seconds(1)
-        for count, node in enumerate(order, 1):
+        for count, node in enumerate(order[:budget], 1):
             gain += chances[node]
             value = gain - rate * (seconds(count + 1) - alone)
             if value > best or nodes[node][3] is not None:

@@ -93,7 +93,8 @@ class Request:
         before = len(self.prompt) + len(self.output)
         if before + len(tokens) > len(self._room):  # what was handed out stays as it is: only the end is written to
             self._room = np.concatenate((self._room, np.empty(before + len(tokens), np.int32)))
-        self._room[before : before + len(tokens)] = tokens
+        for place, token in enumerate(tokens, before):  # there are few
+            self._room[place] = token
         self.output += tokens
         self.sources += sources
         for store in self.stores.values():

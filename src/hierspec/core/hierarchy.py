@@ -90,7 +90,7 @@ class Tier:
     appraiser: Appraiser | None = None  # leaves out guesses that are not worth their time; None: nothing is left out
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Ask:
     """Score this proposal after this context: what a request's coroutine yields and the engine answers."""
 

@@ -73,7 +73,7 @@ class ChainIndex:
     def append(self, tokens: np.ndarray | Sequence[int]) -> None:
         """The text goes on with these; a negative one separates documents, and no match or continuation crosses it."""
         if len(tokens) <= _CHUNK:
-            _append(*self.arrays, np.array(tokens, _INT32))
+            append_tokens(*self.arrays, np.array(tokens, _INT32))
             return
         for start in range(0, len(tokens), _CHUNK):
             self.append(tokens[start : start + _CHUNK])
@@ -104,7 +104,10 @@ def _bucket(hashed: int, bits: int, offset: int) -> int:
 
 
 @compiled_brief
-def _append(state: np.ndarray, ring: np.ndarray, before: np.ndarray, heads: np.ndarray, tokens: np.ndarray) -> None:
+def append_tokens(
+    state: np.ndarray, ring: np.ndarray, before: np.ndarray, heads: np.ndarray, tokens: np.ndarray
+) -> None:
+    """`ChainIndex.append` for compiled callers."""
     slots, levels = ring.shape[0], before.shape[0]
     size, cursor = int(state[0]), int(state[1])
     for i in range(tokens.shape[0]):

@@ -20,38 +20,42 @@ class ContextStore(Store):
 
     name = "context"
 
+    followed: int | None = None  # of the places that are found, all are followed
+
     def __init__(self, places: int = 32) -> None:
         _prepare()
         self.places = places
         self._index = ChainIndex(_SMALLEST)
-        self._size = 0  # tokens learnt
+        self._size = 0  # tokens in the index
+        self._new: list[int] = []  # learnt since
 
     def begin(self, prompt: np.ndarray, namespace: str = "") -> ContextStore:
         fresh = type(self)(self.places)
-        fresh.learn(prompt)
+        if len(prompt) > _SMALLEST:
+            fresh._index = ChainIndex(2 * len(prompt))
+        fresh._index.append(prompt)
+        fresh._size = len(prompt)
         return fresh
 
-    def learn(self, tokens: Sequence[int] | np.ndarray) -> None:
-        size = self._size + len(tokens)
-        if size > self._index.capacity:  # nothing may fall out of the ring, so a larger one takes over
-            known = self._index.tokens[: self._size]
-            self._index = ChainIndex(2 * size)
-            self._index.append(known)
-        self._index.append(tokens)
-        self._size = size
+    def learn(self, tokens: Sequence[int]) -> None:
+        self._new += tokens
 
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
         """`context` may go on after what was learnt: its end is what is looked for, in what was learnt."""
-        return grow_after(self._index, context, budget, budget, self.name, self.places)
+        new, known = self._new, self._index.tokens[: self._size]
+        self._new, self._size = [], self._size + len(new)
+        if self._size > self._index.capacity:  # nothing may fall out of the ring, so a larger one takes over
+            self._index = ChainIndex(2 * self._size)
+            self._index.append(known)
+        added = np.array(new, np.int32)
+        return grow_after(self._index, context, budget, budget, self.name, self.places, self.followed, added)
 
 
 class CopyStore(ContextStore):
     """Prompt lookup as in the literature: one chain, copied from where the longest match stood last."""
 
     name = "copy"
-
-    def propose(self, context: np.ndarray, budget: int) -> Proposal:
-        return grow_after(self._index, context, budget, budget, self.name, self.places, followed=1)
+    followed = 1
 
 
 @cache

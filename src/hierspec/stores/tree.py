@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from hierspec.core.proposal import NOTHING, Proposal
-from hierspec.stores.chains import LONGEST, ChainIndex, find_places
+from hierspec.stores.chains import LONGEST, ChainIndex, append_tokens, find_places
 from hierspec.stores.compiled import compiled_brief
 
 _INT32 = np.dtype(np.int32)
+_NO_TOKENS = np.empty(0, _INT32)
 CLASSES = 41  # of evidence: 0 says nothing, then 8 match lengths x 5 kinds of support
 
 # How often the token after a match of so many tokens (0 to 16) comes again. Only the order of the nodes depends on it;
@@ -68,16 +69,15 @@ def grow_after(
     source: str,
     most: int = 32,
     followed: int | None = None,
+    new: np.ndarray = _NO_TOKENS,
 ) -> Proposal:
-    """`grow` from what `index.find` finds for `context`, in one compiled call: some microseconds less.
+    """`index.append` of `new`, `find` for `context` and `grow` in one compiled call: microseconds less than three.
 
     Of `most` places that are found only the first `followed` are grown from, where that is given.
     """
-    if budget < 1:
-        return NOTHING
-    nodes = np.empty((3, budget), _INT32)
+    nodes = np.empty((3, max(0, budget)), _INT32)
     tail = context[-LONGEST:].astype(_INT32)  # a copy always has the one type that is compiled for
-    count = _grow_after(*index.arrays, tail, most, most if followed is None else followed, depth, nodes)
+    count = _grow_after(*index.arrays, new, tail, most, most if followed is None else followed, depth, nodes)
     return _proposal(nodes, count, source)
 
 
@@ -164,12 +164,16 @@ def _grow_after(
     ring: np.ndarray,
     before: np.ndarray,
     heads: np.ndarray,
+    new: np.ndarray,
     context: np.ndarray,
     most: int,
     followed: int,
     depth: int,
     nodes: np.ndarray,
 ) -> int:
+    append_tokens(state, ring, before, heads, new)
+    if not nodes.size:
+        return 0
     ends, lengths = np.empty(most, np.int64), np.empty(most, np.int32)
     count = min(followed, find_places(state, ring, before, heads, context, ends, lengths))
     return _grow(ring, ends[:count], lengths[:count], depth, nodes) if count else 0

@@ -19,17 +19,23 @@ class Detokeniser:
     def __init__(self, tokenizer: Tokenizer, special: bool = False) -> None:
         self._tokenizer = tokenizer
         self._special = special
-        self._reader = codecs.getincrementaldecoder("utf-8")("replace")
+        self._unread = b""  # the beginning of a character
         self._spaces_to_drop = tokenizer.decoding.leading_spaces
         self._started = False
 
     def add(self, ids: Iterable[int]) -> str:
         """Text that these ids complete."""
-        return self._reader.decode(b"".join(map(self._bytes, ids)))
+        return self._read(b"".join(map(self._bytes, ids)), last=False)
 
     def finish(self) -> str:
         """What is left: a replacement character where the last character was never completed."""
-        return self._reader.decode(b"", final=True)
+        return self._read(b"", last=True)
+
+    def _read(self, data: bytes, last: bool) -> str:
+        data = self._unread + data
+        text, read = codecs.utf_8_decode(data, "replace", last)
+        self._unread = data[read:]
+        return text
 
     def _bytes(self, token_id: int) -> bytes:
         if not self._started:
