@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 
-from hierspec.bench.stores import MadeUpText, measure_stores
+from hierspec.bench.stores import MadeUpText, chart, measure_stores, no_larger
+from hierspec.cli.main import main
 
 
 def test_it_measures_every_store(tmp_path):
@@ -23,6 +24,27 @@ def test_it_measures_every_store(tmp_path):
     assert result["history"][0]["learn_us"]["median"] > 0
     assert not list(tmp_path.iterdir())
     assert seen[-1] == (7_300, 7_300)
+
+
+def test_sizes_may_be_capped():
+    assert no_larger((10, 100, 1000), None) == (10, 100, 1000)
+    assert no_larger((10, 100, 1000), 100) == (10, 100)
+    assert no_larger((10, 100, 1000), 5) == (5,)
+
+
+def test_the_command_writes_the_document_and_the_chart(tmp_path, capsys, monkeypatch):
+    def quick(progress, *sizes):
+        return measure_stores(progress, *sizes, calls=10)
+
+    monkeypatch.setattr("hierspec.bench.stores.measure_stores", quick)
+    output = tmp_path / "stores.json"
+    assert main(["bench", "--store-times", "--largest", "2000", "--output", str(output)]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document == json.loads(output.read_text())
+    assert [row["tokens"] for row in document["context"]] == [1000]
+    assert [row["tokens"] for row in document["history"]] == [2000]
+    assert (tmp_path / "stores.svg").read_text() == chart(document).svg()
+    assert main(["bench", "--store-times", "--largest", "5"]) == 1
 
 
 def test_made_up_text_repeats_phrases_but_not_itself():

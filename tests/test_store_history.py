@@ -1,12 +1,10 @@
 """The history store against a naive search, its limits, its file, and what is left of it after being killed.
 
-`python tests/test_store_history.py 200000` runs the long soak; with `speed` in place of the number it times guesses.
+`hierspec bench --store-soak` runs the long soak; `python tests/test_store_history.py` times guesses from a file.
 """
 
 from __future__ import annotations
 
-import gc
-import random
 import re
 import sqlite3
 import subprocess
@@ -14,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-import tracemalloc
 from collections import defaultdict
 from pathlib import Path
 
@@ -22,15 +19,15 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from kill_during_writes import DOCUMENTS, document
 
+from hierspec.bench.killed_writer import DOCUMENTS, document
+from hierspec.bench.soak import held_batches, kill_while_writing, learn_requests
 from hierspec.core.errors import HierspecError
 from hierspec.core.proposal import Proposal
 from hierspec.stores.archive import LEAST_LIMIT, Archive
 from hierspec.stores.history import SHARED, HistoryStore
 from hierspec.stores.rings import Ring
 
-CHILD = Path(__file__).with_name("kill_during_writes.py")
 NAMES = ("", "anna", "bert", SHARED)
 
 
@@ -459,110 +456,53 @@ def test_requests_may_end_in_other_threads(tmp_path):
         assert store.info()["documents"] == 400
 
 
-def batches(archive: Archive, namespace: str, size: int) -> list[int]:
-    """The numbers of the batches in the archive; all of them are whole, and each stands there once."""
-    found = [document(*np.frombuffer(held[:8], np.int32).tolist(), size) for held in archive.read(namespace)]
-    assert found == list(archive.read(namespace))
-    numbers = [tuple(np.frombuffer(held[:8], np.int32).tolist()) for held in found]
-    assert numbers == sorted(set(numbers))
-    first = len(numbers) % DOCUMENTS  # of the oldest batch some may have been evicted
-    assert [place for _, place in numbers[first:]] == list(range(DOCUMENTS)) * (len(numbers) // DOCUMENTS)
-    return [batch for batch, place in numbers if place == DOCUMENTS - 1]
+def test_a_process_that_is_killed_leaves_every_batch_it_committed():
+    found = kill_while_writing(40)
+    assert found.pop("kills") == 40
+    assert found.pop("committed") > 40
+    assert found.pop("half_done") <= 40
+    assert found == {"lost": 0, "corrupted": 0, "over_limit": 0}
 
 
-@pytest.mark.parametrize(("limit", "size", "kills"), [(64 << 20, 40, 50), (LEAST_LIMIT, 700, 50)])
-def test_a_process_that_is_killed_leaves_every_batch_it_committed(tmp_path, limit, size, kills):
-    """The second time with a file so small that every few batches old documents are evicted."""
-    chance, reported, per_file = random.Random(5), -1, 5
-    seen = 0
-    for kill in range(kills):
-        path = tmp_path / str(kill // per_file)
-        if kill % per_file == 0:
-            first, reported = 0, -1
-        arguments = [sys.executable, str(CHILD), str(path), str(limit), "anna", str(first), "100000", str(size)]
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, bufsize=0) as child:
-            assert child.stdout is not None
-            begun = b""
-            if kill % 5:  # else it is killed while it starts and opens the file
-                begun = child.stdout.read(1)
-                assert begun
-                time.sleep(chance.uniform(0, 0.03))
-            else:
-                time.sleep(chance.uniform(0.04, 0.1))
-            child.kill()
-            said = [int(line) for line in (begun + child.stdout.read()).split(b"\n")[:-1] if line]
-        if said:
-            reported = said[-1]
+def test_a_batch_that_is_lost_or_torn_would_be_seen(monkeypatch):
+    def forgetful(path, limit, size, first, while_opening, chance):
+        """Writes two batches of which the second lacks a document, and says that it wrote three."""
         archive = Archive(path, limit, "v")
-        held = batches(archive, "anna", size)
-        assert archive.file_bytes() <= limit
+        archive.write([("anna", document(first, number, size)) for number in range(DOCUMENTS)])
+        archive.write([("anna", document(first + 1, number, size)) for number in range(torn, DOCUMENTS)])
         archive.close()
-        assert held[-1:] in ([reported], [reported + 1]) or (not held and reported == -1)
-        if held:
-            assert held == list(range(held[0], held[-1] + 1))
-            assert held[0] == 0 or limit == LEAST_LIMIT
-            first = held[-1] + 1
-            reported = held[-1]
-            seen += len(held)
-    assert seen > kills
+        return [first, first + 1, first + 2]
+
+    monkeypatch.setattr("hierspec.bench.soak._killed", forgetful)
+    torn = 0
+    assert kill_while_writing(2)["lost"] == 2
+    torn = 1
+    assert kill_while_writing(2)["corrupted"] == 2
 
 
 def test_several_processes_write_to_one_file(tmp_path):
     path = tmp_path / "history"
-    arguments = [sys.executable, str(CHILD), str(path), str(64 << 20)]
+    arguments = [sys.executable, "-m", "hierspec.bench.killed_writer", str(path), str(64 << 20)]
     children = [subprocess.Popen([*arguments, name, "0", "100", "50"], stdout=subprocess.DEVNULL) for name in "abc"]
     assert [child.wait() for child in children] == [0, 0, 0]
     archive = Archive(path, 64 << 20, "v")
     for name in "abc":
-        assert batches(archive, name, 50) == list(range(100))
+        assert held_batches(archive, name, 50) == list(range(100))
     archive.close()
-
-
-def soak(requests: int, limit: int = 4 << 20, path: Path | None = None, trace: bool = True) -> dict[str, float]:
-    """Many requests of many namespaces, one of them busy: what they took at most. Fails where a bound is broken."""
-    rng = np.random.default_rng(1)
-    known = rng.integers(0, 5000, 50_000).astype(np.int32)
-
-    def one(store: HistoryStore) -> None:
-        name = "busy" if rng.random() < 0.5 else f"n{int(rng.zipf(1.3)) % 3000}"
-        start = int(rng.integers(0, len(known) - 300))
-        view = store.begin(known[start : start + 20], name)
-        view.propose(known[start : start + 20], 8)
-        view.learn(known[start + 20 : start + 20 + int(rng.integers(0, 200))].tolist())
-        view.end()
-
-    store = HistoryStore(path, limit=limit)
-    one(store)  # what is imported and compiled is not the store's
-    store.close()
-    gc.collect()
-    if trace:
-        tracemalloc.start()
-    try:
-        store = HistoryStore(path, limit=limit)
-        before, counted, on_disk, began = tracemalloc.get_traced_memory()[0], 0, 0, time.perf_counter()
-        for request in range(requests):
-            one(store)
-            if request % 100 == 0:
-                info = store.info()
-                counted, on_disk = max(counted, info["bytes"]), max(on_disk, info["file_bytes"])
-        traced = tracemalloc.get_traced_memory()[1] - before
-        seconds = time.perf_counter() - began
-        store.close()
-    finally:
-        tracemalloc.stop()
-    assert limit // 2 < counted <= limit, counted
-    assert traced <= limit, traced
-    assert on_disk <= limit, on_disk
-    return {"seconds": seconds, "counted": counted, "traced": traced, "on_disk": on_disk, "limit": limit}
 
 
 @pytest.mark.parametrize(("kept", "requests"), [(False, 4000), (True, 1000)])
 def test_it_stays_within_its_limit(tmp_path, kept, requests):
-    soak(requests, limit=1 << 20, path=tmp_path / "history" if kept else None)
+    found = learn_requests(requests, 1 << 20, tmp_path / "history" if kept else None)
+    assert found["within_limit"]
+    assert found["most_bytes"] > 1 << 19
+    assert (found["most_file_bytes"] > 0) == kept
 
 
 def test_it_counts_its_bytes_over_many_requests(tmp_path):
-    soak(15_000, path=tmp_path / "history", trace=False)
+    found = learn_requests(15_000, 4 << 20, tmp_path / "history", trace=False)
+    assert found["within_limit"]
+    assert found["most_bytes"] > 2 << 20
 
 
 def speed(size: int = 10_000_000) -> dict[str, float]:
@@ -597,10 +537,4 @@ def speed(size: int = 10_000_000) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["speed"]:
-        print(speed())
-    else:
-        number = int(sys.argv[1]) if sys.argv[1:] else 200_000
-        print(soak(number))
-        with tempfile.TemporaryDirectory() as temporary:
-            print(soak(number, path=Path(temporary) / "history"))
+    print(speed())

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from hierspec.bench.plot import Axis, Chart, Line
 from hierspec.core.hierarchy import Store
 from hierspec.progress import Progress, silent
 from hierspec.stores.context import ContextStore
 
-CONTEXTS = (1_000, 4_000, 32_000, 128_000)
+CONTEXTS = (1_000, 4_000, 16_000, 32_000)
 HISTORIES = (100_000, 1_000_000, 10_000_000)
 CORPORA = (1_000_000, 10_000_000, 100_000_000)
 
@@ -37,7 +38,8 @@ def measure_stores(
 ) -> dict[str, Any]:
     """Microseconds of one call, median and 99th percentile, on made-up text; corpora are built in `folder`.
 
-    `learn` is per token: one at a time for the context, whole documents for the history.
+    `learn` is per token: one at a time for the context, whole documents for the history. The context only takes note
+    of a token; what it costs to index it is part of the next guess.
     """
     text = MadeUpText()
     done, total = 0, sum((*contexts, *histories, *corpora))
@@ -56,6 +58,29 @@ def measure_stores(
         result[name] = rows
     progress("Measuring stores", total, total)
     return result
+
+
+def no_larger(sizes: Sequence[int], largest: int | None) -> tuple[int, ...]:
+    """The sizes up to `largest`, or that alone where all are beyond it."""
+    return tuple(sizes) if largest is None else tuple(size for size in sizes if size <= largest) or (largest,)
+
+
+def chart(measured: dict[str, Any]) -> Chart:
+    """Cost against size of what `measure_stores` found."""
+    lines = []
+    for colour, name in enumerate(("context", "history", "corpus")):
+        for dashed, figure, said in ((False, "median", "median"), (True, "p99", "99%")):
+            points = [(row["tokens"], row["propose_us"][figure]) for row in measured[name]]
+            lines.append(Line(f"{name}, {said}", points, dashed, colour))
+    learnt = [(row["tokens"], row["learn_us"]["median"]) for row in measured["history"]]
+    lines.append(Line("history, learning", learnt, colour=3))
+    return Chart(
+        "Stores: cost against size",
+        Axis("tokens held", logarithmic=True),
+        Axis("microseconds", logarithmic=True),
+        lines,
+        f"one guess of up to {measured['budget']} nodes, median and 99th percentile; learning: a token, median",
+    )
 
 
 class MadeUpText:

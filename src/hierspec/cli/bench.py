@@ -8,6 +8,8 @@ examples:
   hierspec bench --prompts prompts.jsonl --plans plain,lookup,layerskip
   hierspec bench --prompts prompts.jsonl --plans lookup --peers transformers --limit 30 --max-tokens 64
   hierspec bench --passes --peers transformers
+  hierspec bench --store-times --output stores.json
+  hierspec bench --store-soak --output soak.json
 """
 
 from __future__ import annotations
@@ -34,6 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--passes", action="store_true", help="measure single passes instead: by width, context and part"
     )
+    parser.add_argument(
+        "--store-times", action="store_true",
+        help="measure guessing and learning of stores by size instead, with no model; --output writes a chart too",
+    )  # fmt: skip
+    parser.add_argument(
+        "--store-soak", action="store_true",
+        help="let a history learn 200,000 requests and be killed 100 times instead: are limits kept, is text lost?",
+    )  # fmt: skip
+    parser.add_argument("--largest", type=int, metavar="N", help="--store-times: no store larger than N tokens")
     parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
     parser.add_argument("--plans", default="lookup", help="plans or TOML files, separated by commas (default: lookup)")
     parser.add_argument("--peers", default="", help="transformers, transformers:lookup (greedy only)")
@@ -53,6 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise HierspecError("Peers are compared at temperature 0 only; leave out --peers or --temperature.")
     if arguments.passes:
         return _passes(arguments, peers)
+    if arguments.store_times:
+        return _store_times(arguments)
+    if arguments.store_soak:
+        return _store_soak(arguments)
     if arguments.prompts is None:
         raise HierspecError("There are no prompts; give a file with --prompts, or measure single passes with --passes.")
     from hierspec.bench.prompts import read_prompts, spread
@@ -109,7 +124,7 @@ def _passes(arguments: argparse.Namespace, peers: list[str]) -> int:
     model = options.load_model(arguments)
     from hierspec.bench.passes import measure_passes
     from hierspec.bench.peers import open_peer
-    from hierspec.bench.report import machine
+    from hierspec.machine import machine
 
     device = str(model.decoder.device)
     peer = open_peer(peers[0], model.folder, model.dtype, device, model.stop_ids) if peers else None
@@ -129,11 +144,54 @@ def _passes(arguments: argparse.Namespace, peers: list[str]) -> int:
     return 0
 
 
+def _store_times(arguments: argparse.Namespace) -> int:
+    if arguments.largest is not None and arguments.largest < 100:
+        raise HierspecError(f"--largest must be at least 100 tokens, not {arguments.largest}.")
+    from hierspec.bench.stores import CONTEXTS, CORPORA, HISTORIES, chart, measure_stores, no_larger
+    from hierspec.machine import machine
+
+    contexts, histories, corpora = (no_larger(sizes, arguments.largest) for sizes in (CONTEXTS, HISTORIES, CORPORA))
+    with progress_bars() as progress:
+        measured = measure_stores(progress, contexts, histories, corpora)
+    if not arguments.json:
+        for name in ("context", "history", "corpus"):
+            for row in measured[name]:
+                learnt = f", learning a token {row['learn_us']['median']}" if "learn_us" in row else ""
+                guess = row["propose_us"]
+                note(f"{name} of {row['tokens']:,}: a guess {guess['median']} us (99%: {guess['p99']}){learnt}")
+    if arguments.output is not None:
+        with whole_file(arguments.output.with_suffix(".svg")) as temporary:
+            temporary.write_text(chart(measured).svg(), encoding="utf-8")
+    _hand_out({"machine": machine(), "command": _command(), **measured}, arguments.output)
+    return 0
+
+
+def _store_soak(arguments: argparse.Namespace) -> int:
+    from hierspec.bench.soak import kill_while_writing, soak
+    from hierspec.machine import machine
+
+    with progress_bars() as progress:
+        soaked, killed = soak(progress=progress), kill_while_writing(progress=progress)
+    if not arguments.json:
+        for found in soaked:
+            note(
+                f"{found['requests']:,} requests, {found['history']}: at most {found['most_bytes']:,} bytes of memory "
+                f"and {found['most_file_bytes']:,} on disk, the limit is {found['limit']:,} each"
+            )
+        note(f"{killed['kills']} kills: {killed['lost']} batches lost, {killed['corrupted']} files damaged")
+    _hand_out({"machine": machine(), "command": _command(), "soak": soaked, "kills": killed}, arguments.output)
+    harm = killed["lost"] + killed["corrupted"] + killed["over_limit"]
+    return 0 if harm == 0 and all(found["within_limit"] for found in soaked) else 1
+
+
+def _command() -> str:
+    return shlex.join(["hierspec", *sys.argv[1:]])
+
+
 def _about(model: LanguageModel) -> dict[str, Any]:
-    command = shlex.join(["hierspec", *sys.argv[1:]])
     backend = type(model.decoder).__name__
     return {
-        "command": command, "model": model.name, "dtype": model.dtype, "weights": model.weights, "decoder": backend,
+        "command": _command(), "model": model.name, "dtype": model.dtype, "weights": model.weights, "decoder": backend,
     }  # fmt: skip
 
 

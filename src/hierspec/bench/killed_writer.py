@@ -1,4 +1,4 @@
-"""A process to be killed: writes batches to an archive and says which ones are committed. Run by test_store_history."""
+"""A process to be killed: writes batches to an archive and says which ones are committed. `bench/soak.py` starts it."""
 
 import importlib.util
 import os
