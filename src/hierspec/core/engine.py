@@ -84,7 +84,7 @@ class Request:
             return self._extension.send(answer)
         except StopIteration as finished:
             self._extension = None
-            return self._write([(found[0][0], source) for found, source in finished.value])
+            return self._write([(one.token, one.source) for one in finished.value])
 
     def _write(self, written: list[tuple[int, str]]) -> Step:
         tokens = tuple(token for token, _ in written)
