@@ -154,8 +154,9 @@ def _table(result: dict[str, Any]) -> None:
     for name, plan in (result["plans"] | result["peers"]).items():
         same = f"{plan['identical']} of {plan['prompts']}" + (f", {plan['ties']} ties" if plan["ties"] else "")
         low, high = plan["speedup_interval"]
+        marked = name + (" (synthetic)" if plan.get("synthetic") else "")
         table.add_row(
-            name, same, f"{plan['speedup']:.2f}x", f"{low:.2f} to {high:.2f}", f"{plan['tokens_per_second']:.1f}",
+            marked, same, f"{plan['speedup']:.2f}x", f"{low:.2f} to {high:.2f}", f"{plan['tokens_per_second']:.1f}",
             f"{plan.get('decode_tokens_per_second', '')}", f"{plan.get('tokens_per_pass', '')}",
         )  # fmt: skip
     note(table)

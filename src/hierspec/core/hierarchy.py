@@ -126,6 +126,14 @@ class Hierarchy:
                 if by_name.setdefault(store.name, store) is not store:
                     raise HierspecError(f"Two stores of one hierarchy are named {store.name!r}; give them two names.")
 
+        if getattr(self.tiers[0].scorer, "synthetic", False):
+            raise HierspecError("The target cannot be synthetic: what it writes is the text.")
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether some tier only plays how often it agrees."""
+        return any(getattr(tier.scorer, "synthetic", False) for tier in self.tiers)
+
     def new_stats(self) -> Stats:
         return Stats([TierStats(tier.scorer.name) for tier in self.tiers])
 
@@ -136,7 +144,7 @@ class Hierarchy:
         tier, stats = self.tiers[level], request.stats.tiers[level]
         below = self.tiers[level + 1].policy if level + 1 < len(self.tiers) else None
         policy = tier.policy
-        by_count = policy is None or policy.by_count()
+        at_least = gather if policy is None else policy.at_least()
         written: list[Written] = []
         while True:
             before = _expected(request, level)
@@ -173,7 +181,7 @@ class Hierarchy:
             if stopped is not None or len(written) >= gather:
                 return written
             # Decided from what is written, before the next token is drawn: so no law is bent (METHODS 5.1).
-            if not by_count and policy is not None and not policy.go_on(written):
+            if policy is not None and len(written) >= at_least and not policy.go_on(written):
                 return written
 
     def _asked(

@@ -6,6 +6,7 @@ drawn. So none of this can change what is written, only how fast.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -15,11 +16,12 @@ from hierspec.core.verify import Candidate
 
 OWN, STOOD, CORRECTED, RUNNER_UP = range(4)  # how a token came to be written, or to be handed up beside one
 
-_TRIAL_BLOCKS = 16  # that are gathered by count before anything is decided
-_EVERY = 32  # of later blocks one is gathered by count, so that longer ones are not forgotten
+_TRIAL_BLOCKS = 16  # with which it begins
+_TRIAL_TOKENS = 4  # that a trial block has at least
+_EVERY = 64  # of later blocks one is such a trial, so that what longer ones are worth is not forgotten
 _DOUBT = 8.0  # rounds that a depth must have seen to weigh as much as all depths together
 _FADING_PASSES = 0.99  # what a pass counts for after the next
-_FADING_ROUNDS = 512.0  # rounds after which older ones count half
+_FADING_ROUNDS = 256.0  # rounds after which older ones count half
 _PROBE = 40.0  # where drafting does not pay: time without it for each second of trying again
 
 
@@ -41,8 +43,8 @@ class Policy(Protocol):
     def pays(self) -> bool:
         """Whether the tier above should have anything drafted now, or run a plain pass."""
 
-    def by_count(self) -> bool:
-        """Whether the block that begins now is to be gathered by count alone."""
+    def at_least(self) -> int:
+        """Tokens that the block which begins now should have in any case."""
 
     def go_on(self, block: Sequence[Written]) -> bool:
         """Whether a block that is not yet long enough should get another round."""
@@ -60,8 +62,8 @@ class UntilCorrection:
     def pays(self) -> bool:
         return True
 
-    def by_count(self) -> bool:
-        return False
+    def at_least(self) -> int:
+        return 1
 
     def go_on(self, block: Sequence[Written]) -> bool:
         return block[-1].how != CORRECTED
@@ -100,9 +102,9 @@ class UntilWorth:
         self._idle = 0.0
         return True
 
-    def by_count(self) -> bool:
+    def at_least(self) -> int:
         self._blocks += 1
-        return self._blocks <= _TRIAL_BLOCKS or self._blocks % _EVERY == 0
+        return _TRIAL_TOKENS if self._blocks <= _TRIAL_BLOCKS or self._blocks % _EVERY == 0 else 1
 
     def go_on(self, block: Sequence[Written]) -> bool:
         standing = 1.0
@@ -126,6 +128,8 @@ class UntilWorth:
         self.chances.learn(chain, written)
         stood = next((i for i, pair in enumerate(zip(guess, written, strict=False)) if pair[0] != pair[1]), None)
         stood = min(len(guess), len(written)) if stood is None else stood
+        if stood >= self._rate() * self._extra(0):
+            self._idle = math.inf  # it would have paid: where drafting is left out, try again at once
         start = 0
         for place, one in enumerate(block):
             if one.how == STOOD and place + 1 < len(block):
