@@ -154,9 +154,12 @@ def _table(result: dict[str, Any]) -> None:
     for name, plan in (result["plans"] | result["peers"]).items():
         same = f"{plan['identical']} of {plan['prompts']}" + (f", {plan['ties']} ties" if plan["ties"] else "")
         low, high = plan["speedup_interval"]
-        marked = name + (" (synthetic)" if plan.get("synthetic") else "")
+        marked = name + (" (synthetic)" if plan.get("synthetic") else "")  # and once more below: cells are narrow
         table.add_row(
             marked, same, f"{plan['speedup']:.2f}x", f"{low:.2f} to {high:.2f}", f"{plan['tokens_per_second']:.1f}",
             f"{plan.get('decode_tokens_per_second', '')}", f"{plan.get('tokens_per_pass', '')}",
         )  # fmt: skip
     note(table)
+    synthetic = [name for name, plan in result["plans"].items() if plan.get("synthetic")]
+    if synthetic:
+        note(f"synthetic acceptance: {', '.join(synthetic)}. The text is the model's, the speed is not.")
