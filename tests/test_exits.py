@@ -259,3 +259,41 @@ def test_impossible_layers_are_told(model):
         with pytest.raises(HierspecError, match=told):
             SkippingDecoder(model.decoder, skipped)
     assert in_runs((7, 3, 5, 6)) == "3,5-7"
+
+
+def test_the_search_finds_layers_that_do_nothing(tmp_path):
+    """In a model of which three layers add nothing, those go first and are not missed."""
+    from safetensors.torch import load_file, save_file
+
+    from hierspec.train.skip import agreement, calibration, search
+
+    folder = tiny_checkpoint(tmp_path / "idle", "llama", layers=6)
+    weights = load_file(folder / "model.safetensors")
+    for layer in (1, 2, 4):
+        for name in ("self_attn.o_proj", "mlp.down_proj"):
+            weights[f"model.layers.{layer}.{name}.weight"].zero_()
+    save_file(weights, folder / "model.safetensors")
+    model, said = hierspec.load(folder), []
+    texts = calibration(model, ["abc abc", "the dog"], max_tokens=20)
+    found = search(model, texts, lambda what, done, total: said.append((done, total)))
+    by_size = {len(draft.skipped): draft for draft in found}
+    assert by_size[3].skipped == (1, 2, 4)
+    assert by_size[3].agreement == agreement(model, (1, 2, 4), texts) == 1.0
+    assert by_size[4].agreement < 1
+    assert [draft.speedup for draft in found] == sorted((draft.speedup for draft in found), reverse=True)
+    assert said[-1][0] == said[-1][1]
+    plan = by_size[3].plan()
+    drafted = model.generate("abc abc", plan=plan, max_tokens=30)
+    assert drafted.tokens == model.generate("abc abc", plan="plain", max_tokens=30).tokens
+    assert drafted.stats.tiers[0].accepted == drafted.stats.tiers[0].proposed  # everything stands
+
+
+def test_train_skip_writes_a_plan(folder, tmp_path, capsys):
+    output = tmp_path / "skip.toml"
+    arguments = ["train", "skip", str(folder), "--max-tokens", "6", "--output", str(output)]
+    assert main(arguments) == 0
+    plan = Plan.read(output)
+    assert plan.model == str(folder)
+    assert plan.tiers[0].skip_layers
+    assert main(["generate", "-p", "abc", "--plan", str(output), "--max-tokens", "9", "--check"]) == 0
+    assert "identical to plain" in capsys.readouterr().err

@@ -141,6 +141,7 @@ class LanguageModel:
         self.weights = weights
         self.config = decoder.config
         self.stop_ids = frozenset((*tokenizer.stop_ids, *decoder.config.eos_ids))
+        self.kv_memory = kv_memory
         self._pool = StaircasePool(decoder, kv_memory)
         self._scorers: dict[int, ModelScorer] = {}
         self._drafts: dict[tuple[str, str], LanguageModel] = {}  # by source and weights
