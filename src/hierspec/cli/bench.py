@@ -8,6 +8,7 @@ examples:
   hierspec bench --prompts prompts.jsonl --plans plain,lookup,layerskip
   hierspec bench --prompts prompts.jsonl --plans lookup --peers transformers --limit 30 --max-tokens 64
   hierspec bench --passes --peers transformers
+  hierspec bench --synthetic --rates token --limit 8 --max-tokens 128
 """
 
 from __future__ import annotations
@@ -34,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--passes", action="store_true", help="measure single passes instead: by width, context and part"
     )
+    parser.add_argument(
+        "--synthetic", action="store_true", help="HiSpec's setting on a random model of 32 layers: who agrees is played"
+    )
+    parser.add_argument(
+        "--rates", choices=("block", "token"), default="block",
+        help="synthetic: what the paper's rates are shares of (all drafted tokens, or those whose predecessors stood)",
+    )  # fmt: skip
     parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
     parser.add_argument("--plans", default="lookup", help="plans or TOML files, separated by commas (default: lookup)")
     parser.add_argument("--peers", default="", help="transformers, transformers:lookup (greedy only)")
@@ -53,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise HierspecError("Peers are compared at temperature 0 only; leave out --peers or --temperature.")
     if arguments.passes:
         return _passes(arguments, peers)
+    if arguments.synthetic:
+        return _synthetic(arguments)
     if arguments.prompts is None:
         raise HierspecError("There are no prompts; give a file with --prompts, or measure single passes with --passes.")
     from hierspec.bench.prompts import read_prompts, spread
@@ -127,6 +137,38 @@ def _passes(arguments: argparse.Namespace, peers: list[str]) -> int:
         note(f"reading the weights once takes {measured['reading_weights_once_ms']} ms")
     _hand_out({"machine": machine(), **_about(model), **measured}, arguments.output)
     return 0
+
+
+def _synthetic(arguments: argparse.Namespace) -> int:
+    from hierspec.bench import synthetic
+    from hierspec.bench.report import document
+    from hierspec.bench.run import run_plans
+
+    sampling = options.chosen_sampling(arguments)
+    if arguments.threads is not None:
+        import torch
+
+        torch.set_num_threads(max(1, arguments.threads))
+    model = synthetic.random_model() if arguments.model is None else options.load_model(arguments)
+    rates = synthetic.setting(arguments.rates)
+    plans = synthetic.plans(model.config.layers, rates)
+    prompts = synthetic.some_prompts(arguments.limit or 8)
+    predicted = synthetic.predictions(model, rates)
+    with progress_bars() as progress:
+        found = run_plans(model, prompts, plans, sampling, (), progress)
+    about = _about(model) | {
+        "synthetic": True, "rates": {"reading": arguments.rates, **vars(rates)},
+        "temperature": sampling.temperature, "max_tokens": sampling.max_tokens,
+    }  # fmt: skip
+    result = document(found, [], about)
+    result["setting"] = synthetic.compared(result, predicted)
+    if not arguments.json:
+        _table(result)
+        for pair, measured in result["setting"]["measured"].items():
+            formula, paper = (result["setting"][which].get(pair, "-") for which in ("formula", "paper"))
+            note(f"{pair}: measured {measured}x, the formula {formula}, the paper {paper}")
+    _hand_out(result, arguments.output)
+    return 1 if any(plan["identical"] + plan["ties"] < plan["prompts"] for plan in result["plans"].values()) else 0
 
 
 def _about(model: LanguageModel) -> dict[str, Any]:
