@@ -150,9 +150,9 @@ class LanguageModel:
         self._stores: dict[str, Store | None] = {}  # by name; None where there is none and need not be
         self._added: dict[str, Store] = {}  # those that came through add_store
         self._lasting = True  # whether a history may be written to the disk
-        self._costs = CostBook(str(folder), dtype, weights)
+        self.costs = CostBook(str(folder), dtype, weights)
         self._appraisers: dict[str, Appraiser] = {}  # by the name of the scorer
-        self._policies = PolicyBook(self._costs)
+        self._policies = PolicyBook(self.costs)
         self._skipping: dict[tuple[int, ...], ModelScorer] = {}  # by the layers left out
         self._synthetics = Synthetics()
 
@@ -272,7 +272,7 @@ class LanguageModel:
         """The same model with stores of its own that know nothing yet, and nothing learnt about their guesses."""
         other = copy(self)
         other._stores = dict(self._added)  # what was added by hand is not ours to make anew
-        other._appraisers, other._policies, other._lasting = {}, PolicyBook(self._costs), False
+        other._appraisers, other._policies, other._lasting = {}, PolicyBook(self.costs), False
         return other
 
     def close(self) -> None:
@@ -322,7 +322,7 @@ class LanguageModel:
     def _appraiser(self, name: str, scorer: ModelScorer) -> Appraiser:
         """What guesses to this scorer are worth, learnt over all requests."""
         if name not in self._appraisers:
-            self._appraisers[name] = Appraiser(self._costs.costs(scorer))
+            self._appraisers[name] = Appraiser(self.costs.costs(scorer))
         return self._appraisers[name]
 
     def _opened(self, names: tuple[str, ...]) -> tuple[Store, ...]:

@@ -20,6 +20,7 @@ from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import DEFAULT_KV_MEMORY, LanguageModel
 from hierspec.models.decoder import Decoder
 from hierspec.models.scorer import AnyDecoder
+from hierspec.progress import Progress, silent
 from hierspec.testing.checkpoints import random_weights, tiny_config, write_byte_tokenizer
 from hierspec.text.tokenizer import Tokenizer
 
@@ -111,9 +112,12 @@ def some_prompts(count: int) -> list[BenchPrompt]:
     return [BenchPrompt("random", (_TEXT[: 20 + 5 * number],)) for number in range(count)]
 
 
-def predictions(model: LanguageModel, rates: Setting) -> dict[str, float]:
-    """Speed-ups over plain that the latency formula gives for the fixed plans, by costs measured here."""
+def predictions(model: LanguageModel, rates: Setting, progress: Progress = silent) -> dict[str, float]:
+    """Speed-ups over plain that the latency formula gives for the fixed plans, by costs measured here and now."""
     found = {}
+    upper, lower = (tier.exit_layer or 1 for tier in Plan.named("hispec", model.config.layers).tiers)
+    target, middle, bottom = (model.scorer(layers) for layers in (model.config.layers, upper, lower))
+    model.costs.measure_anew([(target, lower), (target, upper), (middle, lower), (bottom, 0)], progress)
     agreeing = {"layerskip": [rates.single], "hispec": [rates.upper, rates.lower]}
     for name, chances in agreeing.items():
         plan = Plan.named(name, model.config.layers)

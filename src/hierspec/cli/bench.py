@@ -153,8 +153,8 @@ def _synthetic(arguments: argparse.Namespace) -> int:
     rates = synthetic.setting(arguments.rates)
     plans = synthetic.plans(model.config.layers, rates)
     prompts = synthetic.some_prompts(arguments.limit or 8)
-    predicted = synthetic.predictions(model, rates)
     with progress_bars() as progress:
+        predicted = synthetic.predictions(model, rates, progress)
         found = run_plans(model, prompts, plans, sampling, (), progress)
     about = _about(model) | {
         "synthetic": True, "rates": {"reading": arguments.rates, **vars(rates)},
