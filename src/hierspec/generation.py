@@ -46,6 +46,7 @@ class Generation:
     first_seconds: float  # until the first step: reading the prompt and one pass
     first_tokens: int  # tokens of that step
     seconds: float
+    synthetic: bool = False  # some tier only played how often it agrees: the text is the model's, the speed is not
 
     @property
     def tokens_per_second(self) -> float:
@@ -120,6 +121,7 @@ class Writer:
             first_seconds=self.seconds[0] if self.seconds else 0.0,
             first_tokens=self.first_tokens,
             seconds=sum(self.seconds),
+            synthetic=request.hierarchy.synthetic,
         )
 
     def _shown(self, length: int) -> list[Piece]:

@@ -16,7 +16,7 @@ from hierspec.checkpoints.load import Checkpoint, load_checkpoint
 from hierspec.core.appraisal import Appraiser
 from hierspec.core.engine import Engine, Request
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Hierarchy, Store, Tier
+from hierspec.core.hierarchy import Hierarchy, Scorer, Store, Tier
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.sampling import Sampling
 from hierspec.generation import Generation, TextStep, Writer
@@ -24,8 +24,11 @@ from hierspec.machine import peak_memory
 from hierspec.models.cache import StaircasePool
 from hierspec.models.decoder import Decoder
 from hierspec.models.scorer import AnyDecoder, ModelScorer
+from hierspec.models.skipping import skipping_scorer
+from hierspec.models.synthetic import Synthetics
 from hierspec.paths import cache_folder
-from hierspec.planner.costs import measured_costs
+from hierspec.planner.costs import CostBook
+from hierspec.planner.policies import PolicyBook
 from hierspec.progress import Progress, silent
 from hierspec.stores import Home, open_store
 from hierspec.text.tokenizer import Tokenizer
@@ -138,6 +141,7 @@ class LanguageModel:
         self.weights = weights
         self.config = decoder.config
         self.stop_ids = frozenset((*tokenizer.stop_ids, *decoder.config.eos_ids))
+        self.kv_memory = kv_memory
         self._pool = StaircasePool(decoder, kv_memory)
         self._scorers: dict[int, ModelScorer] = {}
         self._drafts: dict[tuple[str, str], LanguageModel] = {}  # by source and weights
@@ -146,7 +150,11 @@ class LanguageModel:
         self._stores: dict[str, Store | None] = {}  # by name; None where there is none and need not be
         self._added: dict[str, Store] = {}  # those that came through add_store
         self._lasting = True  # whether a history may be written to the disk
+        self.costs = CostBook(str(folder), dtype, weights)
         self._appraisers: dict[str, Appraiser] = {}  # by the name of the scorer
+        self._policies = PolicyBook(self.costs)
+        self._skipping: dict[tuple[int, ...], ModelScorer] = {}  # by the layers left out
+        self._synthetics = Synthetics()
 
     def generate(
         self, prompt: Prompt, *, plan: Plan | str | Path = DEFAULT_PLAN, sampling: Sampling | None = None,
@@ -187,7 +195,12 @@ class LanguageModel:
     ) -> Request:
         """A request for an engine of one's own. What one namespace writes never helps to guess for another."""
         hierarchy = self.hierarchy(self.plan(plan))
-        return Request(self.encode(prompt, raw), sampling, hierarchy, self.stop_ids, self.config.context, namespace)
+        request = Request(self.encode(prompt, raw), sampling, hierarchy, self.stop_ids, self.config.context, namespace)
+        if hierarchy.synthetic and self._synthetics.know(request):
+            request.cancel()  # writing it plainly took time and left states behind, which are not the new one's
+            self.forget()
+            return self.request(prompt, plan, replace(sampling, seed=request.seed), raw, namespace)
+        return request
 
     def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
         """Token ids of a prompt, as `generate` would read it."""
@@ -209,12 +222,16 @@ class LanguageModel:
 
     def hierarchy(self, plan: Plan) -> Hierarchy:
         """The plan with its names replaced by scorers and stores."""
-        target, stores = self.scorer(self.config.layers), self._opened(plan.stores)
-        tiers = [Tier(target, 1, stores, plan.budget, plan.merge, 1, self._appraiser(target) if plan.adapt else None)]
-        for tier in plan.tiers:
-            judge, stores = self._judge(tier), self._opened(tier.stores)
-            appraiser = self._appraiser(judge) if tier.adapt else None
-            tiers.append(Tier(judge, tier.gather, stores, tier.budget, tier.merge, tier.candidates, appraiser))
+        inner = [self.scorer(self.config.layers), *(self._judge(tier) for tier in plan.tiers)]
+        judges: list[Scorer] = [inner[0], *self._synthetics.scorers(plan.tiers, inner[1:])]
+        settings: list[Plan | TierPlan] = [plan, *plan.tiers]
+        tiers = []
+        for level, (judge, own) in enumerate(zip(judges, settings, strict=True)):
+            appraiser = self._appraiser(judge.name, inner[level]) if own.adapt else None
+            gather, candidates = (own.gather, own.candidates) if isinstance(own, TierPlan) else (1, 1)
+            policy, costs = self._policies.policy(plan, level, inner), self._policies.costs(plan, level, inner)
+            stores = self._opened(own.stores)
+            tiers.append(Tier(judge, gather, stores, own.budget, own.merge, candidates, appraiser, policy, costs))
         return Hierarchy(tuple(tiers), plan.rule)
 
     def scorer(self, layers: int) -> ModelScorer:
@@ -255,7 +272,7 @@ class LanguageModel:
         """The same model with stores of its own that know nothing yet, and nothing learnt about their guesses."""
         other = copy(self)
         other._stores = dict(self._added)  # what was added by hand is not ours to make anew
-        other._appraisers, other._lasting = {}, False
+        other._appraisers, other._policies, other._lasting = {}, PolicyBook(self.costs), False
         return other
 
     def close(self) -> None:
@@ -281,6 +298,8 @@ class LanguageModel:
     def forget(self) -> None:
         """Drop everything computed so far. The next answers take longer and are the same."""
         self._pool.clear()
+        for scorer in self._skipping.values():
+            scorer.pool.clear()
         for draft in self._drafts.values():
             draft.forget()
 
@@ -292,15 +311,19 @@ class LanguageModel:
                 scorer = replace(draft.scorer(draft.config.layers), name=f"draft {draft.name}")
                 self._draft_scorers[key] = scorer
             return self._draft_scorers[key]
+        if tier.skip_layers:
+            skipped = tuple(sorted(tier.skip_layers))
+            if skipped not in self._skipping:
+                self._skipping[skipped] = skipping_scorer(self.decoder, skipped, self._pool.budget)
+            return self._skipping[skipped]
         assert tier.exit_layer is not None
         return self.scorer(tier.exit_layer)
 
-    def _appraiser(self, scorer: ModelScorer) -> Appraiser:
+    def _appraiser(self, name: str, scorer: ModelScorer) -> Appraiser:
         """What guesses to this scorer are worth, learnt over all requests."""
-        if scorer.name not in self._appraisers:
-            about = [scorer.name, str(self.folder), self.dtype, self.weights, type(scorer.decoder).__name__]
-            self._appraisers[scorer.name] = Appraiser(measured_costs(scorer, about))
-        return self._appraisers[scorer.name]
+        if name not in self._appraisers:
+            self._appraisers[name] = Appraiser(self.costs.costs(scorer))
+        return self._appraisers[name]
 
     def _opened(self, names: tuple[str, ...]) -> tuple[Store, ...]:
         for name in names:

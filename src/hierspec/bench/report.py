@@ -30,6 +30,8 @@ def document(found: Mapping[str, Sequence[Outcome]], peers: Sequence[str], about
 def summary(outcomes: Sequence[Outcome], plain: Sequence[Outcome]) -> dict[str, Any]:
     """Figures of one plan over all prompts and for every task."""
     figures = _figures(outcomes, plain)
+    if any(outcome.synthetic for outcome in outcomes):
+        figures["synthetic"] = True
     figures["speedup_interval"] = _interval(outcomes, plain)
     figures["differences"] = [str(outcome.difference) for outcome in outcomes if outcome.difference is not None]
     figures["tiers"] = _all_stats(outcomes)

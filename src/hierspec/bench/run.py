@@ -35,6 +35,7 @@ class Outcome:
     stats: Stats = field(default_factory=Stats)
     alone: bool = True  # not beside others, so that the time of its first step is its own
     difference: Difference | None = None  # from plain decoding, the first one
+    synthetic: bool = False  # some tier only played how often it agrees
 
     @property
     def count(self) -> int:
@@ -45,6 +46,7 @@ class Outcome:
         self.first_seconds += answer.first_seconds
         self.first_tokens += answer.first_tokens
         self.stats.add(answer.stats)
+        self.synthetic |= answer.synthetic
 
 
 def run_plans(
@@ -105,6 +107,8 @@ def _together(model: LanguageModel, plan: Plan, sampling: Sampling, group: Seque
         places = [place for place, prompt in enumerate(group) if turn < len(prompt.turns)]
         for place in places:
             outcomes[place].asked.append(chats[place].ask(group[place].turns[turn]))
+            if plan.synthetic:  # what it has to agree with is found out before time counts
+                model.request(outcomes[place].asked[-1], plan, sampling).cancel()
         began = time.perf_counter()
         answers = model.generate_many([outcomes[place].asked[-1] for place in places], plan=plan, sampling=sampling)
         seconds = time.perf_counter() - began

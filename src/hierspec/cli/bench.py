@@ -10,6 +10,7 @@ examples:
   hierspec bench --passes --peers transformers
   hierspec bench --store-times --output stores.json
   hierspec bench --store-soak --output soak.json
+  hierspec bench --synthetic --rates token --limit 8 --max-tokens 128
 """
 
 from __future__ import annotations
@@ -45,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="let a history learn 200,000 requests and be killed 100 times instead: are limits kept, is text lost?",
     )  # fmt: skip
     parser.add_argument("--largest", type=int, metavar="N", help="--store-times: no store larger than N tokens")
+    parser.add_argument(
+        "--synthetic", action="store_true", help="HiSpec's setting on a random model of 32 layers: who agrees is played"
+    )
+    parser.add_argument(
+        "--rates", choices=("block", "token"), default="block",
+        help="synthetic: what the paper's rates are shares of (all drafted tokens, or those whose predecessors stood)",
+    )  # fmt: skip
     parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
     parser.add_argument("--plans", default="lookup", help="plans or TOML files, separated by commas (default: lookup)")
     parser.add_argument("--peers", default="", help="transformers, transformers:lookup (greedy only)")
@@ -68,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _store_times(arguments)
     if arguments.store_soak:
         return _store_soak(arguments)
+    if arguments.synthetic:
+        return _synthetic(arguments)
     if arguments.prompts is None:
         raise HierspecError("There are no prompts; give a file with --prompts, or measure single passes with --passes.")
     from hierspec.bench.prompts import read_prompts, spread
@@ -188,6 +198,38 @@ def _command() -> str:
     return shlex.join(["hierspec", *sys.argv[1:]])
 
 
+def _synthetic(arguments: argparse.Namespace) -> int:
+    from hierspec.bench import synthetic
+    from hierspec.bench.report import document
+    from hierspec.bench.run import run_plans
+
+    sampling = options.chosen_sampling(arguments)
+    if arguments.threads is not None:
+        import torch
+
+        torch.set_num_threads(max(1, arguments.threads))
+    model = synthetic.random_model() if arguments.model is None else options.load_model(arguments)
+    rates = synthetic.setting(arguments.rates)
+    plans = synthetic.plans(model.config.layers, rates)
+    prompts = synthetic.some_prompts(arguments.limit or 8)
+    with progress_bars() as progress:
+        predicted = synthetic.predictions(model, rates, progress)
+        found = run_plans(model, prompts, plans, sampling, (), progress)
+    about = _about(model) | {
+        "synthetic": True, "rates": {"reading": arguments.rates, **vars(rates)},
+        "temperature": sampling.temperature, "max_tokens": sampling.max_tokens,
+    }  # fmt: skip
+    result = document(found, [], about)
+    result["setting"] = synthetic.compared(result, predicted)
+    if not arguments.json:
+        _table(result)
+        for pair, measured in result["setting"]["measured"].items():
+            formula, paper = (result["setting"][which].get(pair, "-") for which in ("formula", "paper"))
+            note(f"{pair}: measured {measured}x, the formula {formula}, the paper {paper}")
+    _hand_out(result, arguments.output)
+    return 1 if any(plan["identical"] + plan["ties"] < plan["prompts"] for plan in result["plans"].values()) else 0
+
+
 def _about(model: LanguageModel) -> dict[str, Any]:
     backend = type(model.decoder).__name__
     return {
@@ -212,8 +254,12 @@ def _table(result: dict[str, Any]) -> None:
     for name, plan in (result["plans"] | result["peers"]).items():
         same = f"{plan['identical']} of {plan['prompts']}" + (f", {plan['ties']} ties" if plan["ties"] else "")
         low, high = plan["speedup_interval"]
+        marked = name + (" (synthetic)" if plan.get("synthetic") else "")  # and once more below: cells are narrow
         table.add_row(
-            name, same, f"{plan['speedup']:.2f}x", f"{low:.2f} to {high:.2f}", f"{plan['tokens_per_second']:.1f}",
+            marked, same, f"{plan['speedup']:.2f}x", f"{low:.2f} to {high:.2f}", f"{plan['tokens_per_second']:.1f}",
             f"{plan.get('decode_tokens_per_second', '')}", f"{plan.get('tokens_per_pass', '')}",
         )  # fmt: skip
     note(table)
+    synthetic = [name for name, plan in result["plans"].items() if plan.get("synthetic")]
+    if synthetic:
+        note(f"synthetic acceptance: {', '.join(synthetic)}. The text is the model's, the speed is not.")

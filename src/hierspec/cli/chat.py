@@ -64,10 +64,13 @@ def _talk(chat: Chat, colours: Colours | None, arguments: argparse.Namespace) ->
             continue
         if arguments.json:
             document = {"text": last.text, "ended": last.ended, "tokens_per_second": last.tokens_per_second}
+            if last.synthetic:
+                document["synthetic"] = True
             print(json.dumps(document | {"tokens_per_pass": last.stats.tokens_per_pass}), flush=True)
         else:
             print(flush=True)
-            note(f"{last.tokens_per_second:.1f} tokens/s, {last.stats.tokens_per_pass:.2f} tokens per target pass")
+            line = f"{last.tokens_per_second:.1f} tokens/s, {last.stats.tokens_per_pass:.2f} tokens per target pass"
+            note(line + (" (SYNTHETIC acceptance)" if last.synthetic else ""))
 
 
 def _messages(arguments: argparse.Namespace) -> Iterator[str]:

@@ -120,13 +120,15 @@ def _report(
 
     line = f"{len(answer.tokens)} tokens, {answer.tokens_per_second:.1f} tokens/s, "
     line += f"{answer.stats.tokens_per_pass:.2f} tokens per target pass"
+    if answer.synthetic:
+        line += " (SYNTHETIC acceptance: the text is the model's, the speed is not)"
     document = {
         "model": model.name, "plan": arguments.plan, "dtype": model.dtype, "text": answer.text,
         "tokens": list(answer.tokens), "sources": list(answer.sources), "ended": answer.ended,
         "seed": answer.seed, "prompt_tokens": answer.prompt_tokens, "seconds": answer.seconds,
         "tokens_per_second": answer.tokens_per_second, "decode_tokens_per_second": answer.decode_tokens_per_second,
         "tokens_per_pass": answer.stats.tokens_per_pass, "tiers": answer.stats.to_json(),
-        "memory": model.memory(),
+        "memory": model.memory(), "synthetic": answer.synthetic,
     }  # fmt: skip
     status = 0
     if plain is not None:

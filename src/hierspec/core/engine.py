@@ -11,8 +11,9 @@ import numpy as np
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Ask, Extension, Hierarchy, Scorer, Store
+from hierspec.core.policy import Written
 from hierspec.core.sampling import Dice, Sampling
-from hierspec.core.verify import Answer, Candidate
+from hierspec.core.verify import Answer
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,9 @@ class Request:
             self._extension = None
             return self._write(finished.value)
 
-    def _write(self, written: list[tuple[list[Candidate], str]]) -> Step:
-        tokens = tuple(found[0][0] for found, _ in written)
-        sources = tuple(source for _, source in written)
+    def _write(self, written: list[Written]) -> Step:
+        tokens = tuple(one.token for one in written)
+        sources = tuple(one.source for one in written)
         before = len(self.prompt) + len(self.output)
         if before + len(tokens) > len(self._room):  # what was handed out stays as it is: only the end is written to
             self._room = np.concatenate((self._room, np.empty(before + len(tokens), np.int32)))

@@ -9,12 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
-from hierspec.core.appraisal import Appraiser
+from hierspec.core.appraisal import Appraiser, Costs
 from hierspec.core.errors import HierspecError
+from hierspec.core.policy import CORRECTED, OWN, RUNNER_UP, STOOD, Policy, Written
 from hierspec.core.proposal import NOTHING, Law, Proposal
 from hierspec.core.sampling import Dice, Sampling
 from hierspec.core.stats import Stats, TierStats
-from hierspec.core.verify import RULES, Answer, Candidate
+from hierspec.core.verify import RULES, Answer
 
 
 class AnyRequest(Protocol):
@@ -88,6 +89,13 @@ class Tier:
     merge: bool = False  # ask all stores and the tiers below, not the first that has a guess
     candidates: int = 1  # tokens handed up a position: the one written, then runners-up
     appraiser: Appraiser | None = None  # leaves out guesses that are not worth their time; None: nothing is left out
+    policy: Policy | None = None  # may hand up before `gather` tokens, or have nothing drafted; None: never
+    costs: Costs | None = None  # of this tier's passes, where something weighs time; default: the appraiser's
+
+    def seconds(self, nodes: int) -> float:
+        """What a pass over so many nodes should take; 0 where nobody asked for costs."""
+        costs = self.costs or (self.appraiser.costs if self.appraiser is not None else None)
+        return 0.0 if costs is None else costs.seconds(1 + nodes)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -103,7 +111,7 @@ class Ask:
     stats: TierStats
 
 
-Extension = Generator[Ask, Answer, list[tuple[list[Candidate], str]]]
+Extension = Generator[Ask, Answer, list[Written]]
 
 
 @dataclass(frozen=True)
@@ -118,22 +126,32 @@ class Hierarchy:
                 if by_name.setdefault(store.name, store) is not store:
                     raise HierspecError(f"Two stores of one hierarchy are named {store.name!r}; give them two names.")
 
+        if getattr(self.tiers[0].scorer, "synthetic", False):
+            raise HierspecError("The target cannot be synthetic: what it writes is the text.")
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether some tier only plays how often it agrees."""
+        return any(getattr(tier.scorer, "synthetic", False) for tier in self.tiers)
+
     def new_stats(self) -> Stats:
         return Stats([TierStats(tier.scorer.name) for tier in self.tiers])
 
     def extend(self, level: int, context: np.ndarray, gather: int, room: int, request: AnyRequest) -> Extension:
-        """Tokens that this tier would itself have written: at least `gather`, at most `room`, or up to a stop id.
-
-        Each position comes as the token and its runners-up, and the name of who guessed the token first.
+        """Tokens that this tier would itself have written: `gather` of them, fewer where the tier's policy says so or
+        a stop id comes, more where the last round brings more; at most `room`.
         """
         tier, stats = self.tiers[level], request.stats.tiers[level]
-        written: list[tuple[list[Candidate], str]] = []
-        while len(written) < gather:
-            here = context
+        below = self.tiers[level + 1].policy if level + 1 < len(self.tiers) else None
+        policy = tier.policy
+        at_least = gather if policy is None else policy.at_least()
+        written: list[Written] = []
+        while True:
+            before, here = _expected(request, level), context
             if written:
-                here = np.concatenate((context, np.array([found[0][0] for found, _ in written], np.int32)))
+                here = np.concatenate((context, np.array([one.token for one in written], np.int32)))
             # The scorer adds a token of its own to what it accepts, so a guess fills at most one less than the room.
-            asked = yield from self._asked(level, here, room - len(written) - 1, request)
+            asked, block = yield from self._asked(level, here, room - len(written) - 1, request)
             guess = _chosen(tier, asked, stats)
             answer = yield Ask(tier.scorer, here, guess, request, tier.candidates, self.rule == "residual", stats)
             verdict = RULES[self.rule](guess, answer, request.dice, tier.candidates)
@@ -141,27 +159,46 @@ class Hierarchy:
                 own = request.stores[store.name]
                 if type(own).observe is not Store.observe:
                     own.observe(guess, _own_tokens(answer))
-            sources = [guess.sources[node] for node in verdict.accepted] + [tier.scorer.name]
             tokens = [found[0][0] for found in verdict.written]
             stopped = not request.stop_ids.isdisjoint(tokens)
             if stopped:
                 del tokens[1 + next(place for place, token in enumerate(tokens) if token in request.stop_ids) :]
-            written += zip(verdict.written[: len(tokens)], sources, strict=False)
-            stats.count(guess, verdict.accepted[: len(tokens)], len(tokens))
+            accepted = verdict.accepted[: len(tokens)]
+            written += [
+                Written(found, guess.sources[node], STOOD)
+                for found, node in zip(verdict.written, accepted, strict=False)
+            ]
+            if len(accepted) < len(tokens):  # the scorer's own token is not beyond the end
+                last = accepted[-1] if accepted else -1
+                how = CORRECTED if last in guess.parents else OWN
+                written.append(Written(verdict.written[len(accepted)], tier.scorer.name, how))
+            stats.count(guess, accepted, len(tokens))
+            stats.expected_seconds += tier.seconds(len(guess))
             if tier.appraiser is not None:
                 tier.appraiser.learn(asked, tokens, len(guess))
-            if stopped:
-                break
-        return written
+            if below is not None or policy is not None:
+                seconds = _expected(request, level) - before
+                if below is not None:
+                    below.verified(block, tokens, seconds)
+                if policy is not None:
+                    policy.wrote(len(tokens), seconds)
+            if stopped or len(written) >= gather:
+                return written
+            # Decided from what is written, before the next token is drawn: so no law is bent (METHODS 5.1).
+            if policy is not None and len(written) >= at_least and not policy.go_on(written):
+                return written
 
     def _asked(
         self, level: int, here: np.ndarray, room: int, request: AnyRequest
-    ) -> Generator[Ask, Answer, list[Proposal]]:
-        """What the tiers below and the tier's stores say comes next, at most `room` deep; drawn tokens come first."""
+    ) -> Generator[Ask, Answer, tuple[list[Proposal], list[Written]]]:
+        """What the tiers below and the tier's stores say comes next, at most `room` deep; drawn tokens come first.
+
+        With it what the tier below has written, as it stood there.
+        """
         tier, stats = self.tiers[level], request.stats.tiers[level]
         asked: list[Proposal] = []
         if room < 1:
-            return asked
+            return asked, []
         began = time.perf_counter()
         for store in tier.stores:
             found = request.stores[store.name].propose(here, tier.budget).cut(room)
@@ -174,10 +211,18 @@ class Hierarchy:
                 break
         stats.store_seconds += time.perf_counter() - began
         if level + 1 == len(self.tiers) or (asked and not tier.merge):
-            return asked
-        below = yield from self.extend(level + 1, here, min(self.tiers[level + 1].gather, room), room, request)
-        handed = _handed_up(below, self.tiers[level + 1].scorer.name)
-        return [handed.first(tier.budget), *asked]
+            return asked, []
+        below = self.tiers[level + 1]
+        if below.policy is not None and not below.policy.pays():
+            return asked, []
+        block = yield from self.extend(level + 1, here, min(below.gather, room), room, request)
+        handed = _handed_up(block, below.scorer.name)
+        return [handed.first(tier.budget), *asked], block
+
+
+def _expected(request: AnyRequest, level: int) -> float:
+    """Seconds that the passes of this tier and those below it should have taken so far."""
+    return sum(tier.expected_seconds for tier in request.stats.tiers[level:])
 
 
 def _chosen(tier: Tier, asked: list[Proposal], stats: TierStats) -> Proposal:
@@ -187,9 +232,7 @@ def _chosen(tier: Tier, asked: list[Proposal], stats: TierStats) -> Proposal:
         for proposal in asked:
             together = together.merge(proposal, tier.budget)
         return together
-    chosen = tier.appraiser.choose(asked, tier.budget, tier.appraiser.rate(stats.written, stats.expected_seconds))
-    stats.expected_seconds += tier.appraiser.costs.seconds(1 + len(chosen))
-    return chosen
+    return tier.appraiser.choose(asked, tier.budget, tier.appraiser.rate(stats.written, stats.expected_seconds))
 
 
 def _own_tokens(answer: Answer) -> np.ndarray:
@@ -200,11 +243,17 @@ def _own_tokens(answer: Answer) -> np.ndarray:
     return np.argmax(answer.laws, axis=1)
 
 
-def _handed_up(written: list[tuple[list[Candidate], str]], tier: str) -> Proposal:
-    """What a tier wrote, as a proposal to the tier above: a spine, with its own runners-up as leaves beside it."""
-    nodes: list[tuple[int, int, str, Law | None]] = []
+def _handed_up(written: list[Written], tier: str) -> Proposal:
+    """What a tier wrote, as a proposal to the tier above: a spine, with its own runners-up as leaves beside it.
+
+    How a token came to be written is its evidence: the tier above may learn what that is worth.
+    """
+    nodes: list[tuple[int, int, str, Law | None, int]] = []
     spine = -1
-    for found, source in written:
+    for found, source, how in written:
         after, spine = spine, len(nodes)
-        nodes += [(token, after, tier if place else source, law) for place, (token, law) in enumerate(found)]
+        nodes += [
+            (token, after, tier if place else source, law, RUNNER_UP if place else how)
+            for place, (token, law) in enumerate(found)
+        ]
     return Proposal(*zip(*nodes, strict=True))

@@ -11,30 +11,48 @@ from pathlib import Path
 from typing import Any
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.policy import UNTIL
 from hierspec.core.verify import RULES
 
 
 @dataclass(frozen=True)
 class TierPlan:
-    """A tier below the target: an exit of the target, or a draft model with the same vocabulary."""
+    """A tier below the target: an exit of the target, the target without some layers, or another model."""
 
     exit_layer: int | None = None  # layers of the target to run
     draft: str | None = None  # a model folder, GGUF file or name
+    skip_layers: tuple[int, ...] = ()  # layers of the target to leave out, counted from 0
     weights: str | None = None  # of the draft: auto, int8 or int4 (default: as the target's)
     gather: int = 4
+    until: str = "count"  # what ends a block before `gather` tokens: nothing, a correction, or what it is worth
     stores: tuple[str, ...] = ()
     budget: int = 7
     merge: bool = False
     adapt: bool = False
     candidates: int = 1
+    agrees: float | None = None  # synthetic: the share of its tokens that agree with the tier above
+    agrees_corrected: float | None = None  # the same of tokens that it corrects (default: as agrees)
 
     def __post_init__(self) -> None:
-        if (self.exit_layer is None) == (self.draft is None):
-            raise HierspecError("A tier needs either exit_layer (layers of the target) or draft (a model).")
+        if (self.exit_layer is not None) + (self.draft is not None) + bool(self.skip_layers) != 1:
+            raise HierspecError(
+                "A tier needs either exit_layer (layers of the target), skip_layers (those to leave out) or draft (a "
+                "model)."
+            )
         if self.exit_layer is not None and self.exit_layer < 1:
             raise HierspecError(f"exit_layer must be at least 1, not {self.exit_layer}.")
         if self.weights is not None and self.draft is None:
             raise HierspecError("weights belongs to a draft: an exit runs on the target's own weights.")
+        if any(layer < 0 for layer in self.skip_layers) or len(set(self.skip_layers)) < len(self.skip_layers):
+            raise HierspecError("skip_layers must be different whole numbers from 0 up.")
+        if self.until not in UNTIL:
+            raise HierspecError(f"until must be one of {_listed(UNTIL)}, not {self.until!r}.")
+        for name in ("agrees", "agrees_corrected"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                raise HierspecError(f"{name} must be from 0 to 1, not {share}.")
+        if self.agrees is None and self.agrees_corrected is not None:
+            raise HierspecError("agrees_corrected needs agrees beside it.")
         _check_positive(self, "gather", "budget", "candidates")
 
 
@@ -54,6 +72,23 @@ class Plan:
         if self.rule not in RULES:
             raise HierspecError(f"Unknown rule {self.rule!r}{_nearest(self.rule, RULES)}; rules are {_listed(RULES)}.")
         _check_positive(self, "budget")
+        if self.synthetic and self.rule != "coupled":
+            raise HierspecError("agrees works under the rule coupled only: a synthetic tier has no law to hand up.")
+        real = next((place for place, tier in enumerate(self.tiers) if tier.agrees is None), len(self.tiers))
+        if any(tier.agrees is not None for tier in self.tiers[real:]):
+            raise HierspecError(
+                f"A tier below tier {real + 1} has agrees and tier {real + 1} has not; give it to every tier above too."
+            )
+
+    @property
+    def weighs(self) -> bool:
+        """Whether some tier weighs time, so that what passes cost must be known."""
+        return any(tier.until == "worth" for tier in self.tiers)
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether some tier only plays how often it agrees: what is measured then is no model's own speed."""
+        return any(tier.agrees is not None for tier in self.tiers)
 
     @staticmethod
     def named(name: str, layers: int) -> Plan:
@@ -112,14 +147,24 @@ NAMED = {
             TierPlan(exit_layer=max(1, round(layers / 8)), gather=2),
         )
     ),
+    # The same exits; how many tokens they gather follows what was learnt and measured.
+    "hispec+": lambda layers: Plan(
+        budget=12,
+        tiers=(
+            TierPlan(exit_layer=min(layers, max(2, round(layers / 4))), gather=8, until="worth"),
+            TierPlan(exit_layer=max(1, round(layers / 8)), gather=4, until="worth"),
+        ),
+    ),
 }
 
 
 _IN_WORDS = {
     "str": "a string",
     "int": "a whole number",
+    "float": "a number",
     "bool": "true or false",
     "tuple[str, ...]": "a list of strings",
+    "tuple[int, ...]": "a list of whole numbers",
 }
 
 
@@ -140,9 +185,12 @@ def _checked(kind: type, table: dict[str, Any], where: str, leave_out: str = "",
             names = [*kinds, also] if also else list(kinds)
             raise HierspecError(f"Unknown key {key!r} in the {where}{_nearest(key, names)}; keys are {_listed(names)}.")
         wanted = kinds[key].removesuffix(" | None")
-        if wanted == "tuple[str, ...]":
-            good = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        if wanted.startswith("tuple"):
+            item_kind = "int" if "int" in wanted else "str"
+            good = isinstance(value, list) and all(type(item).__name__ == item_kind for item in value)
             value = tuple(value) if good else value
+        elif wanted == "float" and type(value) is int:
+            good, value = True, float(value)
         else:
             good = type(value).__name__ == wanted
         if not good:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -31,10 +32,13 @@ _VERSION = 1  # count up when passes become faster or slower
 
 
 class PassTimer:
-    """Passes of a scorer after one context, taken apart."""
+    """Passes of a scorer after one context, taken apart.
 
-    def __init__(self, scorer: ModelScorer, context: np.ndarray) -> None:
-        self._scorer, self._context = scorer, context
+    With `standing`, all tokens of a pass but the first have been through so many layers: a tier below shares them.
+    """
+
+    def __init__(self, scorer: ModelScorer, context: np.ndarray, standing: int = 0) -> None:
+        self._scorer, self._context, self._standing = scorer, context, standing
         self._request = Request(context[:1], Sampling(), Hierarchy((Tier(scorer),)))
         scorer.pool.clear()
         self.run(context[:1])  # reads the context
@@ -48,6 +52,7 @@ class PassTimer:
             start = clock()
             [staircase] = scorer.pool.prepare([(self._request, context, ask.proposal)])
             staircase.heights[len(self._context) : staircase.used] = 0  # nothing of these tokens is known
+            staircase.heights[len(self._context) + 1 : staircase.used] = self._standing
             advance(scorer.decoder, [staircase], scorer.layers)
             layers = clock()
             boundary = scorer.pool.boundaries.index(scorer.layers)
@@ -61,27 +66,51 @@ class PassTimer:
         self._scorer.pool.clear()
 
 
-def measured_costs(scorer: ModelScorer, about: list[Any], progress: Progress = silent) -> Costs:
+class CostBook:
+    """Costs of a model's scorers, measured or read when first asked for. `about` tells the model from others."""
+
+    def __init__(self, *about: str) -> None:
+        self._about = about
+        self._known: dict[tuple[str, int], Costs] = {}
+
+    def costs(self, scorer: ModelScorer, standing: int = 0) -> Costs:
+        """Of passes in which all tokens but one have been through `standing` layers already."""
+        if (scorer.name, standing) not in self._known:
+            about = [scorer.name, *self._about, type(scorer.decoder).__name__]
+            self._known[scorer.name, standing] = measured_costs(scorer, about, standing=standing)
+        return self._known[scorer.name, standing]
+
+    def measure_anew(self, scorers: Sequence[tuple[ModelScorer, int]], progress: Progress = silent) -> None:
+        """Measure these in turn, several times, so that a slow minute hits all alike. For this process only."""
+        for number in range(_ROUNDS):
+            for scorer, standing in scorers:
+                found, key = measure(scorer, standing=standing), (scorer.name, standing)
+                least = found.measured if number == 0 else np.minimum(found.measured, self._known[key].measured)
+                self._known[key] = Costs(found.rows, [float(seconds) for seconds in least])
+            progress("Measuring passes", number + 1, _ROUNDS)
+
+
+def measured_costs(scorer: ModelScorer, about: list[Any], progress: Progress = silent, standing: int = 0) -> Costs:
     """Costs of this scorer on this machine. `about` tells it from others: model, dtype, weights."""
-    identity = [machine(), torch.get_num_threads(), scorer.layers, about, _VERSION]
+    identity = [machine(), torch.get_num_threads(), scorer.layers, about, _VERSION, *([standing] if standing else [])]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
     path = cache_folder() / "costs" / f"{key}.json"
     with suppress(OSError, ValueError, KeyError):  # absent or damaged: measure again
         kept = json.loads(path.read_text(encoding="utf-8"))
         return Costs([int(rows) for rows in kept["rows"]], [float(seconds) for seconds in kept["seconds"]])
-    costs = measure(scorer, progress)
+    costs = measure(scorer, progress, standing)
     with suppress(HierspecError), whole_file(path) as temporary:  # a full disk must not keep anyone from writing
         kept = {"rows": costs.rows, "seconds": costs.measured, "about": identity}
         temporary.write_text(json.dumps(kept, indent=2, default=str) + "\n", encoding="utf-8")
     return costs
 
 
-def measure(scorer: ModelScorer, progress: Progress = silent) -> Costs:
+def measure(scorer: ModelScorer, progress: Progress = silent, standing: int = 0) -> Costs:
     """The least of a few rounds: whatever else runs on the machine only ever adds."""
     room = scorer.decoder.config.context - max(_WIDTHS) - 1
     text = np.random.default_rng(0).integers(0, scorer.vocabulary, min(_CONTEXT, room) + max(_WIDTHS)).astype(np.int32)
     context, after = text[: -max(_WIDTHS)], text[-max(_WIDTHS) :]
-    timer = PassTimer(scorer, context)
+    timer = PassTimer(scorer, context, standing)
     times: dict[int, list[float]] = {width: [] for width in _WIDTHS}
     for number in range(_ROUNDS):
         for width in _WIDTHS:

@@ -1,0 +1,59 @@
+"""Search for layers that a model can leave out when it drafts for itself. Nothing is trained; a plan is written.
+
+examples:
+  hierspec train skip --output skip.toml
+  hierspec train skip ./my-model --prompts prompts.jsonl --limit 12 --output skip.toml
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from hierspec.cli import options
+from hierspec.cli.console import note, progress_bars
+from hierspec.core.errors import HierspecError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model(parser)
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with turns (default: a few of ours)")
+    parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of each answer (default 64)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the plan to a TOML file, not to stdout")
+    parser.add_argument("--json", action="store_true", help="every set that was found, as one JSON document")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    prompts = None
+    if arguments.prompts is not None:
+        from hierspec.bench.prompts import read_prompts, spread
+
+        chosen = read_prompts(arguments.prompts)
+        prompts = [p.turns[0] for p in (chosen if arguments.limit is None else spread(chosen, max(1, arguments.limit)))]
+    if arguments.max_tokens < 1:
+        raise HierspecError(f"--max-tokens must be at least 1, not {arguments.max_tokens}.")
+    model = options.load_model(arguments)
+    from hierspec.models.skipping import in_runs
+    from hierspec.paths import whole_file
+    from hierspec.train.skip import calibration, search
+
+    with progress_bars() as progress:
+        given = {} if prompts is None else {"prompts": prompts}
+        texts = calibration(model, **given, max_tokens=arguments.max_tokens, progress=progress)
+        found = search(model, texts, progress)
+    best = found[0]
+    tokens = sum(len(text.answer) for text in texts)
+    said = f"agrees on {best.agreement:.0%} of {tokens} tokens, predicted {best.speedup:.2f}x of plain decoding"
+    plan = f"# made by: hierspec train skip      {said}\n" + best.plan(arguments.model).to_toml()
+    if arguments.output is not None:
+        with whole_file(arguments.output) as temporary:
+            temporary.write_text(plan, encoding="utf-8")
+    if arguments.json:
+        sets = [vars(draft) for draft in found]
+        print(json.dumps({"model": model.name, "tokens": tokens, "sets": sets}))
+    elif arguments.output is None:
+        print(plan, end="")
+    note(f"without layers {in_runs(best.skipped)}: {said}")
+    return 0

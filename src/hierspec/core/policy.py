@@ -1,0 +1,180 @@
+"""When a tier hands up what it has written: after a count, at a correction, or when going on is not worth its time.
+
+Every decision is made from what is already written and from what became of earlier blocks, before the next token is
+drawn. So none of this can change what is written, only how fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from hierspec.core.appraisal import Chances, Costs
+from hierspec.core.proposal import Proposal
+from hierspec.core.verify import Candidate
+
+OWN, STOOD, CORRECTED, RUNNER_UP = range(4)  # how a token came to be written, or to be handed up beside one
+
+_TRIAL_BLOCKS = 16  # with which it begins
+_TRIAL_TOKENS = 4  # that a trial block has at least
+_EVERY = 64  # of later blocks one is such a trial, so that what longer ones are worth is not forgotten
+_DOUBT = 8.0  # rounds that a depth must have seen to weigh as much as all depths together
+_FADING_PASSES = 0.99  # what a pass counts for after the next
+_FADING_ROUNDS = 256.0  # rounds after which older ones count half
+_PROBE = 40.0  # where drafting does not pay: time without it for each second of trying again
+
+
+class Written(NamedTuple):
+    """A position that a tier has written: its token and runners-up, who guessed it first, and how it came about."""
+
+    candidates: list[Candidate]
+    source: str
+    how: int
+
+    @property
+    def token(self) -> int:
+        return self.candidates[0][0]
+
+
+class Policy(Protocol):
+    """Ends a tier's blocks before they have `gather` tokens. Shared by all requests of a model."""
+
+    def pays(self) -> bool:
+        """Whether the tier above should have anything drafted now, or run a plain pass."""
+
+    def at_least(self) -> int:
+        """Tokens that the block which begins now should have in any case."""
+
+    def go_on(self, block: Sequence[Written]) -> bool:
+        """Whether a block that is not yet long enough should get another round."""
+
+    def wrote(self, tokens: int, seconds: float) -> None:
+        """What a round of this tier brought, and what it should have taken, the tiers below included."""
+
+    def verified(self, block: Sequence[Written], written: Sequence[int], seconds: float) -> None:
+        """What the tier above wrote in place of a block (of nothing, where none was drafted), and in which time."""
+
+
+class UntilCorrection:
+    """Hands up once the tier has replaced a guess by a token of its own: what comes after it seldom survives."""
+
+    def pays(self) -> bool:
+        return True
+
+    def at_least(self) -> int:
+        return 1
+
+    def go_on(self, block: Sequence[Written]) -> bool:
+        return block[-1].how != CORRECTED
+
+    def wrote(self, tokens: int, seconds: float) -> None:
+        return
+
+    def verified(self, block: Sequence[Written], written: Sequence[int], seconds: float) -> None:
+        return
+
+
+class UntilWorth:
+    """Goes on while another round should bring the tier above more tokens than that time would bring otherwise.
+
+    A round brings what survives above: the chance that the block so far stands, by how its tokens came about and
+    their depths, times what rounds brought that began where the text still stood. It takes its own time and that of
+    the wider pass above. The same weighing with an empty block says whether to draft at all.
+    """
+
+    def __init__(self, above: Costs) -> None:
+        self.above = above  # of the passes of the tier above
+        self.chances = Chances()  # to stand above
+        self._plain = above.seconds(1)
+        self._blocks = 0
+        self._tokens = self._seconds = 0.0  # of the tier above, older passes fading
+        self._round = [0.0, 0.0, 0.0]  # rounds of this tier, their tokens and seconds
+        self._brought: dict[int, list[float]] = {}  # depth at which rounds began -> rounds, tokens that stood; -1: all
+        self._idle = 0.0  # seconds since drafting was last tried
+
+    def pays(self) -> bool:
+        if self._blocks < _TRIAL_BLOCKS or self.go_on(()):
+            return True
+        self._idle += self._plain
+        if self._idle < _PROBE * self._extra(0):
+            return False
+        self._idle = 0.0
+        return True
+
+    def at_least(self) -> int:
+        self._blocks += 1
+        return _TRIAL_TOKENS if self._blocks <= _TRIAL_BLOCKS or self._blocks % _EVERY == 0 else 1
+
+    def go_on(self, block: Sequence[Written]) -> bool:
+        standing = 1.0
+        for depth, one in enumerate(block):
+            standing *= self.chances.chance(one.source, one.how, depth)
+        return standing * self._brings(len(block)) >= self._rate() * self._extra(len(block))
+
+    def wrote(self, tokens: int, seconds: float) -> None:
+        _count(self._round, tokens, seconds)
+
+    def verified(self, block: Sequence[Written], written: Sequence[int], seconds: float) -> None:
+        self._tokens = _FADING_PASSES * self._tokens + len(written)
+        self._seconds = _FADING_PASSES * self._seconds + seconds
+        if not block:
+            return
+        guess = tuple(one.token for one in block)
+        chain = Proposal(
+            guess, tuple(range(-1, len(guess) - 1)), tuple(one.source for one in block),
+            evidence=tuple(one.how for one in block),
+        )  # fmt: skip
+        self.chances.learn(chain, written)
+        stood = next((i for i, pair in enumerate(zip(guess, written, strict=False)) if pair[0] != pair[1]), None)
+        stood = min(len(guess), len(written)) if stood is None else stood
+        if stood >= self._rate() * self._extra(0):
+            self._idle = math.inf  # it would have paid: where drafting is left out, try again at once
+        start = 0
+        for place, one in enumerate(block):
+            if one.how == STOOD and place + 1 < len(block):
+                continue  # a round ends with a token of the tier's own
+            if start > stood or start >= len(written):
+                break  # nothing is known of what began after the text had left the block
+            for depth in (-1, start):
+                _count(self._brought.setdefault(depth, [0.0, 0.0]), min(stood, place + 1) - start)
+            start = place + 1
+
+    def _brings(self, depth: int) -> float:
+        """Tokens of a round that begins at this depth which stand above, if all before it do."""
+        known = 1.0
+        for key in (-1, depth):
+            rounds, tokens = self._brought.get(key, (0.0, 0.0))
+            known = (tokens + _DOUBT * known) / (rounds + _DOUBT)
+        return known
+
+    def _extra(self, depth: int) -> float:
+        """Seconds that a round after so many tokens adds: its own, and those of the wider pass above."""
+        rounds, tokens, seconds = self._round
+        wider = 1 + depth + (round(tokens / rounds) if rounds else 1)
+        return (seconds / rounds if rounds else 0.0) + self.above.seconds(wider) - self.above.seconds(1 + depth)
+
+    def _rate(self) -> float:
+        """Tokens a second of the tier above: what time is worth. Plain passes are always to be had."""
+        return max((self._tokens + 1) / (self._seconds + self._plain), 1 / self._plain) if self._plain else 0.0
+
+
+def _count(counts: list[float], *values: float) -> None:
+    """One more round with these values, the number of rounds first."""
+    for place, value in enumerate((1.0, *values)):
+        counts[place] += value
+    if counts[0] > _FADING_ROUNDS:
+        counts[:] = [count / 2 for count in counts]
+
+
+UNTIL = ("count", "correction", "worth")
+
+
+def open_policy(until: str, above: Costs | None = None) -> Policy | None:
+    """What a plan's `until` stands for; `worth` weighs against the costs of the tier above."""
+    if until == "correction":
+        return UntilCorrection()
+    if until == "worth":
+        assert above is not None
+        return UntilWorth(above)
+    return None

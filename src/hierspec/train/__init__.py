@@ -1,0 +1,1 @@
+"""Gives a model tiers of its own: synthesise its text, train exits and drafts on it, measure what they agree on."""
