@@ -16,14 +16,13 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hierspec.cli import options
-from hierspec.cli.console import note, progress_bars
+from hierspec.cli.console import hand_out, note, progress_bars
 from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_file
 
@@ -103,17 +102,14 @@ def run(arguments: argparse.Namespace) -> int:
         found = run_plans(model, prompts, plans, sampling, opened, progress, batches)
     about = _about(model) | {
         "temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "prompts": arguments.prompts.name,
-        "stores": {
-            "history": "a copy of what was built" if model.home.history.exists() else "empty",
-            "corpus": "as built" if model.home.corpus.exists() else "none",
-        },
+        "stores": model.home.beginning(),
     }  # fmt: skip
     if arguments.record is not None:
         write_records(arguments.record, records(found[PLAIN]))
     result = document(found, peers, about)
     if not arguments.json:
         _table(result)
-    _hand_out(result, arguments.output)
+    hand_out(result, arguments.output)
     # Sampling under the residual rule gives other tokens of the same law: only the coupled rule promises the same text.
     exact = [name for name, plan in plans.items() if plan.rule == "coupled" or sampling.temperature == 0]
     promised = [figures for name, figures in result["plans"].items() if name.split(", batch of")[0] in exact]
@@ -150,7 +146,7 @@ def _passes(arguments: argparse.Namespace, peers: list[str]) -> int:
             )
             note(f"context {item['context']}, {item['tokens']} tokens, {by}: {item['ms']} ms {parts}")
         note(f"reading the weights once takes {measured['reading_weights_once_ms']} ms")
-    _hand_out({"machine": machine(), **_about(model), **measured}, arguments.output)
+    hand_out({"machine": machine(), **_about(model), **measured}, arguments.output)
     return 0
 
 
@@ -172,7 +168,7 @@ def _store_times(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         with whole_file(arguments.output.with_suffix(".svg")) as temporary:
             temporary.write_text(chart(measured).svg(), encoding="utf-8")
-    _hand_out({"machine": machine(), "command": _command(), **measured}, arguments.output)
+    hand_out({"machine": machine(), "command": _command(), **measured}, arguments.output)
     return 0
 
 
@@ -189,7 +185,7 @@ def _store_soak(arguments: argparse.Namespace) -> int:
                 f"and {found['most_file_bytes']:,} on disk, the limit is {found['limit']:,} each"
             )
         note(f"{killed['kills']} kills: {killed['lost']} batches lost, {killed['corrupted']} files damaged")
-    _hand_out({"machine": machine(), "command": _command(), "soak": soaked, "kills": killed}, arguments.output)
+    hand_out({"machine": machine(), "command": _command(), "soak": soaked, "kills": killed}, arguments.output)
     harm = killed["lost"] + killed["corrupted"] + killed["over_limit"]
     return 0 if harm == 0 and all(found["within_limit"] for found in soaked) else 1
 
@@ -235,14 +231,6 @@ def _about(model: LanguageModel) -> dict[str, Any]:
     return {
         "command": _command(), "model": model.name, "dtype": model.dtype, "weights": model.weights, "decoder": backend,
     }  # fmt: skip
-
-
-def _hand_out(result: dict[str, Any], output: Path | None) -> None:
-    """The document as the last line of standard output, and as a file where one was asked for."""
-    if output is not None:
-        with whole_file(output) as temporary:
-            temporary.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, ensure_ascii=False))
 
 
 def _table(result: dict[str, Any]) -> None:

@@ -5,14 +5,17 @@ rich is imported where it is used: without it commands run too, with no bars and
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hierspec.core.errors import HierspecError
+from hierspec.paths import whole_file
 from hierspec.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -102,6 +105,14 @@ def note(text: RenderableType) -> None:
         print(text, file=sys.stderr)
         return
     Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+
+
+def hand_out(result: dict[str, Any], output: Path | None) -> None:
+    """A document as the last line of standard output, and as a file where one was asked for."""
+    if output is not None:
+        with whole_file(output) as temporary:
+            temporary.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result, ensure_ascii=False))
 
 
 def plain_write(pieces: Iterable[Piece], stream: TextIO) -> None:

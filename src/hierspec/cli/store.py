@@ -9,6 +9,7 @@ examples:
   hierspec store info
   hierspec store drop history
   hierspec store replay answers.jsonl --use context,history
+  hierspec store replay answers.jsonl --ablation context,history,corpus --costs passes.json
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hierspec.cli import options
-from hierspec.cli.console import note, progress_bars
+from hierspec.cli.console import hand_out, note, progress_bars
 from hierspec.core.errors import HierspecError
 
 
@@ -42,7 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     replay = actions.add_parser("replay", help="run recorded answers through stores, with no model: tokens per pass")
     replay.add_argument("record", type=Path, help="made by: hierspec bench --record FILE")
     replay.add_argument("--use", default="context", metavar="STORES", help="names, separated by commas, asked in turn")
+    replay.add_argument(
+        "--ablation", nargs="?", const="context,history,corpus?", metavar="STORES",
+        help="each of these alone, every pair, and all (default: context, history and, where there is one, corpus)",
+    )  # fmt: skip
     replay.add_argument("--budget", type=int, default=7, metavar="N", help="nodes of a proposal (default 7)")
+    replay.add_argument(
+        "--costs", type=Path, metavar="FILE",
+        help="made by bench --passes --output FILE: verify only what is worth its time, and predict the speed-up",
+    )  # fmt: skip
+    replay.add_argument("--output", type=Path, metavar="FILE", help="write the JSON document to a file too")
     replay.add_argument("--first-only", action="store_true", help="the first store with a guess, not all merged")
     for action in (corpus, history, info, drop, replay):
         options.add_model_option(action)
@@ -121,29 +131,59 @@ def _drop(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from hierspec.core.hierarchy import Tier
-    from hierspec.core.stats import Stats
-    from hierspec.planner.replay import RecordedScorer, read_records, replay
+    from hierspec.planner.ablation import ablation, answered_before, distinct, replay_with
+    from hierspec.planner.costs import read_costs
+    from hierspec.planner.replay import read_records
     from hierspec.stores import open_store
+    from hierspec.stores.history import SHARED, HistoryStore
 
-    records = read_records(arguments.record)
+    if arguments.ablation is not None and arguments.first_only:
+        raise HierspecError("An ablation merges what all stores guess; leave out --first-only.")
+    recorded = read_records(arguments.record)
+    records = distinct(recorded)
+    costs = None if arguments.costs is None else read_costs(arguments.costs)
     _, vocabulary, home = options.load_home(arguments)
-    opened = [open_store(name, home, lasting=False) for name in arguments.use.split(",") if name]
-    stores = tuple(store for store in opened if store is not None)
-    tier = Tier(RecordedScorer(vocabulary), 1, stores, arguments.budget, not arguments.first_only)
+    about: dict[str, Any] = {
+        "records": len(records), "repeats_left_out": len(recorded) - len(records), "budget": arguments.budget,
+        "adapt": costs is not None, "stores": home.beginning(), "answers_known_before": 0,
+    }  # fmt: skip
+    if home.history.exists():
+        with HistoryStore(home.history, vocabulary_hash=home.vocabulary_hash) as built:
+            about["answers_known_before"] = answered_before(records, built.documents(SHARED))
+    if about["answers_known_before"]:
+        note(f"The history was built on {about['answers_known_before']} of these prompts: it knows their answers.")
+
+    names = [name for name in (arguments.ablation or arguments.use).split(",") if name]
     with progress_bars() as progress:
-        found = replay(records, tier, vocabulary, progress)
-    everything = Stats()
-    for stats in found.values():
-        everything.add(stats)
-    print(
-        json.dumps(
-            {
-                "tokens_per_pass": round(everything.tokens_per_pass, 3),
-                "tasks": {task: round(stats.tokens_per_pass, 3) for task, stats in found.items()},
-                "microseconds_per_guess": round(1e6 * everything.tiers[0].store_seconds / everything.passes, 1),
-                "tiers": everything.to_json(),
-            }
-        )
-    )
+        if arguments.ablation is None:
+            opened = [open_store(name, home, lasting=False) for name in names]
+            stores = [store for store in opened if store is not None]
+            merge = not arguments.first_only
+            found = [replay_with(records, stores, arguments.budget, vocabulary, merge, costs, progress)]
+        else:
+            found = ablation(
+                records, names, lambda name: open_store(name, home, lasting=False), arguments.budget, vocabulary,
+                costs, progress,
+            )  # fmt: skip
+    if arguments.ablation is None:
+        hand_out(about | found[0].figures() | {"tiers": found[0].everything().to_json()}, arguments.output)
+        return 0
+    combinations = {" + ".join(one.stores): one.figures() for one in found}
+    _table(combinations)
+    hand_out(about | {"combinations": combinations}, arguments.output)
     return 0
+
+
+def _table(combinations: dict[str, dict[str, Any]]) -> None:
+    try:
+        from rich.table import Table
+    except ImportError:  # the JSON document says it all
+        return
+    table = Table("stores", "tokens/pass", "nodes/pass", "us drafting/pass", "predicted speed-up")
+    for name, figures in combinations.items():
+        predicted = f"{figures['predicted_speedup']:.2f}x" if "predicted_speedup" in figures else ""
+        table.add_row(
+            name, f"{figures['tokens_per_pass']:.2f}", f"{figures['nodes_per_pass']:.1f}",
+            f"{figures['drafting_us_per_pass']:.0f}", predicted,
+        )  # fmt: skip
+    note(table)

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,22 @@ def measured_costs(scorer: ModelScorer, about: list[Any], progress: Progress = s
         kept = {"rows": costs.rows, "seconds": costs.measured, "about": identity}
         temporary.write_text(json.dumps(kept, indent=2, default=str) + "\n", encoding="utf-8")
     return costs
+
+
+def read_costs(path: Path) -> Costs:
+    """Costs from a document of `hierspec bench --passes`: of its shortest context."""
+    try:
+        passes = [item for item in json.loads(path.read_text(encoding="utf-8"))["passes"] if "ratio" in item]
+        shortest = min(item["context"] for item in passes)
+        milliseconds = {int(item["tokens"]): float(item["ms"]) for item in passes if item["context"] == shortest}
+        if min(milliseconds) != 1:
+            raise ValueError("it has no pass over one token")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise HierspecError(
+            f"{path} says nothing about passes ({error}); make it with: hierspec bench --passes --output FILE"
+        ) from error
+    widths = sorted(milliseconds)
+    return Costs(widths, [milliseconds[width] / 1e3 for width in widths])
 
 
 def measure(scorer: ModelScorer, progress: Progress = silent, standing: int = 0) -> Costs:

@@ -31,6 +31,13 @@ class Home:
     def corpus(self) -> Path:
         return self.folder / "corpus"
 
+    def beginning(self) -> dict[str, str]:
+        """What stores begin with when something is measured (`open_store` with lasting=False), in words."""
+        return {
+            "history": "a copy of what was built" if self.history.exists() else "empty",
+            "corpus": "as built" if self.corpus.exists() else "none",
+        }
+
 
 def _history(home: Home, lasting: bool) -> Store:
     # Nobody's text goes to the disk unasked: a history outlives the process only where one was built or begun there.
