@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import NAMED, Plan, TierPlan
+from hierspec.core.policy import UNTIL
 from hierspec.core.verify import RULES
 
 # Any text but lone surrogates, which no UTF-8 file can hold; controls, DEL and emoji are where TOML and JSON differ.
@@ -18,7 +19,15 @@ WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampl
 NUMBERS = st.integers(1, 10**6)
 STORES = st.lists(WORDS, max_size=3).map(tuple)
 COMMON = {"gather": NUMBERS, "stores": STORES, "budget": NUMBERS, "merge": st.booleans(), "candidates": NUMBERS}
-TIERS = st.builds(TierPlan, exit_layer=NUMBERS, **COMMON) | st.builds(TierPlan, draft=WORDS, **COMMON)
+COMMON |= {"until": st.sampled_from(UNTIL)}
+LAYERS = st.lists(st.integers(0, 80), min_size=1, max_size=5, unique=True).map(tuple)
+TIERS = (
+    st.builds(TierPlan, exit_layer=NUMBERS, **COMMON)
+    | st.builds(TierPlan, draft=WORDS, **COMMON)
+    | st.builds(TierPlan, skip_layers=LAYERS, **COMMON)
+)
+SHARES = st.floats(0, 1)
+PLAYED = st.builds(Plan, tiers=st.lists(st.builds(TierPlan, exit_layer=NUMBERS, agrees=SHARES), max_size=3).map(tuple))
 PLANS = st.builds(
     Plan,
     model=st.none() | WORDS,
@@ -31,7 +40,7 @@ PLANS = st.builds(
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(PLANS)
+@given(PLANS | PLAYED)
 def test_round_trip(plan: Plan) -> None:
     text = plan.to_toml()
     assert Plan.from_toml(text) == plan

@@ -35,8 +35,9 @@ def random_plan(rng: random.Random, draft: str) -> Plan:
 
     tiers = tuple(
         TierPlan(
-            **rng.choice([{"exit_layer": rng.randrange(1, 6)}, {"draft": draft}]),
+            **rng.choice([{"exit_layer": rng.randrange(1, 6)}, {"draft": draft}, {"skip_layers": (1, 3, 4)}]),
             gather=rng.randrange(1, 6),
+            until=rng.choice(["count", "correction"]),
             stores=stores(),
             budget=rng.randrange(1, 12),
             merge=rng.random() < 0.5,
