@@ -33,7 +33,7 @@ from hierspec.text.tokenizer import Tokenizer
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
 
 DEFAULT_PLAN = "lookup"
-BACKENDS = ("auto", "compiled", "torch")
+BACKENDS = ("auto", "compiled", "compiled-vectors", "torch")
 WEIGHTS = ("auto", "int8", "int4")
 DEFAULT_KV_MEMORY = 4 << 30  # bytes
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -53,7 +53,8 @@ def load(
     """Load a model folder, a GGUF file or a hub name; with nothing given, the default model.
 
     dtype is float32, bfloat16, float16 or auto (float32 on a CPU, bfloat16 on a GPU); device is cpu, cuda or auto.
-    backend is torch, compiled (CPU only: whole passes in one compiled function, the same bits at every width) or auto.
+    backend is torch, compiled (CPU only: whole passes in one compiled function, the same bits at every width),
+    compiled-vectors (the same without matrix units, which compiled uses for bfloat16 where the CPU has them) or auto.
     weights is auto (as dtype says), int8 or int4 (compiled backend: another, faster model, exact in itself).
     stores is the folder of its databases on disk (default: one of the cache, by the model's name and vocabulary).
     """
@@ -100,7 +101,7 @@ def open_decoder(
     if backend != "torch" and not reason:
         try:
             from hierspec.models.cpu_decoder import CpuDecoder, unsuited
-            from hierspec.models.packed import KINDS, packed_weights, unsuited_to_low_bits
+            from hierspec.models.packed import kind_for, packed_weights, unsuited_to_low_bits
         except ImportError:
             reason = "it needs numba (pip install numba)"
         else:
@@ -108,13 +109,14 @@ def open_decoder(
             if not reason and weights != "auto":
                 reason = unsuited_to_low_bits(checkpoint.config)
             if not reason:
-                kind = KINDS[str(checkpoint.dtype).removeprefix("torch.") if weights == "auto" else weights]
+                name = str(checkpoint.dtype).removeprefix("torch.") if weights == "auto" else weights
+                kind = kind_for(name, matrices=backend != "compiled-vectors")
                 packed = packed_weights(checkpoint, kind, progress)
                 progress("Compiling for this CPU (once)", 0, 0)
                 decoder = CpuDecoder(checkpoint.config, checkpoint.weights, torch.get_num_threads(), packed)
                 decoder.prepare()
                 return decoder
-    if backend == "compiled":
+    if backend.startswith("compiled"):
         raise HierspecError(f"The compiled backend cannot run {checkpoint.name} here: {reason}; use --backend torch.")
     if weights != "auto":
         why = reason or "the torch backend was asked for"
@@ -298,7 +300,7 @@ class LanguageModel:
     def _appraiser(self, scorer: ModelScorer) -> Appraiser:
         """What guesses to this scorer are worth, learnt over all requests."""
         if scorer.name not in self._appraisers:
-            about = [scorer.name, str(self.folder), self.dtype, self.weights, type(scorer.decoder).__name__]
+            about = [scorer.name, str(self.folder), self.dtype, self.weights, scorer.decoder.products]
             self._appraisers[scorer.name] = Appraiser(measured_costs(scorer, about))
         return self._appraisers[scorer.name]
 
