@@ -134,7 +134,7 @@ def _about(model: LanguageModel) -> dict[str, Any]:
     backend = type(model.decoder).__name__
     return {
         "command": command, "model": model.name, "dtype": model.dtype, "weights": model.weights, "decoder": backend,
-        "products": model.decoder.products,
+        "products": model.decoder.products, "dtype_seconds": dict(model.dtype_choice.seconds),
     }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """The decoder on a CPU through `cpu_pass`: the same answers as `Decoder`, in one compiled function a pass.
 
 Weights are float32, bfloat16, int8 or int4 and packed once; everything else is float32, but for the inputs of products
-with few bits (`low_bits`) and with matrix units (`matrix_units`). A row's bits depend on its own
-text alone: not on the width of the pass, on other requests, on chain or tree, or on where layer ranges were cut.
+with few bits (`low_bits`) or by matrix units (`matrix_units`). A row's bits depend on its own text alone: not on the
+width of the pass, on other requests, on chain or tree, or on where layer ranges were cut.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CpuDecoder:
         frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
         self._frequencies = torch.as_tensor(frequencies)
         self._cos, self._sin = (np.empty((0, config.head_size // 2), np.float32) for _ in range(2))  # by position
-        self._scratch = _Scratch(config, threads)
+        self._scratch = Scratch(config, threads)
 
     def prepare(self) -> None:
         """Have everything compiled now: seconds on the first use on a machine, later read from a file."""
@@ -201,7 +201,7 @@ def _aligned(count: int, size: int) -> np.ndarray:
     return memory[start : start + count * size].reshape(count, size)
 
 
-class _Scratch:
+class Scratch:
     """Memory between the parts of a pass, kept from pass to pass and made larger as needed."""
 
     def __init__(self, config: DecoderConfig, threads: int) -> None:
@@ -209,7 +209,7 @@ class _Scratch:
         self._rows, self._longest = 0, 0
         self.for_rows(16, 1024)
 
-    def for_rows(self, rows: int, longest: int) -> _Scratch:
+    def for_rows(self, rows: int, longest: int) -> Scratch:
         config, threads = self._config, self._threads
         self._now = rows
         if rows > self._rows:

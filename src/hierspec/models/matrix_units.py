@@ -253,7 +253,7 @@ def tile_product(row_tiles: int, blocks: int, units: type[TileUnits] = UNITS) ->
     Of two blocks the second has its weights at `two` and its outputs `apart` bytes further; `step` counts floats.
     """
 
-    @piece(7, apart=True)
+    @piece(7, apart=True, plain=units is TileVectors)
     def product(w: VectorWriter, x: Any, one: Any, two: Any, steps: Any, out: Any, step: Any, apart: Any) -> None:
         write_product(w, units(w), row_tiles, blocks, x, one, two, steps, out, step, apart)
 

@@ -69,7 +69,7 @@ def pack_in_memory(config: DecoderConfig, weights: dict[str, Tensor], kind: int)
 def packed_weights(checkpoint: Checkpoint, kind: int, progress: Progress = silent) -> PackedWeights:
     """The weights from their file, which is made on the first call."""
     config = checkpoint.config
-    sizes = [_packed_bytes(shape, own) for shape, own in _shapes(config, kind)]
+    sizes = [packed_bytes(shape, own) for shape, own in _shapes(config, kind)]
     if sum(sizes) < _WORTH_A_FILE:
         return pack_in_memory(config, checkpoint.weights, kind)
     starts = np.cumsum([0, *(-(-size // _ALIGNED) * _ALIGNED for size in sizes)]).tolist()
@@ -120,7 +120,7 @@ def _matrices(config: DecoderConfig, weights: dict[str, Tensor], kind: int) -> I
     yield weights["model.embed_tokens.weight" if config.tied else "lm_head.weight"], _head_kind(kind)
 
 
-def _packed_bytes(shape: tuple[int, int], kind: int) -> int:
+def packed_bytes(shape: tuple[int, int], kind: int) -> int:
     outputs, inputs = shape
     if kind in (BYTES, NIBBLES):
         return outputs // LANES * (inputs // GROUP) * BLOCK_BYTES[8 if kind == BYTES else 4]

@@ -191,11 +191,14 @@ def all_lanes(value: float) -> Any:
     return ir.Constant(_VECTOR, [value] * LANES)
 
 
-def piece(arguments: int, result: Any = types.void, apart: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def piece(
+    arguments: int, result: Any = types.void, apart: bool = False, plain: bool = False
+) -> Callable[[Callable[..., Any]], Any]:
     """Make write(writer, *addresses and sizes) callable from compiled code.
 
     `apart`: as a function of its own, which is not copied into its callers. Large pieces would else be compiled anew
-    for every place that uses them, and compiling is what the first start on a machine waits for.
+    for every place that uses them, and compiling is what the first start on a machine waits for. `plain`, with it: not
+    optimised, for what need not be fast.
     """
 
     def wrap(write: Callable[..., Any]) -> Any:
@@ -209,6 +212,8 @@ def piece(arguments: int, result: Any = types.void, apart: bool = False) -> Call
                     function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_I64] * arguments), name)
                     function.linkage = "internal"
                     function.attributes.add("noinline")
+                    if plain:
+                        function.attributes.add("optnone")
                     inner = ir.IRBuilder(function.append_basic_block("entry"))
                     write(VectorWriter(inner), *function.args)
                     inner.ret_void()
