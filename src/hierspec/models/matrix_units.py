@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from llvmlite import binding, ir
+from numba import config
 from torch import Tensor
 
 from hierspec.models import vector_code
@@ -45,6 +46,8 @@ def why_not() -> str:
     """Why there are no matrix units to use; nothing where there are. Asks the system for them, for this process."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "only x86-64 Linux has AMX"
+    if getattr(config, "CPU_NAME", None) or getattr(config, "CPU_FEATURES", None):
+        return "numba was told to compile for another CPU"
     features = binding.get_host_cpu_features()  # what is compiled for; none without the system's support
     if not all(features.get(name, False) for name in _FEATURES):
         return "this CPU has no AMX for bfloat16"
