@@ -23,7 +23,7 @@ def tiny(request, tmp_path_factory):
     # Six heads on two for keys, and sizes that leave threads uneven shares.
     changes = {"heads": 6, "hidden": 96, "intermediate": 160 if kind.startswith("int") else 176}
     folder = tiny_checkpoint(tmp_path_factory.mktemp("bits") / family, family, seed=5, **changes)
-    checkpoint = load_checkpoint(folder, torch.bfloat16 if kind == "bfloat16" else torch.float32)
+    checkpoint = load_checkpoint(folder, torch.bfloat16 if kind.startswith("bfloat16") else torch.float32)
     packed = pack_in_memory(checkpoint.config, checkpoint.weights, KINDS[kind])
     return CpuDecoder(checkpoint.config, checkpoint.weights, threads=2, packed=packed)
 

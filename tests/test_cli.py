@@ -113,7 +113,7 @@ def test_plan_files_are_used(tiny, tmp_path, capsys):
         (["-p", "x", "--kv-memory", "10K"], "raise --kv-memory"),
         (["-p", "x", "--dtype", "int1"], "Unknown dtype"),
         (["-p", "x", "--threads", "0"], "--threads must be"),
-        (["-p", "x", "--backend", "magic"], "choose auto, compiled, torch"),
+        (["-p", "x", "--backend", "magic"], "choose auto, compiled, compiled-vectors, torch"),
         (["-p", "x", "--backend", "compiled", "--dtype", "float16"], "use --backend torch"),
         (["-p", "x", "--device", "cuda"], "No CUDA GPU"),
         (["-f", "missing.txt"], "prompt cannot be read"),

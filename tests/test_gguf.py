@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from hierspec.checkpoints import gguf_file
 from hierspec.checkpoints.config import DecoderConfig, Rotary, from_huggingface, inverse_frequencies
-from hierspec.checkpoints.gguf_file import convert
+from hierspec.checkpoints.gguf_file import convert, converted
 from hierspec.checkpoints.gguf_header import read_header
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
@@ -398,3 +398,18 @@ def test_damage_anywhere_is_one_sentence_and_quick(tmp_path: Path, data: st.Data
     path.write_bytes(content)
     with suppress(HierspecError):  # some damage is harmless, the rest is this and nothing else
         assert (convert(path, torch.float32) / "config.json").is_file()
+
+
+def test_a_dtype_may_depend_on_the_shapes(tmp_path: Path) -> None:
+    """They are asked before anything is converted, and later read from what was."""
+    path, seen = tmp_path / "m.gguf", []
+    config = tiny_config("llama", **SMALL)
+    write_gguf(path, config)
+
+    def chosen(found: DecoderConfig) -> torch.dtype:
+        seen.append((found.hidden, converted(path)))
+        return torch.bfloat16
+
+    for _ in range(2):
+        assert load_checkpoint(path, chosen).dtype == torch.bfloat16
+    assert seen == [(config.hidden, None), (config.hidden, convert(path, torch.bfloat16))]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.load import Checkpoint, load_checkpoint
 from hierspec.core.appraisal import Appraiser
 from hierspec.core.engine import Engine, Request
@@ -28,6 +29,7 @@ from hierspec.models.skipping import skipping_scorer
 from hierspec.models.synthetic import Synthetics
 from hierspec.paths import cache_folder
 from hierspec.planner.costs import CostBook
+from hierspec.planner.dtypes import DtypeChoice, choose_dtype
 from hierspec.planner.policies import PolicyBook
 from hierspec.progress import Progress, silent
 from hierspec.stores import Home, open_store
@@ -36,7 +38,7 @@ from hierspec.text.tokenizer import Tokenizer
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
 
 DEFAULT_PLAN = "lookup"
-BACKENDS = ("auto", "compiled", "torch")
+BACKENDS = ("auto", "compiled", "compiled-vectors", "torch")
 WEIGHTS = ("auto", "int8", "int4")
 DEFAULT_KV_MEMORY = 4 << 30  # bytes
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -55,8 +57,10 @@ def load(
 ) -> LanguageModel:
     """Load a model folder, a GGUF file or a hub name; with nothing given, the default model.
 
-    dtype is float32, bfloat16, float16 or auto (float32 on a CPU, bfloat16 on a GPU); device is cpu, cuda or auto.
-    backend is torch, compiled (CPU only: whole passes in one compiled function, the same bits at every width) or auto.
+    dtype is float32, bfloat16, float16 or auto (bfloat16 on a GPU; on a CPU float32, or bfloat16 where a short
+    measurement, kept in the cache, shows it to be faster); device is cpu, cuda or auto.
+    backend is torch, compiled (CPU only: whole passes in one compiled function, the same bits at every width),
+    compiled-vectors (the same without matrix units, which compiled uses for bfloat16 where the CPU has them) or auto.
     weights is auto (as dtype says), int8 or int4 (compiled backend: another, faster model, exact in itself).
     stores is the folder of its databases on disk (default: one of the cache, by the model's name and vocabulary).
     """
@@ -64,16 +68,23 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise HierspecError("No CUDA GPU can be used here; choose device cpu.")
-    if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    if dtype not in _DTYPES:
+    if dtype != "auto" and dtype not in _DTYPES:
         raise HierspecError(f"Unknown dtype {dtype!r}; choose auto, {', '.join(_DTYPES)}.")
-    checkpoint = load_checkpoint(source, _DTYPES[dtype], progress)
+    choice = DtypeChoice(dtype)
+
+    def chosen(config: DecoderConfig) -> torch.dtype:
+        nonlocal choice
+        choice = DtypeChoice("bfloat16" if device.startswith("cuda") else "float32")
+        if device == "cpu" and weights == "auto":
+            choice = choose_dtype(config, backend, progress or silent)
+        return _DTYPES[choice.dtype]
+
+    checkpoint = load_checkpoint(source, chosen if dtype == "auto" else _DTYPES[dtype], progress)
     tokenizer = Tokenizer.from_folder(checkpoint.folder)
     decoder = open_decoder(checkpoint, device, backend, weights, progress or silent)
     return LanguageModel(
-        checkpoint.name, checkpoint.folder, tokenizer, decoder, dtype, kv_memory, backend, weights,
-        None if stores is None else Path(stores),
+        checkpoint.name, checkpoint.folder, tokenizer, decoder, choice.dtype, kv_memory, backend, weights,
+        None if stores is None else Path(stores), choice,
     )  # fmt: skip
 
 
@@ -103,7 +114,7 @@ def open_decoder(
     if backend != "torch" and not reason:
         try:
             from hierspec.models.cpu_decoder import CpuDecoder, unsuited
-            from hierspec.models.packed import KINDS, packed_weights, unsuited_to_low_bits
+            from hierspec.models.packed import kind_for, packed_weights, unsuited_to_low_bits
         except ImportError:
             reason = "it needs numba (pip install numba)"
         else:
@@ -111,13 +122,14 @@ def open_decoder(
             if not reason and weights != "auto":
                 reason = unsuited_to_low_bits(checkpoint.config)
             if not reason:
-                kind = KINDS[str(checkpoint.dtype).removeprefix("torch.") if weights == "auto" else weights]
+                name = str(checkpoint.dtype).removeprefix("torch.") if weights == "auto" else weights
+                kind = kind_for(name, matrices=backend != "compiled-vectors")
                 packed = packed_weights(checkpoint, kind, progress)
                 progress("Compiling for this CPU (once)", 0, 0)
                 decoder = CpuDecoder(checkpoint.config, checkpoint.weights, torch.get_num_threads(), packed)
                 decoder.prepare()
                 return decoder
-    if backend == "compiled":
+    if backend.startswith("compiled"):
         raise HierspecError(f"The compiled backend cannot run {checkpoint.name} here: {reason}; use --backend torch.")
     if weights != "auto":
         why = reason or "the torch backend was asked for"
@@ -130,13 +142,14 @@ class LanguageModel:
 
     def __init__(
         self, name: str, folder: Path, tokenizer: Tokenizer, decoder: AnyDecoder, dtype: str, kv_memory: int,
-        backend: str = "auto", weights: str = "auto", stores: Path | None = None,
+        backend: str = "auto", weights: str = "auto", stores: Path | None = None, choice: DtypeChoice | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.folder = folder  # in Hugging Face's layout, also where the source was a GGUF file
         self.tokenizer = tokenizer
         self.decoder = decoder
         self.dtype = dtype
+        self.dtype_choice = choice or DtypeChoice(dtype)  # and why
         self.backend = backend
         self.weights = weights
         self.config = decoder.config

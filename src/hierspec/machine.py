@@ -25,6 +25,16 @@ def machine() -> dict[str, Any]:
     return described
 
 
+def cpu_flags() -> frozenset[str]:
+    """What the processor can do, by the system's names; nothing where the system does not tell."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            found = (line.split(":", 1)[1] for line in lines if line.lower().startswith(("flags", "features")))
+            return frozenset(next(found, "").split())
+    except OSError:
+        return frozenset()
+
+
 def peak_memory() -> int:
     """The most bytes of memory that this process has had at once, mapped files that were read included; 0: unknown."""
     try:

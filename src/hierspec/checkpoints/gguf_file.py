@@ -42,11 +42,26 @@ def convert(path: Path, dtype: torch.dtype, progress: Progress | None = None) ->
     """The Hugging Face folder of the GGUF file `path` with its weights as `dtype`; made on the first call only."""
     if dtype not in _STORED_AS:
         raise HierspecError(f"Weights cannot be converted to {dtype}: float32, bfloat16 and float16 are supported.")
-    path = Path(path)
-    folder = cache_folder() / "converted" / f"{path.stem[:80]}-{_key(path, dtype)}"
+    folder = _folder(path, dtype)
     if not _is_complete(folder):
-        _convert_into(folder, path, dtype, progress or silent)
+        _convert_into(folder, Path(path), dtype, progress or silent)
     return folder
+
+
+def converted(path: Path) -> Path | None:
+    """The folder of a GGUF file that was converted before, in whatever dtype."""
+    return next((folder for dtype in _STORED_AS if _is_complete(folder := _folder(path, dtype))), None)
+
+
+def gguf_config(path: Path) -> DecoderConfig:
+    """The configuration alone, read from the file itself."""
+    content = np.memmap(path, dtype=np.uint8, mode="r")
+    return config_from_gguf(path, read_header(path, content), content)
+
+
+def _folder(path: Path, dtype: torch.dtype) -> Path:
+    path = Path(path)
+    return cache_folder() / "converted" / f"{path.stem[:80]}-{_key(path, dtype)}"
 
 
 def _key(path: Path, dtype: torch.dtype) -> str:

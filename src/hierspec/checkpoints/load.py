@@ -5,6 +5,7 @@ Weights are mapped from disk, and every tensor's name, type and shape is checked
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors, from_huggingface
 from hierspec.checkpoints.default import DEFAULT_NAME, default_model
-from hierspec.checkpoints.gguf_file import convert
+from hierspec.checkpoints.gguf_file import convert, converted, gguf_config
 from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress, silent
 
@@ -35,15 +36,34 @@ class Checkpoint:
 
 
 def load_checkpoint(
-    source: str | Path | None = None, dtype: torch.dtype = torch.float32, progress: Progress | None = None
+    source: str | Path | None = None,
+    dtype: torch.dtype | Callable[[DecoderConfig], torch.dtype] = torch.float32,
+    progress: Progress | None = None,
 ) -> Checkpoint:
-    """Finds `source` (None or "default", a folder, a .gguf file or a hub name) and maps its weights as `dtype`."""
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise HierspecError(f"Weights cannot be loaded as {dtype}: float32, bfloat16 and float16 are supported.")
-    name, folder = _locate(source, dtype, progress or silent)
+    """Finds `source` (None or "default", a folder, a .gguf file or a hub name) and maps its weights as `dtype`.
+
+    Where the dtype depends on the model, it is asked for with the configuration, before anything is converted.
+    """
+    if isinstance(dtype, torch.dtype):
+        _check_dtype(dtype)
+    name, place = _locate(source, progress or silent)
+    if not isinstance(dtype, torch.dtype):
+        dtype = dtype(_config(place))
+        _check_dtype(dtype)
+    folder = place if place.is_dir() else convert(place, dtype, progress)
     config = read_config(folder)
     files = _weight_files(folder)
     return Checkpoint(name, folder, config, _read_weights(folder, files, config, dtype, progress or silent), dtype)
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise HierspecError(f"Weights cannot be loaded as {dtype}: float32, bfloat16 and float16 are supported.")
+
+
+def _config(place: Path) -> DecoderConfig:
+    folder = place if place.is_dir() else converted(place)
+    return gguf_config(place) if folder is None else read_config(folder)
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -55,14 +75,15 @@ def read_config(folder: Path) -> DecoderConfig:
     return from_huggingface(_read_json(path), _read_json(generation) if generation.is_file() else None)
 
 
-def _locate(source: str | Path | None, dtype: torch.dtype, progress: Progress) -> tuple[str, Path]:
+def _locate(source: str | Path | None, progress: Progress) -> tuple[str, Path]:
+    """Its name, and its folder or GGUF file."""
     if source is None or str(source) == "default":
-        return DEFAULT_NAME, convert(default_model(progress), dtype, progress)
+        return DEFAULT_NAME, default_model(progress)
     path = Path(source).expanduser()
     if path.is_dir():
         return path.resolve().name, path
     if path.suffix == ".gguf":
-        return path.stem, convert(path, dtype, progress)
+        return path.stem, path
     if path.exists():
         raise HierspecError(f"{path} is neither a model folder nor a .gguf file: {_OPTIONS}.")
     if isinstance(source, str) and _HUB_NAME.fullmatch(source):

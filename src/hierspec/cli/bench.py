@@ -222,7 +222,7 @@ def _synthetic(arguments: argparse.Namespace) -> int:
         for pair, measured in result["setting"]["measured"].items():
             formula, paper = (result["setting"][which].get(pair, "-") for which in ("formula", "paper"))
             note(f"{pair}: measured {measured}x, the formula {formula}, the paper {paper}")
-    _hand_out(result, arguments.output)
+    hand_out(result, arguments.output)
     return 1 if any(plan["identical"] + plan["ties"] < plan["prompts"] for plan in result["plans"].values()) else 0
 
 
@@ -230,6 +230,7 @@ def _about(model: LanguageModel) -> dict[str, Any]:
     backend = type(model.decoder).__name__
     return {
         "command": _command(), "model": model.name, "dtype": model.dtype, "weights": model.weights, "decoder": backend,
+        "products": model.decoder.products, "dtype_seconds": dict(model.dtype_choice.seconds),
     }  # fmt: skip
 
 

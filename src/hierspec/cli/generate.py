@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--colour", "--color", action="store_true", help="show which tier guessed each token")
     parser.add_argument("--check", action="store_true", help="write it plainly first and compare")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the text")
-    parser.add_argument("--verbose", action="store_true", help="memory, and counters of every tier")
+    parser.add_argument("--verbose", action="store_true", help="memory, dtype, and counters of every tier")
     options.add_plan(parser)
     options.add_sampling(parser)
 
@@ -123,7 +123,8 @@ def _report(
     if answer.synthetic:
         line += " (SYNTHETIC acceptance: the text is the model's, the speed is not)"
     document = {
-        "model": model.name, "plan": arguments.plan, "dtype": model.dtype, "text": answer.text,
+        "model": model.name, "plan": arguments.plan, "dtype": model.dtype, "products": model.decoder.products,
+        "dtype_seconds": dict(model.dtype_choice.seconds), "text": answer.text,
         "tokens": list(answer.tokens), "sources": list(answer.sources), "ended": answer.ended,
         "seed": answer.seed, "prompt_tokens": answer.prompt_tokens, "seconds": answer.seconds,
         "tokens_per_second": answer.tokens_per_second, "decode_tokens_per_second": answer.decode_tokens_per_second,
@@ -148,6 +149,7 @@ def _report(
         if arguments.verbose:
             parts = [f"{name} {size / 1e6:,.0f} MB" for name, size in model.memory().items()]
             note("memory: " + ", ".join(parts))
+            note(f"dtype: {model.dtype_choice}; products: {model.decoder.products}")
             for tier in answer.stats.to_json():
                 note(json.dumps(tier))
     return status

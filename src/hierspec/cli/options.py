@@ -27,9 +27,9 @@ def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
         name, metavar="MODEL", help="a model folder, a GGUF file or a hub name (default: SmolLM2-135M)", **optional
     )
     group = parser.add_argument_group("model")
-    group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto")
+    group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto: as measured, on a CPU")
     group.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    group.add_argument("--backend", default="auto", help="compiled (CPU), torch or auto")
+    group.add_argument("--backend", default="auto", help="compiled (CPU), compiled-vectors, torch or auto")
     group.add_argument("--weights", default="auto", help="auto (as dtype says), int8 or int4 (CPU, compiled backend)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     group.add_argument("--stores", type=Path, metavar="DIR", help="where its databases lie (default: in the cache)")

@@ -1,7 +1,8 @@
 """The decoder on a CPU through `cpu_pass`: the same answers as `Decoder`, in one compiled function a pass.
 
-Weights are float32, bfloat16, int8 or int4 and packed once; everything else is float32. A row's bits depend on its own
-text alone: not on the width of the pass, on other requests, on chain or tree, or on where layer ranges were cut.
+Weights are float32, bfloat16, int8 or int4 and packed once; everything else is float32, but for the inputs of products
+with few bits (`low_bits`) or by matrix units (`matrix_units`). A row's bits depend on its own text alone: not on the
+width of the pass, on other requests, on chain or tree, or on where layer ranges were cut.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from torch import Tensor
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
 from hierspec.models.cpu_pass import QUERIES, run_head, run_layers
 from hierspec.models.cpu_pick import best_tokens
-from hierspec.models.cpu_product import FLOATS, HALVES
+from hierspec.models.cpu_product import FLOATS, HALVES, TILE_ROOM
 from hierspec.models.decoder import Span
 from hierspec.models.low_bits import GROUP, RECORD
+from hierspec.models.matrix_units import DEPTH
 from hierspec.models.packed import PackedWeights, pack_in_memory
 from hierspec.models.team import Team
 from hierspec.models.vector_code import LANES, WIDE
@@ -51,6 +53,7 @@ class CpuDecoder:
             packed = pack_in_memory(config, weights, HALVES if self.embedding.dtype == torch.bfloat16 else FLOATS)
         self._packed = packed
         self.weight_bytes = packed.bytes
+        self.products = packed.name  # how they are computed: a name of KINDS
         self._team = Team(threads)
         self.team: Team | None = self._team
         self._norm = _floats(weights["model.norm.weight"])
@@ -75,7 +78,7 @@ class CpuDecoder:
         frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
         self._frequencies = torch.as_tensor(frequencies)
         self._cos, self._sin = (np.empty((0, config.head_size // 2), np.float32) for _ in range(2))  # by position
-        self._scratch = _Scratch(config, threads)
+        self._scratch = Scratch(config, threads)
 
     def prepare(self) -> None:
         """Have everything compiled now: seconds on the first use on a machine, later read from a file."""
@@ -191,7 +194,14 @@ class LaneMemory:
         self.keys_at, self.values_at = self.keys.data_ptr(), self.values.data_ptr()
 
 
-class _Scratch:
+def _aligned(count: int, size: int) -> np.ndarray:
+    """[count, size] bytes that begin at a line of the cache; `size` is a multiple of 64."""
+    memory = np.zeros(count * size + 64, np.int8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + count * size].reshape(count, size)
+
+
+class Scratch:
     """Memory between the parts of a pass, kept from pass to pass and made larger as needed."""
 
     def __init__(self, config: DecoderConfig, threads: int) -> None:
@@ -199,15 +209,16 @@ class _Scratch:
         self._rows, self._longest = 0, 0
         self.for_rows(16, 1024)
 
-    def for_rows(self, rows: int, longest: int) -> _Scratch:
+    def for_rows(self, rows: int, longest: int) -> Scratch:
         config, threads = self._config, self._threads
+        self._now = rows
         if rows > self._rows:
-            self._rows = rows
+            self._rows = rows = -(-rows // LANES) * LANES  # whole tiles
             self.normed = np.empty((threads, rows, config.hidden), np.float32)
             widest = max(config.hidden, config.intermediate, config.heads * config.head_size)
-            # Inputs of products as they take them: bytes, or floats turned where registers are wide.
-            self.inputs = np.empty((threads, rows, widest * (4 if WIDE else 1)), np.int8)
-            self.records = np.empty((threads, rows, -(-widest // GROUP) * RECORD), np.float32)
+            # Inputs of products as they take them: bytes, tiles of bfloat16, or floats turned where registers are wide.
+            self.inputs = _aligned(threads, rows * -(-widest // DEPTH) * DEPTH * (4 if WIDE else 2))
+            self.records = _aligned(threads, max(4 * rows * -(-widest // GROUP) * RECORD, TILE_ROOM))
             width = (config.heads + 2 * config.kv_heads) * config.head_size
             self._qkv = np.empty((rows, width), np.float32)
             self._attended = np.empty((rows, config.heads * config.head_size), np.float32)
@@ -218,7 +229,6 @@ class _Scratch:
         if longest > self._longest:
             self._longest = 2 * longest
             self._scores = np.zeros((config.heads, QUERIES, self._longest + LANES), np.float32)
-        self._now = rows
         return self
 
     @property

@@ -15,10 +15,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hierspec.models.cpu_product import block_bytes, make_ready, product, tiles
+from hierspec.models.cpu_product import MATRICES, block_bytes, make_ready, product, tiles, two_products
+from hierspec.models.matrix_units import CODE, begin_tiles, end_tiles
 from hierspec.models.team import ARRIVED, BROKEN, MEETINGS
 from hierspec.models.vector_code import (
-    CODE,
     LANES,
     add_atomically,
     copy_lanes,
@@ -240,6 +240,8 @@ def run_layers(
     mine, my_gates = normed[thread], gates[thread]
     x, g, u = mine.ctypes.data, my_gates[0].ctypes.data, my_gates[1].ctypes.data
     ready, record = inputs[thread].ctypes.data, records[thread].ctypes.data
+    if kind == MATRICES:
+        begin_tiles(record)
     for layer in range(start, stop):
         for row in range(rows):  # every thread for itself: cheaper than another meeting
             _normalise(hidden[row], norms[layer, 0], eps, mine[row])
@@ -270,8 +272,8 @@ def run_layers(
         first, last = _share(intermediate // LANES, thread, threads)
         step = block_bytes(size, kind)
         for block in range(first, last):
-            product(x, ready, record, rows, weights[layer, 2] + block * step, size, kind, g, LANES, 0, 1)
-            product(x, ready, record, rows, weights[layer, 3] + block * step, size, kind, u, LANES, 0, 1)
+            one, two = weights[layer, 2] + block * step, weights[layer, 3] + block * step
+            two_products(x, ready, record, rows, one, two, size, kind, g, u)
             for row in range(rows):
                 place = gated.ctypes.data + (row * intermediate + block * LANES) * _FLOAT
                 gate(g + row * LANES * _FLOAT, u + row * LANES * _FLOAT, place)
@@ -279,6 +281,8 @@ def run_layers(
         first, last = _share(size // LANES, thread, threads)
         _add_product(gated, ready, record, weights[layer, 4], kind, delta, hidden, first, last)
         _meet(sync, threads)
+    if kind == MATRICES:
+        end_tiles(record)
 
 
 @_compiled
@@ -291,4 +295,8 @@ def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, inputs, 
         _normalise(hidden[row], norm, eps, mine[row])
     make_ready(x, rows, size, kind, ready, record)
     first, last = _share(logits.shape[1] // LANES, thread, threads)
+    if kind == MATRICES:
+        begin_tiles(record)
     product(x, ready, record, rows, weights, size, kind, out, logits.shape[1], first, last)
+    if kind == MATRICES:
+        end_tiles(record)

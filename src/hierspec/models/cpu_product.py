@@ -24,9 +24,11 @@ from hierspec.models.low_bits import (
     nibble_tile_8,
     quantise,
 )  # fmt: skip
+from hierspec.models.matrix_units import DEPTH, TILE_BYTES, fill_up, round_row, tile_product
 from hierspec.models.vector_code import (
     LANES,
     WIDE,
+    copy_lanes,
     half_tile_1,
     half_tile_2,
     half_tile_3,
@@ -43,7 +45,9 @@ from hierspec.models.vector_code import (
     turned_tile_16,
 )  # fmt: skip
 
-FLOATS, HALVES, BYTES, NIBBLES = range(4)  # how weights are stored: float32, bfloat16, or as `low_bits` has them
+# How weights are stored: float32, bfloat16, as `low_bits` has them, or bfloat16 as `matrix_units` does.
+FLOATS, HALVES, BYTES, NIBBLES, MATRICES = range(5)
+TILE_ROOM = 4 * (2 * LANES) ** 2  # bytes that a product with matrix units needs beside
 _FLOAT = 4  # bytes
 _BYTE_BLOCK, _NIBBLE_BLOCK = BLOCK_BYTES[8], BLOCK_BYTES[4]
 
@@ -131,9 +135,47 @@ byte_tiles = over_low_rows(byte_tile_8, byte_tile_4, byte_tile_3, byte_tile_2, b
 nibble_tiles = over_low_rows(nibble_tile_8, nibble_tile_4, nibble_tile_3, nibble_tile_2, nibble_tile_1)
 
 
+def over_row_tiles(one_one, one_two, two_one, two_two):
+    """One block of 16 outputs, or two at once, for all rows, in tiles of 16 rows and two of those where possible."""
+
+    @_part
+    def over(x, rows, one, two, blocks, size, out, step, apart, scratch):
+        """`two`, `apart`, `step`: see `tile_product`. Tiles that rows do not fill go to `scratch` first."""
+        steps, row = (size + DEPTH - 1) // DEPTH, 0
+        while row < rows:
+            count = min(rows - row, 2 * LANES)
+            own, place, own_step, own_apart = x + row * steps * 2 * DEPTH, out + row * step * _FLOAT, step, apart
+            filled = count % LANES == 0
+            if not filled:
+                place, own_step, own_apart = scratch, 2 * LANES, LANES * _FLOAT
+            if count > LANES:
+                if blocks == 2:
+                    two_two(own, one, two, steps, place, own_step, own_apart)
+                else:
+                    two_one(own, one, two, steps, place, own_step, own_apart)
+            elif blocks == 2:
+                one_two(own, one, two, steps, place, own_step, own_apart)
+            else:
+                one_one(own, one, two, steps, place, own_step, own_apart)
+            if not filled:
+                for i in range(count):
+                    start, target = scratch + i * 2 * LANES * _FLOAT, out + (row + i) * step * _FLOAT
+                    copy_lanes(start, target)
+                    if blocks == 2:
+                        copy_lanes(start + LANES * _FLOAT, target + apart)
+            row += count
+
+    return over
+
+
+row_tiles = over_row_tiles(tile_product(1, 1), tile_product(1, 2), tile_product(2, 1), tile_product(2, 2))
+
+
 @_part
 def block_bytes(size, kind):
     """Bytes of the weights of 16 outputs."""
+    if kind == MATRICES:
+        return (size + DEPTH - 1) // DEPTH * TILE_BYTES
     if kind == BYTES:
         return size // GROUP * _BYTE_BLOCK
     if kind == NIBBLES:
@@ -143,8 +185,15 @@ def block_bytes(size, kind):
 
 @_part
 def make_ready(x, rows, size, kind, ready, records):
-    """The inputs of a product as it takes them: in 8 bits for weights in few, else turned where that helps."""
-    if kind >= BYTES:
+    """The inputs of a product as it takes them: as tiles, in 8 bits for weights in few, or turned where that helps."""
+    if kind == MATRICES:
+        steps = (size + DEPTH - 1) // DEPTH
+        for row in range(rows):
+            place = ready + (row // LANES * steps * LANES + row % LANES) * 2 * DEPTH
+            round_row(x + row * size * _FLOAT, size // LANES, place)
+            if size % DEPTH:
+                fill_up(place + (steps - 1) * TILE_BYTES + DEPTH)
+    elif kind >= BYTES:
         quantise(x, rows * size // GROUP, ready, records)
     elif WIDE:
         row = 0
@@ -157,8 +206,16 @@ def make_ready(x, rows, size, kind, ready, records):
 
 @_part
 def product(x, ready, records, rows, weights, size, kind, out, out_step, first, last):
-    """Columns 16 * first .. 16 * last of x times packed weights. `ready` and `records` are from `make_ready`."""
+    """Columns 16 * first .. 16 * last of x times packed weights.
+
+    `ready` and `records` are from `make_ready`; for matrix units `records` is TILE_ROOM bytes, and tiles have begun.
+    """
     step = block_bytes(size, kind)
+    if kind == MATRICES:
+        for block in range(first, last, 2):
+            own, place, blocks = weights + block * step, out + block * LANES * _FLOAT, min(2, last - block)
+            row_tiles(ready, rows, own, own + step, blocks, size, place, out_step, LANES * _FLOAT, records)
+        return
     for block in range(first, last):
         own, place = weights + block * step, out + block * LANES * _FLOAT
         if kind == BYTES:
@@ -174,3 +231,13 @@ def product(x, ready, records, rows, weights, size, kind, out, out_step, first, 
             tiles(x, size, rows, own, size, place, out_step)
         else:
             half_tiles(x, size, rows, own, size, place, out_step)
+
+
+@_part
+def two_products(x, ready, records, rows, one, two, size, kind, out_one, out_two):
+    """One block of 16 outputs of each of two weights, for outputs [rows, 16]. Arguments as of `product`."""
+    if kind == MATRICES:
+        row_tiles(ready, rows, one, two, 2, size, out_one, LANES, out_two - out_one, records)
+    else:
+        product(x, ready, records, rows, one, size, kind, out_one, LANES, 0, 1)
+        product(x, ready, records, rows, two, size, kind, out_two, LANES, 0, 1)

@@ -90,6 +90,7 @@ class Decoder:
         self.norm = placed["model.norm.weight"]
         self.head_weight = self.embedding if config.tied else placed["lm_head.weight"]
         self.dtype = self.embedding.dtype  # of hidden states, keys and values
+        self.products = f"torch {self.dtype}".replace("torch.", "")
         self.layers = [
             Layer(**{field: placed.get(f"model.layers.{number}.{name}") for field, name in _NAMES.items()})  # type: ignore[arg-type]
             for number in range(config.layers)

@@ -21,13 +21,15 @@ from torch import Tensor
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.errors import HierspecError
-from hierspec.models.cpu_product import BYTES, FLOATS, HALVES, NIBBLES
+from hierspec.models import matrix_units
+from hierspec.models.cpu_product import BYTES, FLOATS, HALVES, MATRICES, NIBBLES
 from hierspec.models.low_bits import BLOCK_BYTES, GROUP, pack
 from hierspec.models.vector_code import LANES
 from hierspec.paths import cache_folder, whole_file
 from hierspec.progress import Progress, silent
 
-KINDS = {"float32": FLOATS, "bfloat16": HALVES, "int8": BYTES, "int4": NIBBLES}
+KINDS = {"float32": FLOATS, "bfloat16": HALVES, "bfloat16-matrix": MATRICES, "int8": BYTES, "int4": NIBBLES}
+_NAMES = {kind: name for name, kind in KINDS.items()}
 _LAYOUT = 1  # count up when the same weights would now be packed differently
 _ALIGNED = 64
 _WORTH_A_FILE = 32 << 20  # bytes; smaller models are packed at every start
@@ -42,6 +44,15 @@ class PackedWeights:
     head: int  # address
     bytes: int  # of all of it: what a pass over one token reads
     owner: Any  # keeps the memory
+
+    @property
+    def name(self) -> str:
+        return _NAMES[self.kind]
+
+
+def kind_for(name: str, matrices: bool = True) -> int:
+    """How weights of this name are stored here: bfloat16 as matrix units take it, where there are such and they may."""
+    return MATRICES if name == "bfloat16" and matrices and matrix_units.AVAILABLE else KINDS[name]
 
 
 def unsuited_to_low_bits(config: DecoderConfig) -> str:
@@ -58,7 +69,7 @@ def pack_in_memory(config: DecoderConfig, weights: dict[str, Tensor], kind: int)
 def packed_weights(checkpoint: Checkpoint, kind: int, progress: Progress = silent) -> PackedWeights:
     """The weights from their file, which is made on the first call."""
     config = checkpoint.config
-    sizes = [_packed_bytes(shape, own) for shape, own in _shapes(config, kind)]
+    sizes = [packed_bytes(shape, own) for shape, own in _shapes(config, kind)]
     if sum(sizes) < _WORTH_A_FILE:
         return pack_in_memory(config, checkpoint.weights, kind)
     starts = np.cumsum([0, *(-(-size // _ALIGNED) * _ALIGNED for size in sizes)]).tolist()
@@ -109,10 +120,12 @@ def _matrices(config: DecoderConfig, weights: dict[str, Tensor], kind: int) -> I
     yield weights["model.embed_tokens.weight" if config.tied else "lm_head.weight"], _head_kind(kind)
 
 
-def _packed_bytes(shape: tuple[int, int], kind: int) -> int:
+def packed_bytes(shape: tuple[int, int], kind: int) -> int:
     outputs, inputs = shape
     if kind in (BYTES, NIBBLES):
         return outputs // LANES * (inputs // GROUP) * BLOCK_BYTES[8 if kind == BYTES else 4]
+    if kind == MATRICES:
+        return outputs // LANES * matrix_units.steps(inputs) * matrix_units.TILE_BYTES
     return outputs * inputs * (4 if kind == FLOATS else 2)
 
 
@@ -120,6 +133,9 @@ def _packed(weight: Tensor, kind: int) -> np.ndarray:
     """[outputs, inputs] -> [outputs / 16, inputs, 16]: the 16 weights that meet one input stand together."""
     if kind in (BYTES, NIBBLES):
         return pack(weight.float().numpy(), 8 if kind == BYTES else 4)
+    if kind == MATRICES:
+        tiles: np.ndarray = matrix_units.pack(weight).view(torch.int16).numpy()
+        return tiles
     blocks = weight.view(len(weight) // LANES, LANES, weight.shape[1]).transpose(1, 2).contiguous()
     packed: np.ndarray = (blocks.view(torch.int16) if kind == HALVES else blocks).numpy()
     return packed

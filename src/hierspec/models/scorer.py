@@ -25,6 +25,7 @@ class AnyDecoder(Judge, Protocol):
 
     layer_rows: int  # rows times layers run so far
     weight_bytes: int  # that a pass over one token reads
+    products: str  # how they are computed, for people and for keys of what was measured
     team: Team | None  # threads to share other work with
 
     def embed(self, tokens: np.ndarray) -> Tensor: ...

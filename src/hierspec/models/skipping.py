@@ -28,7 +28,7 @@ class SkippingDecoder:
         self._kept = [layer not in set(skipped) for layer in range(layers)]
         self.config, self.embedding = decoder.config, decoder.embedding
         self.dtype, self.device, self.team = decoder.dtype, decoder.device, decoder.team
-        self.weight_bytes = decoder.weight_bytes
+        self.weight_bytes, self.products = decoder.weight_bytes, decoder.products
         self.layer_rows = 0
 
     def new_memory(self) -> KeyValueMemory:

@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 LANES = 16
 # Compiled functions are kept on disk under their own source and signature. Those that use these pieces have this
 # number as a default argument, so that a change in one of these files is a new signature.
-_FILES = ("vector_code.py", "low_bits.py", "cpu_product.py", "team.py")
+_FILES = ("vector_code.py", "low_bits.py", "matrix_units.py", "cpu_product.py", "team.py")
 CODE = zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in _FILES))
 
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -191,11 +191,14 @@ def all_lanes(value: float) -> Any:
     return ir.Constant(_VECTOR, [value] * LANES)
 
 
-def piece(arguments: int, result: Any = types.void, apart: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def piece(
+    arguments: int, result: Any = types.void, apart: bool = False, plain: bool = False
+) -> Callable[[Callable[..., Any]], Any]:
     """Make write(writer, *addresses and sizes) callable from compiled code.
 
     `apart`: as a function of its own, which is not copied into its callers. Large pieces would else be compiled anew
-    for every place that uses them, and compiling is what the first start on a machine waits for.
+    for every place that uses them, and compiling is what the first start on a machine waits for. `plain`, with it: not
+    optimised, for what need not be fast.
     """
 
     def wrap(write: Callable[..., Any]) -> Any:
@@ -209,6 +212,8 @@ def piece(arguments: int, result: Any = types.void, apart: bool = False) -> Call
                     function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_I64] * arguments), name)
                     function.linkage = "internal"
                     function.attributes.add("noinline")
+                    if plain:
+                        function.attributes.add("optnone")
                     inner = ir.IRBuilder(function.append_basic_block("entry"))
                     write(VectorWriter(inner), *function.args)
                     inner.ret_void()
@@ -225,6 +230,7 @@ def piece(arguments: int, result: Any = types.void, apart: bool = False) -> Call
             4: lambda _, a, b, c, d: (signature, codegen),
             5: lambda _, a, b, c, d, e: (signature, codegen),
             6: lambda _, a, b, c, d, e, f: (signature, codegen),
+            7: lambda _, a, b, c, d, e, f, g: (signature, codegen),
             8: lambda _, a, b, c, d, e, f, g, h: (signature, codegen),
         }
         made = intrinsic(typing[arguments])

@@ -77,7 +77,7 @@ class CostBook:
     def costs(self, scorer: ModelScorer, standing: int = 0) -> Costs:
         """Of passes in which all tokens but one have been through `standing` layers already."""
         if (scorer.name, standing) not in self._known:
-            about = [scorer.name, *self._about, type(scorer.decoder).__name__]
+            about = [scorer.name, *self._about, scorer.decoder.products]
             self._known[scorer.name, standing] = measured_costs(scorer, about, standing=standing)
         return self._known[scorer.name, standing]
 
