@@ -145,12 +145,12 @@ def test_rates_come_out_as_asked():
 @pytest.mark.parametrize("candidates", [1, 2])
 def test_synthetic_tiers_change_the_speed_and_never_the_text(model, temperature, candidates):
     sampling = Sampling(max_tokens=40, temperature=temperature, seed=3)
-    plain = model.generate_many(PROMPTS, plan="plain", sampling=sampling)
+    plain = model.generate_many(PROMPTS[:2], plan="plain", sampling=sampling)
     assert not any(one.synthetic for one in plain)
     passes = []
     for plan in (synthetic(0.0, 0.0, 0.0), synthetic(0.8, 0.5, 0.6), synthetic(1.0, 1.0, 1.0)):
         before = model.decoder.layer_rows
-        found = model.generate_many(PROMPTS, plan=tree(plan, candidates), sampling=sampling)
+        found = model.generate_many(PROMPTS[:2], plan=tree(plan, candidates), sampling=sampling)
         assert model.decoder.layer_rows > before
         assert all(one.synthetic for one in found)
         assert [one.tokens for one in found] == [one.tokens for one in plain]
