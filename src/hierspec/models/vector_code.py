@@ -29,6 +29,9 @@ _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.Floa
 _VECTOR, _INTEGERS = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _POINTER = ir.PointerType()
 _FLOAT_BYTES = 4
+# Lines of weights to ask memory for in advance, where there is so much arithmetic that the CPU by itself looks less
+# far ahead: 4% of a pass over 4 to 8 tokens on a Neoverse-N1. With one or two rows it makes no difference.
+_AHEAD = 160
 _UNROLLED = 4  # inputs of a product that are taken in one round; sizes are multiples of 16
 # NEON multiplies by one lane of a register for nothing, and a load that fills a register with one number costs an
 # arithmetic slot; on x86 it is the other way round.
@@ -77,6 +80,15 @@ class VectorWriter:
     def load(self, address: Any, index: Any) -> Any:
         """16 floats from item `index` on."""
         return self.b.load(self.at(address, index), typ=_VECTOR, align=_FLOAT_BYTES)
+
+    def prefetch(self, address: Any, index: Any, size: int) -> None:
+        """Have item `index` of `size` bytes brought into the nearest cache, if it is there at all."""
+        arguments = (_POINTER, _I32, _I32, _I32)
+        function = self.function("llvm.prefetch.p0", ir.VoidType(), *arguments)
+        reading, nearest, data = 0, 3, 1
+        self.b.call(
+            function, [self.at(address, index, size), *(ir.Constant(_I32, n) for n in (reading, nearest, data))]
+        )
 
     def load_one(self, address: Any, index: Any) -> Any:
         return self.b.load(self.at(address, index), typ=_F32, align=_FLOAT_BYTES)
@@ -260,6 +272,8 @@ def _tile(rows: int, halves: bool) -> Any:
             for k in range(_UNROLLED):
                 i = w.b.add(first, whole(k))
                 weight = _sixteen_weights(w, weights, i, halves)
+                if rows > 2:
+                    w.prefetch(weights, w.b.add(i, whole(_AHEAD)), (2 if halves else _FLOAT_BYTES) * LANES)
                 sums = [
                     w.fma(w.spread_lane(x, k) if _BY_LANE else w.spread(w.load_one(start, i)), weight, total)
                     for x, start, total in zip(several, starts, sums, strict=True)
