@@ -21,6 +21,7 @@ class AnyRequest(Protocol):
     """What the recursion and the scorers need to know of a request. The engine's is `Request`."""
 
     prompt: np.ndarray
+    output: list[int]  # what the target has written so far
     sampling: Sampling
     seed: int
     dice: Dice

@@ -6,21 +6,32 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.verify import RULES
 
+HEADS = ("auto", "shared", "adapter")
+VOCABULARIES = ("auto", "full", "small")
+
 
 @dataclass(frozen=True)
 class TierPlan:
-    """A tier below the target: an exit of the target, or a draft model with the same vocabulary."""
+    """A tier below the target: an exit of the target, a draft model with the same vocabulary, or a feature drafter."""
 
     exit_layer: int | None = None  # layers of the target to run
-    draft: str | None = None  # a model folder, GGUF file or name
-    weights: str | None = None  # of the draft: auto, int8 or int4 (default: as the target's)
+    head: str = (
+        "auto"  # of the exit: shared (the target's last norm and head), adapter (the pack's), auto (where it is)
+    )
+    draft: str | None = (
+        None  # a model folder, GGUF file or name; "feature" (the pack's), or a folder with an EAGLE head
+    )
+    vocabulary: str = (
+        "auto"  # tokens that it scores: full, small (the pack's and the prompt's), auto (small where known)
+    )
+    weights: str | None = None  # of the draft or the adapter: auto, int8 or int4
     gather: int = 4
     stores: tuple[str, ...] = ()
     budget: int = 7
@@ -33,8 +44,13 @@ class TierPlan:
             raise HierspecError("A tier needs either exit_layer (layers of the target) or draft (a model).")
         if self.exit_layer is not None and self.exit_layer < 1:
             raise HierspecError(f"exit_layer must be at least 1, not {self.exit_layer}.")
-        if self.weights is not None and self.draft is None:
-            raise HierspecError("weights belongs to a draft: an exit runs on the target's own weights.")
+        for name, value, known in (("head", self.head, HEADS), ("vocabulary", self.vocabulary, VOCABULARIES)):
+            if value not in known:
+                raise HierspecError(f"Unknown {name} {value!r}{_nearest(value, known)}; choose {_listed(known)}.")
+        if self.head != "auto" and self.draft is not None:
+            raise HierspecError("head belongs to an exit: a draft has its own.")
+        if self.weights is not None and self.head == "shared":
+            raise HierspecError("weights belongs to a draft or an adapter: this exit runs on the target's own weights.")
         _check_positive(self, "gather", "budget", "candidates")
 
 
@@ -56,14 +72,17 @@ class Plan:
         _check_positive(self, "budget")
 
     @staticmethod
-    def named(name: str, layers: int) -> Plan:
-        """One of the well-known plans, for a target of this many layers."""
+    def named(name: str, layers: int, early_exit: int | None = None) -> Plan:
+        """One of the well-known plans, for a target of this many layers and, where it says so, with this exit."""
         if name not in NAMED:
             raise HierspecError(
                 f"There is no plan or plan file {name!r}{_nearest(name, NAMED)}; plans are {_listed(NAMED)}, or give a "
                 "TOML file."
             )
-        return NAMED[name](layers)
+        plan = NAMED[name](layers)
+        if name == "layerskip" and early_exit is not None:
+            return replace(plan, tiers=(replace(plan.tiers[0], exit_layer=early_exit),))
+        return plan
 
     @staticmethod
     def read(path: str | Path) -> Plan:
@@ -112,6 +131,8 @@ NAMED = {
             TierPlan(exit_layer=max(1, round(layers / 8)), gather=2),
         )
     ),
+    # A drafter on the model's own last states: four tokens, with the two next best of each as leaves.
+    "eagle": lambda layers: Plan(budget=12, tiers=(TierPlan(draft="feature", gather=4, candidates=3),)),
 }
 
 

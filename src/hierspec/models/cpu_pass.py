@@ -292,3 +292,6 @@ def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, inputs, 
     make_ready(x, rows, size, kind, ready, record)
     first, last = _share(logits.shape[1] // LANES, thread, threads)
     product(x, ready, record, rows, weights, size, kind, out, logits.shape[1], first, last)
+
+
+normalise, share = _normalise, _share  # for other compiled functions

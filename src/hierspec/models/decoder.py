@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from hierspec.models.team import Team
 class Layer:
     """The weights of one layer; what an architecture lacks is None."""
 
-    attention_norm: Tensor
+    attention_norm: Tensor | None
     q: Tensor
     k: Tensor
     v: Tensor
@@ -82,7 +82,9 @@ class _Place:
 class Decoder:
     """Runs layers through torch, on any device."""
 
-    def __init__(self, config: DecoderConfig, weights: dict[str, Tensor], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: Mapping[str, Tensor], device: torch.device | str = "cpu"
+    ) -> None:
         self.config = config
         self.device = torch.device(device)
         placed = {name: tensor.to(self.device) for name, tensor in weights.items()}
@@ -127,9 +129,9 @@ class Decoder:
             hidden = hidden + functional.linear(x, layer.down, layer.down_bias)
         return hidden
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm and head."""
-        return functional.linear(self._normed(hidden, self.norm), self.head_weight).float()
+    def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
+        """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm, or another."""
+        return functional.linear(self._normed(hidden, self.norm if norm is None else norm), self.head_weight).float()
 
     def _attention(
         self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, places: Sequence[_Place]
@@ -174,7 +176,9 @@ class Decoder:
             masks[window] = None if seen is None else torch.as_tensor(seen, device=self.device)
         return masks
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return x
         return functional.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
 
     def _rotary(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
 from hierspec.machine import machine
 from hierspec.models.pick import answer
-from hierspec.models.scorer import ModelScorer, advance
+from hierspec.models.scorer import StateScorer
 from hierspec.paths import cache_folder, whole_file
 from hierspec.progress import Progress, silent
 
@@ -33,35 +33,34 @@ _VERSION = 1  # count up when passes become faster or slower
 class PassTimer:
     """Passes of a scorer after one context, taken apart."""
 
-    def __init__(self, scorer: ModelScorer, context: np.ndarray) -> None:
-        self._scorer, self._context = scorer, context
-        self._request = Request(context[:1], Sampling(), Hierarchy((Tier(scorer),)))
-        scorer.pool.clear()
+    def __init__(self, scorer: StateScorer, context: np.ndarray) -> None:
+        self._scorer, self._context, self._runs = scorer, context, 0
+        self._request = Request(context, Sampling(), Hierarchy((Tier(scorer),)))
+        scorer.forget()
         self.run(context[:1])  # reads the context
 
     def run(self, tokens: np.ndarray) -> list[float]:
-        """Seconds of the layers, the head and the picks of a pass over these tokens."""
+        """Seconds of the layers, the head and the picks of a pass over so many tokens as these."""
         scorer, clock = self._scorer, time.perf_counter
+        self._runs += 1
+        tokens = ((tokens + self._runs) % scorer.vocabulary).astype(np.int32)  # never seen here, so nothing is known
         context = np.append(self._context, tokens[:1]).astype(np.int32)
         ask = Ask(scorer, context, Proposal.chain(tokens[1:]), self._request, 1, False, TierStats(scorer.name))
         with torch.inference_mode():
             start = clock()
-            [staircase] = scorer.pool.prepare([(self._request, context, ask.proposal)])
-            staircase.heights[len(self._context) : staircase.used] = 0  # nothing of these tokens is known
-            advance(scorer.decoder, [staircase], scorer.layers)
+            states = scorer.states([ask])
             layers = clock()
-            boundary = scorer.pool.boundaries.index(scorer.layers)
-            logits = scorer.decoder.head(staircase.hidden[boundary, staircase.chain - 1 : staircase.used])
+            [logits] = scorer.head.logits([ask], states)
             head = clock()
             answer(ask, logits, scorer.decoder.team)  # copies the picks to the host, so a GPU has finished here
             return [layers - start, head - layers, clock() - head]
 
     def close(self) -> None:
         self._request.cancel()
-        self._scorer.pool.clear()
+        self._scorer.forget()
 
 
-def measured_costs(scorer: ModelScorer, about: list[Any], progress: Progress = silent) -> Costs:
+def measured_costs(scorer: StateScorer, about: list[Any], progress: Progress = silent) -> Costs:
     """Costs of this scorer on this machine. `about` tells it from others: model, dtype, weights."""
     identity = [machine(), torch.get_num_threads(), scorer.layers, about, _VERSION]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
@@ -76,7 +75,7 @@ def measured_costs(scorer: ModelScorer, about: list[Any], progress: Progress = s
     return costs
 
 
-def measure(scorer: ModelScorer, progress: Progress = silent) -> Costs:
+def measure(scorer: StateScorer, progress: Progress = silent) -> Costs:
     """The least of a few rounds: whatever else runs on the machine only ever adds."""
     room = scorer.decoder.config.context - max(_WIDTHS) - 1
     text = np.random.default_rng(0).integers(0, scorer.vocabulary, min(_CONTEXT, room) + max(_WIDTHS)).astype(np.int32)
