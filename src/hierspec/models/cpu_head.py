@@ -3,9 +3,7 @@
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,13 +19,11 @@ from hierspec.models.team import Team
 from hierspec.models.vector_code import CODE, LANES, WIDE
 
 _FLOAT = 4  # bytes
-# What is called here from there is kept with this file's functions, and must not outlive a change of it.
-_CODE = float(zlib.crc32(Path(__file__).with_name("cpu_pass.py").read_bytes(), CODE))
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def run_draft_head(
-    thread, threads, hidden, norm, eps, kind, parts, tokens, normed, inputs, records, small, logits, code=_CODE
+    thread, threads, hidden, norm, eps, kind, parts, tokens, normed, inputs, records, small, logits, code=CODE
 ):  # fmt: skip
     """logits[row, token] for the tokens of each part; norm is empty where there is none.
 
@@ -61,7 +57,7 @@ def run_draft_head(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def run_product(thread, threads, x, weights, kind, inputs, records, out, code=_CODE):
+def run_product(thread, threads, x, weights, kind, inputs, records, out, code=CODE):
     """out = x times packed weights."""
     rows, size = x.shape
     ready, record = inputs[thread].ctypes.data, records[thread].ctypes.data
