@@ -212,20 +212,20 @@ def tiers(rng: random.Random, folders, eagle) -> dict:
     return rng.choice(
         [
             {"exit_layer": rng.choice([2, 4]), "head": rng.choice(["auto", "adapter"])},
-            {"exit_layer": rng.randrange(1, 6), "head": "shared"},
-            {"draft": "feature"},
-            {"draft": "feature"},
+            {"exit_layer": rng.randrange(1, 6)},
+            {"draft": "feature", "vocabulary": rng.choice(["auto", "small"])},
+            {"draft": "feature", "vocabulary": "full"},
             {"draft": str(eagle)},
             {"draft": str(folders / "draft")},
         ]
     )
 
 
-def random_plan(rng: random.Random, folders, eagle) -> Plan:
+def random_plan(rng: random.Random, folders, eagle, few_bits: bool) -> Plan:
     made = tuple(
         TierPlan(
             **tiers(rng, folders, eagle),
-            vocabulary=rng.choice(["auto", "full", "small"]),
+            weights=rng.choice([None, "int8", "int4"]) if few_bits else None,
             gather=rng.randrange(1, 5),
             stores=rng.choice([(), ("context",)]),
             budget=rng.randrange(1, 12),
@@ -247,7 +247,7 @@ def assert_same(model, prompt, sampling, one, other):
 def test_any_plan_writes_what_plain_writes(model, folders, eagle, seed):
     """Alone and four at once, greedy and sampled, with everything dropped now and then."""
     rng = random.Random(seed)
-    plan = random_plan(rng, folders, eagle)
+    plan = random_plan(rng, folders, eagle, model.backend == "compiled")
     sampling = Sampling(max_tokens=16, temperature=[0, 0.8, 3.0][seed % 3], seed=seed)
     prompts = ["".join(rng.choices(["ab", "the ", "é", "12"], k=rng.randrange(1, 12))) for _ in range(4)]
     plain = [model.generate(prompt, plan="plain", sampling=sampling).tokens for prompt in prompts]
@@ -373,6 +373,7 @@ def test_what_a_tier_cannot_be_is_told(model, tier, told):
         ("eagle", "has no feature drafter"),
         (Plan(tiers=(TierPlan(exit_layer=2, head="adapter"),)), "has no pack"),
         (Plan(tiers=(TierPlan(exit_layer=2, vocabulary="small"),)), "needs a pack with a draft vocabulary"),
+        (Plan(tiers=(TierPlan(exit_layer=2, weights="int8"),)), "leave weights out"),
     ],
 )
 def test_a_model_without_a_pack_says_so(folders, plan, told):
@@ -395,3 +396,29 @@ def test_a_head_of_another_size_or_layout_is_told(model, tmp_path):
     save_file(tensors | {"midlayer.hidden_norm.weight": torch.zeros(64)}, three / "model.safetensors")
     with pytest.raises(HierspecError, match="EAGLE-3"):
         model._judge(TierPlan(draft=str(three)))
+
+
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3", "smollm3"])
+def test_both_backends_agree_for_every_family(tmp_path, architecture):
+    """Biases, norms of heads and windows reach a pack's layers too."""
+    folder = tiny_checkpoint(tmp_path / "target", architecture)
+    pack = tiny_pack(tmp_path / "pack", folder)
+    both = [hierspec.load(folder, backend=backend, pack=pack) for backend in ("compiled", "torch")]
+    for one, other in zip(
+        *([m._exits.exit(2, "adapter", "small", "auto"), m._exits.feature("feature", "small", "auto")] for m in both),
+        strict=True,
+    ):
+        with torch.inference_mode():
+            for asks in random_walk(one, random.Random(1), 6):
+                for found, wanted in zip(one.logits(asks), other.logits(asks), strict=True):
+                    torch.testing.assert_close(found, wanted, atol=2e-3, rtol=2e-3)
+
+
+def test_a_target_in_bfloat16_has_its_pack_too(folders):
+    for backend in ("compiled", "torch"):
+        model = hierspec.load(folders / "target", dtype="bfloat16", backend=backend, pack=folders / "pack")
+        plan = Plan(tiers=(TierPlan(exit_layer=4, gather=3, weights="auto"), TierPlan(draft="feature", gather=2)))
+        plain = model.generate("abc", plan="plain", max_tokens=12)
+        found = model.generate("abc", plan=plan, max_tokens=12)
+        difference = first_difference(model, model.encode("abc"), plain.tokens, found.tokens, Sampling(), 0)
+        assert difference is None or (backend == "torch" and difference.is_tie), difference

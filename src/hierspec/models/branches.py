@@ -7,8 +7,9 @@ is a memo like any other: what is lacking is computed, what is kept is computed 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -62,6 +63,15 @@ class AdapterScorer(_BranchScorer):
         return [after(staircase, 0) for staircase in staircases]
 
 
+class Join(Protocol):
+    """fc on the embeddings of tokens and, beside them, features."""
+
+    bytes: int
+
+    def __call__(self, tokens: np.ndarray, states: Tensor, places: np.ndarray, norm: Tensor | None) -> Tensor:
+        """[tokens, hidden]. Features are states [n, hidden] at `places`, normed; -1 stands for zeros."""
+
+
 @dataclass(frozen=True, eq=False)
 class FeatureScorer(_BranchScorer):
     """One layer on the token's embedding and the feature of the position before it.
@@ -71,7 +81,7 @@ class FeatureScorer(_BranchScorer):
     context and on how much of it is written, never on what happens to be kept.
     """
 
-    join: Callable[[Tensor, Tensor], Tensor] = field(kw_only=True)  # embeddings and features, each [rows, hidden]
+    join: Join = field(kw_only=True)
     norm: Tensor | None = field(kw_only=True)  # of its own features; None: as the layer gives them
     skips_first: bool = False  # the text's first token has no place
     # How many slots of a staircase were made from features of the checkpoint.
@@ -104,37 +114,28 @@ class FeatureScorer(_BranchScorer):
             advance(self.decoder, beneath, self.layers, None, among)
 
         def source(staircase: Staircase, slots: np.ndarray) -> Tensor:
-            features = self._features(staircase, slots, places[id(staircase)])
-            return self.join(self.decoder.embed(staircase.tokens[slots]), features)
+            return self._joined(staircase, slots, places[id(staircase)])
 
         # What follows a position of the drafter's own waits for it: wave by wave, mostly one.
-        while True:
-            ready = [_ready(staircase, places[id(staircase)].real) for staircase in staircases]
-            if not any(len(slots) for slots in ready):
-                break
-            advance(self.layer.decoder, staircases, 1, source, ready)
+        waiting = True
+        while waiting:
+            found = [_ready(staircase, places[id(staircase)].real) for staircase in staircases]
+            advance(self.layer.decoder, staircases, 1, source, [ready for ready, _ in found])
+            waiting = any(others for _, others in found)
         return [after(staircase, 0) for staircase in staircases]
 
-    def _features(self, staircase: Staircase, slots: np.ndarray, place: _Place) -> Tensor:
-        """Of the positions before these slots. [slots, hidden]"""
-        decoder, own = self.decoder, self.layer.decoder
+    def _joined(self, staircase: Staircase, slots: np.ndarray, place: _Place) -> Tensor:
+        """What enters the layer at these slots. [slots, hidden]"""
         count = int(np.searchsorted(slots, place.real))  # slots rise; so many follow features of the checkpoint
         parts = []
         if count:
             assert place.beneath is not None
             before = slots[:count] + (place.skip - 1)
-            if before[0] < 0:
-                parts.append(torch.zeros(1, decoder.config.hidden, dtype=own.dtype, device=own.device))
-                before = before[1:]
-            if len(before):
-                states = place.beneath.hidden[-1, where(before, decoder.device)]
-                parts.append(_normed(states, decoder.norm, decoder.config.norm_eps).to(own.dtype))
+            states, norm = place.beneath.hidden[-1], self.decoder.norm
+            parts.append(self.join(staircase.tokens[slots[:count]], states, before, norm))
         if count < len(slots):
-            before = staircase.parents[slots[count:]]
-            states = staircase.hidden[0, torch.as_tensor(before.clip(0), device=own.device)]
-            parts.append(_normed(states, self.norm, own.config.norm_eps))
-            if before[0] < 0:
-                parts[-1][torch.as_tensor(before < 0, device=own.device)] = 0
+            slots = slots[count:]
+            parts.append(self.join(staircase.tokens[slots], staircase.hidden[0], staircase.parents[slots], self.norm))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -148,13 +149,27 @@ class _Place:
     beneath: Staircase | None = None  # the checkpoint's, where they are
 
 
-def _ready(staircase: Staircase, real: int) -> np.ndarray:
-    """Slots to be computed whose feature is there."""
+def _ready(staircase: Staircase, real: int) -> tuple[np.ndarray, int]:
+    """Slots to be computed whose feature is there, and how many others there are."""
     pending = np.flatnonzero(staircase.heights[: staircase.used] == 0)
     parents = staircase.parents[pending]
-    found: np.ndarray = pending[(pending < real) | (parents < 0) | (staircase.heights[parents] > 0)]
-    return found
+    found = pending[(pending < real) | (parents < 0) | (staircase.heights[parents] > 0)]
+    return found, len(pending) - len(found)
 
 
-def _normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return x if weight is None else functional.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), eps)
+class TorchJoin:
+    """Through torch, on any device."""
+
+    def __init__(self, decoder: AnyDecoder, fc: Tensor, bias: Tensor | None) -> None:
+        self._decoder = decoder
+        self._fc = fc.to(decoder.device, decoder.dtype)
+        self._bias = None if bias is None else bias.to(decoder.device, decoder.dtype)
+        self.bytes = self._fc.numel() * self._fc.element_size()
+
+    def __call__(self, tokens: np.ndarray, states: Tensor, places: np.ndarray, norm: Tensor | None) -> Tensor:
+        decoder = self._decoder
+        features = states[torch.as_tensor(places.clip(0), device=decoder.device)]
+        if norm is not None:
+            features = functional.rms_norm(features, (features.shape[-1],), norm.to(features), decoder.config.norm_eps)
+        features[torch.as_tensor(places < 0, device=decoder.device)] = 0
+        return functional.linear(torch.cat((decoder.embed(tokens), features), dim=1), self._fc, self._bias)

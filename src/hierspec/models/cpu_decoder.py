@@ -47,6 +47,7 @@ class CpuDecoder:
         self.device = torch.device("cpu")
         self.dtype = torch.float32  # of hidden states, keys and values
         self.embedding = weights["model.embed_tokens.weight"]
+        self._embedding = self.embedding.numpy() if self.embedding.dtype == torch.float32 else None
         self.head_weight = self.embedding if config.tied else weights["lm_head.weight"]
         self.norm = weights["model.norm.weight"]
         self.layer_rows = 0
@@ -95,7 +96,9 @@ class CpuDecoder:
         return LaneMemory(self.config)
 
     def embed(self, tokens: np.ndarray) -> Tensor:
-        return self.embedding[torch.from_numpy(tokens)].float()
+        if self._embedding is None:
+            return self.embedding[torch.from_numpy(tokens)].float()
+        return torch.from_numpy(self._embedding[tokens])
 
     def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
         """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""

@@ -5,18 +5,16 @@ Each is made once, so that the passes of several requests are packed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hierspec.checkpoints.eagle import read_eagle
 from hierspec.checkpoints.packs import FEATURE, Branch, Pack
 from hierspec.core.errors import HierspecError
-from hierspec.models.branches import AdapterScorer, FeatureScorer, Layer
+from hierspec.models.branches import AdapterScorer, FeatureScorer, Join, Layer, TorchJoin
 from hierspec.models.cache import StaircasePool
 from hierspec.models.decoder import Decoder
 from hierspec.models.draft_head import DraftHead, Product, TorchProduct
@@ -56,8 +54,14 @@ class Exits:
             head = "adapter" if self.pack is not None and layers in self.pack.exits() else "shared"
         small = self.is_small(vocabulary)
         norm = None if self.pack is None else self.pack.exit_norm(layers)
-        if head == "shared" and not small and norm is None:
-            return shared
+        if head == "shared" and not small:
+            if weights is not None:
+                raise HierspecError(
+                    f"Exit {layers} of {self.name} runs on the target's own weights; leave weights out of its tier, or "
+                    "give a pack with an adapter."
+                )
+            if norm is None:
+                return shared
         key = ("exit", layers, head, small, weights)
         if key not in self._scorers:
             kind = f"{head}, {self._size(small)}, {weights}"
@@ -96,7 +100,7 @@ class Exits:
             norm = None if branch.norm is None else branch.norm.to(self.decoder.norm)
             self._scorers[key] = FeatureScorer(
                 "feature drafter", self.decoder, self.pool, config.layers, self.head(norm, small, weights), kind,
-                layer=self._layer(branch, weights), join=self._joined(branch.fc, branch.fc_bias, weights), norm=norm,
+                layer=self._layer(branch, weights), join=self._join(branch.fc, branch.fc_bias, weights), norm=norm,
                 skips_first=branch.skips_first,
             )  # fmt: skip
         found = self._scorers[key]
@@ -204,21 +208,16 @@ class Exits:
         self._layers.append(layer)
         return layer
 
-    def _joined(self, fc: Tensor, bias: Tensor | None, weights: str | None) -> Callable[[Tensor, Tensor], Tensor]:
-        """fc on embeddings and features, side by side."""
+    def _join(self, fc: Tensor, bias: Tensor | None, weights: str | None) -> Join:
         target = self.decoder
+        join: Join
         if self._compiled(weights):
-            from hierspec.models.cpu_head import CpuLinear
+            from hierspec.models.cpu_head import CpuJoin
             from hierspec.models.packed import unsuited_to_low_bits
 
-            assert target.team is not None
             kind = self._kind(weights, unsuited_to_low_bits(target.config))
-            linear = CpuLinear(fc.to(target.embedding.dtype), bias, kind, target.team)
-            self._bytes += linear.bytes
-            return lambda embeddings, features: linear(torch.cat((embeddings, features), dim=1))
-        placed = fc.to(target.device, target.dtype)
-        placed_bias = None if bias is None else bias.to(target.device, target.dtype)
-        self._bytes += placed.numel() * placed.element_size()
-        return lambda embeddings, features: functional.linear(
-            torch.cat((embeddings, features), dim=1), placed, placed_bias
-        )
+            join = CpuJoin(target, fc.to(target.embedding.dtype), bias, kind)
+        else:
+            join = TorchJoin(target, fc, bias)
+        self._bytes += join.bytes
+        return join
