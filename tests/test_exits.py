@@ -270,7 +270,7 @@ def test_any_plan_writes_what_plain_writes(model, folders, eagle, seed):
     """Alone and four at once, greedy and sampled, with everything dropped now and then."""
     rng = random.Random(seed)
     plan = random_plan(rng, folders, eagle, model.backend == "compiled")
-    sampling = Sampling(max_tokens=16, temperature=[0, 0.8, 3.0][seed % 3], seed=seed)
+    sampling = Sampling(max_tokens=12, temperature=[0, 0.8, 3.0][seed % 3], seed=seed)
     prompts = ["".join(rng.choices(["ab", "the ", "é", "12"], k=rng.randrange(1, 12))) for _ in range(4)]
     plain = [model.generate(prompt, plan="plain", sampling=sampling).tokens for prompt in prompts]
     alone = model.generate(prompts[0], plan=plan, sampling=sampling)
