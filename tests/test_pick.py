@@ -1,6 +1,7 @@
 """Picks and laws on the device equal the one-row reference in core."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def is_on_the_edge(ask: Ask, logits: np.ndarray, row: int) -> bool:
         return False
     options = {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
     wide = ask_for(Sampling(**{**options, "top_p": 1.0, "min_p": 0.0}), ask.request.prompt, vocabulary=logits.shape[1])
-    z = expected_row(Ask(**{**ask.__dict__, "request": wide.request}), logits, row)
+    z = expected_row(replace(ask, request=wide.request), logits, row)
     probabilities = np.sort(reference.softmax(z))[::-1]
     before = np.cumsum(probabilities) - probabilities
     return bool(np.abs(before - sampling.top_p).min() < 1e-9)
@@ -140,7 +141,7 @@ def test_compiled_answers_are_the_reference_s_where_many_logits_are_equal(sampli
     even[even == 0] = -0.0  # the same number
     assume(not any(is_on_the_edge(ask, logits, row) for row in range(shape[0])))
     picks = pick.answer(ask, torch.from_numpy(logits)).picks
-    laws = pick.answer(Ask(**{**ask.__dict__, "laws": True}), torch.from_numpy(logits)).laws
+    laws = pick.answer(replace(ask, laws=True), torch.from_numpy(logits)).laws
     for row in range(shape[0]):
         z = expected_row(ask, logits, row)
         law = reference.law(z, sampling)
@@ -181,7 +182,7 @@ def test_compiled_answers_are_the_reference_s_on_a_large_vocabulary(options):
     text, tree = rng.integers(0, LARGE, 700), Proposal((9, 9, 8, 7), (-1, 0, 0, -1))
     ask = ask_for(sampling, text[:500], text[500:], tree, LARGE, candidates=4)
     picks = pick.answer(ask, torch.from_numpy(logits)).picks
-    laws = pick.answer(Ask(**{**ask.__dict__, "laws": True}), torch.from_numpy(logits)).laws
+    laws = pick.answer(replace(ask, laws=True), torch.from_numpy(logits)).laws
     for row in range(len(logits)):
         z = expected_row(ask, logits, row)
         assert picks[row].tolist() == expected_picks(ask, z, row)
@@ -231,7 +232,7 @@ def test_an_answer_depends_on_its_own_row_alone(seed):
     for row in range(len(logits)):
         context = np.append(ask.context, ask.proposal.path(row - 1)).astype(np.int32)
         context.flags.writeable = False
-        alone = pick.answer(Ask(**{**ask.__dict__, "context": context, "proposal": Proposal()}), logits[row : row + 1])
+        alone = pick.answer(replace(ask, context=context, proposal=Proposal()), logits[row : row + 1])
         for kind in ("picks", "laws"):
             one, several = getattr(alone, kind), getattr(together, kind)
             assert (one is None) == (several is None) == (kind == ("picks" if ask.laws else "laws"))
