@@ -271,7 +271,7 @@ def wrong_hierarchy(rule: str, merge: bool = False) -> float:
             gather=2,
             stores=(FakeStore("store", random_trees(3, seed=4, silence=0.0)),) if merge and level == 0 else (),
             merge=merge,
-            candidates=1 if rule == "residual" else 2,
+            candidates=2 if rule == "coupled" else 1,
         )
         for level in range(3)
     )
@@ -358,3 +358,26 @@ def test_control_stops_drafting_after_seeing_its_token(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(hierarchy_module, "_handed_up", shy)
     assert wrong_hierarchy("residual") > SEEN
+
+
+def tokens_a_pass(rule: str, seed: int) -> float:
+    """Expected tokens of the first pass over a drafted block, exactly."""
+    target, draft = markov("target", 3, seed), markov("draft", 3, seed, noise=1.0)
+    tiers = (Tier(target), Tier(draft, gather=3))
+    made: list[Request] = []
+
+    def make(branches: Branches) -> Request:
+        made.append(Request(PROMPT, Sampling(max_tokens=8, temperature=1.0, seed=0), Hierarchy(tiers, rule)))
+        return made[-1]
+
+    found, _ = step_law(make, 1_000_000)
+    return sum(weight * len(tokens) for tokens, weight in found.items())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_block_brings_no_fewer_tokens(seed: int) -> None:
+    assert tokens_a_pass("block", seed) > tokens_a_pass("residual", seed) - EXACT
+
+
+def test_a_block_brings_more_tokens_on_the_whole() -> None:
+    assert sum(tokens_a_pass("block", seed) - tokens_a_pass("residual", seed) for seed in range(4)) > 0.01

@@ -118,7 +118,7 @@ def test_random_hierarchies_write_plain_text(temperature: float, part: int) -> N
         sampling = random_sampling(generator, vocabulary, temperature)
         expected = plain(scorers[0], prompt, sampling)
         tiers = random_tiers(generator, scorers, prompt + expected)
-        rule = "residual" if temperature == 0 and case % 2 else "coupled"
+        rule = ("coupled", "residual", "block")[case % 3] if temperature == 0 else "coupled"
         request = Request(prompt, sampling, Hierarchy(tiers, rule))
         steps = run(request)
         assert request.output == expected, (part, case)
@@ -147,8 +147,8 @@ def mixed_requests(scorers: list[FakeScorer], seed: int, rules: Sequence[str] = 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_a_batch_writes_what_each_writes_alone(seed: int) -> None:
-    """Both rules: a request's dice are its own, so even residual text does not depend on who runs beside it."""
-    rules = ("coupled", "residual")
+    """Every rule: a request's dice are its own, so even residual text does not depend on who runs beside it."""
+    rules = ("coupled", "residual", "block")
     scorers = make_scorers(seed, 9, 3, 0.4)
     alone = mixed_requests(scorers, seed, rules)
     for request in alone:

@@ -150,7 +150,7 @@ def test_a_draft_may_be_in_few_bits_under_a_whole_target(tmp_path):
     assert model.draft(str(folder), "int8").weights == "int8"
     assert Plan.from_toml(plan.to_toml()) == plan
     with pytest.raises(HierspecError, match="belongs to a draft"):
-        TierPlan(exit_layer=2, weights="int8")
+        TierPlan(exit_layer=2, head="shared", weights="int8")
 
 
 def test_low_bits_need_the_compiled_backend(tmp_path):

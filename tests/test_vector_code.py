@@ -10,8 +10,10 @@ from hierspec.models import vector_code
 from hierspec.models.cpu_product import half_tiles, over_turned_rows, tiles
 
 turn_8, turn_16 = vector_code.turn_8, vector_code.turn_16
-_turned = over_turned_rows(vector_code.turned_tile_16, vector_code.turned_tile_8, tiles)
-_turned_halves = over_turned_rows(vector_code.turned_half_tile_16, vector_code.turned_half_tile_8, half_tiles)
+_turned = over_turned_rows("turned", vector_code.turned_tile_16, vector_code.turned_tile_8, tiles)
+_turned_halves = over_turned_rows(
+    "turned_halves", vector_code.turned_half_tile_16, vector_code.turned_half_tile_8, half_tiles
+)
 
 
 @njit

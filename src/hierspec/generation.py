@@ -10,7 +10,7 @@ from hierspec.text.stream import Detokeniser, StopStrings
 from hierspec.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Text that one token completed, and who guessed that token first."""
 
@@ -18,7 +18,7 @@ class Piece:
     source: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TextStep:
     """What one pass of the target brought. Pieces may lag behind tokens: no character is ever split."""
 

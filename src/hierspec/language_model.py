@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from hierspec.checkpoints.config import DecoderConfig
-from hierspec.checkpoints.load import Checkpoint, load_checkpoint
+from hierspec.checkpoints.eagle import is_eagle
+from hierspec.checkpoints.load import load_checkpoint
+from hierspec.checkpoints.packs import Pack
 from hierspec.core.appraisal import Appraiser
 from hierspec.core.engine import Engine, Request
 from hierspec.core.errors import HierspecError
@@ -23,8 +25,9 @@ from hierspec.core.sampling import Sampling
 from hierspec.generation import Generation, TextStep, Writer
 from hierspec.machine import peak_memory
 from hierspec.models.cache import StaircasePool
-from hierspec.models.decoder import Decoder
-from hierspec.models.scorer import AnyDecoder, ModelScorer
+from hierspec.models.exits import PACKED_FEATURE, PACKED_SMALL, Exits
+from hierspec.models.opening import open_decoder
+from hierspec.models.scorer import AnyDecoder, ModelScorer, StateScorer
 from hierspec.models.skipping import skipping_scorer
 from hierspec.models.synthetic import Synthetics
 from hierspec.paths import cache_folder
@@ -38,8 +41,6 @@ from hierspec.text.tokenizer import Tokenizer
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
 
 DEFAULT_PLAN = "lookup"
-BACKENDS = ("auto", "compiled", "compiled-vectors", "torch")
-WEIGHTS = ("auto", "int8", "int4")
 DEFAULT_KV_MEMORY = 4 << 30  # bytes
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -53,6 +54,7 @@ def load(
     weights: str = "auto",
     kv_memory: int = DEFAULT_KV_MEMORY,
     stores: str | Path | None = None,
+    pack: str | Path | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Load a model folder, a GGUF file or a hub name; with nothing given, the default model.
@@ -63,6 +65,7 @@ def load(
     compiled-vectors (the same without matrix units, which compiled uses for bfloat16 where the CPU has them) or auto.
     weights is auto (as dtype says), int8 or int4 (compiled backend: another, faster model, exact in itself).
     stores is the folder of its databases on disk (default: one of the cache, by the model's name and vocabulary).
+    pack is the folder of what was trained for it: exits, drafters (default: the one that ships, if any; "none": none).
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -79,12 +82,12 @@ def load(
             choice = choose_dtype(config, backend, progress or silent)
         return _DTYPES[choice.dtype]
 
-    checkpoint = load_checkpoint(source, chosen if dtype == "auto" else _DTYPES[dtype], progress)
+    checkpoint = load_checkpoint(source, chosen if dtype == "auto" else _DTYPES[dtype], progress, pack)
     tokenizer = Tokenizer.from_folder(checkpoint.folder)
     decoder = open_decoder(checkpoint, device, backend, weights, progress or silent)
     return LanguageModel(
         checkpoint.name, checkpoint.folder, tokenizer, decoder, choice.dtype, kv_memory, backend, weights,
-        None if stores is None else Path(stores), choice,
+        None if stores is None else Path(stores), checkpoint.pack, choice,
     )  # fmt: skip
 
 
@@ -103,46 +106,13 @@ def _home(name: str, tokenizer: Tokenizer, stores: str | Path | None) -> Home:
     return Home(Path(stores) if stores is not None else cache_folder() / "stores" / own, hashed)
 
 
-def open_decoder(
-    checkpoint: Checkpoint, device: str, backend: str = "auto", weights: str = "auto", progress: Progress = silent
-) -> AnyDecoder:
-    """The decoder that suits the checkpoint, the device and what is installed."""
-    for value, known, name in ((backend, BACKENDS, "backend"), (weights, WEIGHTS, "weights")):
-        if value not in known:
-            raise HierspecError(f"Unknown {name} {value!r}; choose {', '.join(known)}.")
-    reason = "it runs on a CPU only" if device != "cpu" else ""
-    if backend != "torch" and not reason:
-        try:
-            from hierspec.models.cpu_decoder import CpuDecoder, unsuited
-            from hierspec.models.packed import kind_for, packed_weights, unsuited_to_low_bits
-        except ImportError:
-            reason = "it needs numba (pip install numba)"
-        else:
-            reason = unsuited(checkpoint.config, checkpoint.dtype)
-            if not reason and weights != "auto":
-                reason = unsuited_to_low_bits(checkpoint.config)
-            if not reason:
-                name = str(checkpoint.dtype).removeprefix("torch.") if weights == "auto" else weights
-                kind = kind_for(name, matrices=backend != "compiled-vectors")
-                packed = packed_weights(checkpoint, kind, progress)
-                progress("Compiling for this CPU (once)", 0, 0)
-                decoder = CpuDecoder(checkpoint.config, checkpoint.weights, torch.get_num_threads(), packed)
-                decoder.prepare()
-                return decoder
-    if backend.startswith("compiled"):
-        raise HierspecError(f"The compiled backend cannot run {checkpoint.name} here: {reason}; use --backend torch.")
-    if weights != "auto":
-        why = reason or "the torch backend was asked for"
-        raise HierspecError(f"Weights in {weights} need the compiled backend ({why}); use --weights auto.")
-    return Decoder(checkpoint.config, checkpoint.weights, device)
-
-
 class LanguageModel:
     """A model and everything it keeps between requests. Not for several threads at once."""
 
     def __init__(
         self, name: str, folder: Path, tokenizer: Tokenizer, decoder: AnyDecoder, dtype: str, kv_memory: int,
-        backend: str = "auto", weights: str = "auto", stores: Path | None = None, choice: DtypeChoice | None = None,
+        backend: str = "auto", weights: str = "auto", stores: Path | None = None, pack: Pack | None = None,
+        choice: DtypeChoice | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.folder = folder  # in Hugging Face's layout, also where the source was a GGUF file
@@ -156,9 +126,9 @@ class LanguageModel:
         self.stop_ids = frozenset((*tokenizer.stop_ids, *decoder.config.eos_ids))
         self.kv_memory = kv_memory
         self._pool = StaircasePool(decoder, kv_memory)
-        self._scorers: dict[int, ModelScorer] = {}
+        self._exits = Exits(name, decoder, self._pool, pack)
         self._drafts: dict[tuple[str, str], LanguageModel] = {}  # by source and weights
-        self._draft_scorers: dict[tuple[str, str | None], ModelScorer] = {}
+        self._draft_scorers: dict[tuple[str, str | None, bool], StateScorer] = {}
         self._stores_folder = stores
         self._stores: dict[str, Store | None] = {}  # by name; None where there is none and need not be
         self._added: dict[str, Store] = {}  # those that came through add_store
@@ -231,7 +201,7 @@ class LanguageModel:
             return plan
         if str(plan).endswith(".toml") or Path(plan).is_file():
             return Plan.read(plan)
-        return Plan.named(str(plan), self.config.layers)
+        return Plan.named(str(plan), self.config.layers, self.config.early_exit)
 
     def hierarchy(self, plan: Plan) -> Hierarchy:
         """The plan with its names replaced by scorers and stores."""
@@ -248,14 +218,13 @@ class LanguageModel:
         return Hierarchy(tuple(tiers), plan.rule)
 
     def scorer(self, layers: int) -> ModelScorer:
-        """The model itself, or its exit after so many layers."""
-        if not 1 <= layers <= self.config.layers:
-            raise HierspecError(f"exit_layer {layers} does not exist: {self.name} has {self.config.layers} layers.")
-        if layers not in self._scorers:
-            self._pool.add_boundary(layers)
-            name = "target" if layers == self.config.layers else f"exit {layers}"
-            self._scorers[layers] = ModelScorer(name, self.decoder, self._pool, layers)
-        return self._scorers[layers]
+        """The model itself, or its exit after so many layers through the last norm and head."""
+        return self._exits.whole(layers)
+
+    @property
+    def pack(self) -> Pack | None:
+        """What there is for this model beside its weights."""
+        return self._exits.pack
 
     def draft(self, source: str, weights: str | None = None) -> LanguageModel:
         """A second model with the same vocabulary, loaded once, on the same device.
@@ -306,37 +275,50 @@ class LanguageModel:
 
     def memory(self) -> dict[str, int]:
         """Bytes: of the weights, of keys, values and states kept for texts, and the most that the process had."""
-        return {"weights": self.decoder.weight_bytes, "texts": self._pool.bytes_held(), "peak": peak_memory()}
+        weights = self.decoder.weight_bytes + self._exits.weight_bytes()
+        texts = self._pool.bytes_held() + self._exits.bytes_held()
+        return {"weights": weights, "texts": texts, "peak": peak_memory()}
 
     def forget(self) -> None:
         """Drop everything computed so far. The next answers take longer and are the same."""
         self._pool.clear()
+        self._exits.clear()
         for scorer in self._skipping.values():
-            scorer.pool.clear()
+            scorer.forget()
         for draft in self._drafts.values():
             draft.forget()
 
-    def _judge(self, tier: TierPlan) -> ModelScorer:
-        if tier.draft is not None:
-            key = tier.draft, tier.weights
-            if key not in self._draft_scorers:  # one object for all requests, so that their passes are packed
-                draft = self.draft(*key)
-                scorer = replace(draft.scorer(draft.config.layers), name=f"draft {draft.name}")
-                self._draft_scorers[key] = scorer
-            return self._draft_scorers[key]
+    def _judge(self, tier: TierPlan) -> StateScorer:
+        exits = self._exits
+        if tier.exit_layer is not None:
+            return exits.exit(tier.exit_layer, tier.head, tier.vocabulary, tier.weights)
         if tier.skip_layers:
             skipped = tuple(sorted(tier.skip_layers))
             if skipped not in self._skipping:
                 self._skipping[skipped] = skipping_scorer(self.decoder, skipped, self._pool.budget)
             return self._skipping[skipped]
-        assert tier.exit_layer is not None
-        return self.scorer(tier.exit_layer)
+        assert tier.draft is not None
+        if tier.draft == PACKED_FEATURE or is_eagle(tier.draft):
+            return exits.feature(tier.draft, tier.vocabulary, tier.weights)
+        if tier.draft == PACKED_SMALL:
+            return exits.small_model(tier.vocabulary, tier.weights)
+        small = exits.is_small(tier.vocabulary)
+        key = tier.draft, tier.weights, small
+        if key not in self._draft_scorers:  # one object for all requests, so that their passes are packed
+            draft = self.draft(tier.draft, tier.weights)
+            scorer = replace(draft.scorer(draft.config.layers), name=f"draft {draft.name}")
+            if small:  # of the target's draft vocabulary: the ids are the same
+                head = draft._exits.head(draft.decoder.norm, True, tokens=exits.tokens)
+                scorer = replace(scorer, head=head, kind="small vocabulary")
+            self._draft_scorers[key] = scorer
+        return self._draft_scorers[key]
 
-    def _appraiser(self, name: str, scorer: ModelScorer) -> Appraiser:
+    def _appraiser(self, name: str, scorer: StateScorer) -> Appraiser:
         """What guesses to this scorer are worth, learnt over all requests."""
-        if name not in self._appraisers:
-            self._appraisers[name] = Appraiser(self.costs.costs(scorer))
-        return self._appraisers[name]
+        key = f"{name}, {scorer.kind}" if scorer.kind else name
+        if key not in self._appraisers:
+            self._appraisers[key] = Appraiser(self.costs.costs(scorer))
+        return self._appraisers[key]
 
     def _opened(self, names: tuple[str, ...]) -> tuple[Store, ...]:
         for name in names:

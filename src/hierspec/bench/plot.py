@@ -142,7 +142,8 @@ def _logarithmic(low: float, high: float) -> Scale:
 
 def _linear(low: float, high: float) -> Scale:
     """Four to nine ticks at multiples of 1, 2 or 5 times a power of ten."""
-    high = high if high > low else low + 1
+    if high - low <= max(1e-200, 1e-12 * abs(low)):  # nothing that could be told apart
+        high = low + 1
     power = 10.0 ** math.floor(math.log10((high - low) / 4))
     step = next(digit * power for digit in (1, 2, 5, 10) if (high - low) / (digit * power) <= 8)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

@@ -74,6 +74,7 @@ class DecoderConfig:
     qk_norm: bool
     bos_id: int | None
     eos_ids: tuple[int, ...]
+    early_exit: int | None = None  # the exit that its maker drafts with (LayerSkip checkpoints)
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -134,6 +135,7 @@ def from_huggingface(config: dict[str, Any], generation: dict[str, Any] | None =
         qk_norm=architecture == "qwen3",
         bos_id=bos_id,
         eos_ids=eos_ids,
+        early_exit=_early_exit(config, generation or {}, layers),
     )
 
 
@@ -160,6 +162,8 @@ def to_huggingface(config: DecoderConfig) -> dict[str, Any]:
         "eos_token_id": _eos_to_huggingface(config.eos_ids),
         "pad_token_id": None,  # SmolLM3's default lies beyond a small vocabulary
     }
+    if config.early_exit is not None:
+        written["assistant_early_exit"] = config.early_exit
     if architecture in ("llama", "qwen3", "smollm3"):
         written["attention_bias"] = config.attention_bias
     if architecture in ("llama", "smollm3"):
@@ -271,6 +275,15 @@ def _special_ids(
 
     bos = ids("bos_token_id", config, generation)
     return (bos[0] if bos else None), ids("eos_token_id", generation, config)
+
+
+def _early_exit(config: dict[str, Any], generation: dict[str, Any], layers: int) -> int | None:
+    """transformers' `assistant_early_exit`, which stands among the settings of generation or in the config itself."""
+    for source in (generation, config):
+        found = source.get("assistant_early_exit")
+        if isinstance(found, int) and not isinstance(found, bool) and 1 <= found < layers:
+            return found
+    return None
 
 
 def _eos_to_huggingface(eos_ids: tuple[int, ...]) -> int | list[int] | None:

@@ -5,8 +5,8 @@ Weights are mapped from disk, and every tensor's name, type and shape is checked
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,16 @@ from safetensors import SafetensorError, safe_open
 
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors, from_huggingface
 from hierspec.checkpoints.default import DEFAULT_NAME, default_model
+from hierspec.checkpoints.delta import ChangedWeights
 from hierspec.checkpoints.gguf_file import convert, converted, gguf_config
+from hierspec.checkpoints.packs import EARLY_EXIT, Pack, open_pack, shipped_pack
 from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress, silent
 
 __all__ = ["Checkpoint", "expected_tensors", "load_checkpoint", "read_config"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_EARLY_EXIT_NAME = "default-ee"  # the default model with the delta of its pack
 _STORED_TYPES = {"F32", "F16", "BF16", "F64"}
 _OPTIONS = "give a model folder, a .gguf file, a hub name such as org/name, or nothing for the default model"
 
@@ -31,18 +34,23 @@ class Checkpoint:
     name: str
     folder: Path  # Hugging Face layout: config.json, weights, tokenizer
     config: DecoderConfig
-    weights: dict[str, torch.Tensor]  # Hugging Face names, exactly those of expected_tensors(config)
+    weights: Mapping[str, torch.Tensor]  # Hugging Face names, exactly those of expected_tensors(config)
     dtype: torch.dtype
+    pack: Pack | None = None  # what there is for it beside its weights
+    variant: str = ""  # tells weights that were changed after reading from those in the folder
 
 
 def load_checkpoint(
     source: str | Path | None = None,
     dtype: torch.dtype | Callable[[DecoderConfig], torch.dtype] = torch.float32,
     progress: Progress | None = None,
+    pack: str | Path | None = None,
 ) -> Checkpoint:
     """Finds `source` (None or "default", a folder, a .gguf file or a hub name) and maps its weights as `dtype`.
 
     Where the dtype depends on the model, it is asked for with the configuration, before anything is converted.
+    `pack` is the folder of its pack, "none", or nothing: the shipped one that belongs to it. "default-ee" is the
+    default model's early-exit variant, whose weights are the default ones and a delta of the pack.
     """
     if isinstance(dtype, torch.dtype):
         _check_dtype(dtype)
@@ -53,7 +61,24 @@ def load_checkpoint(
     folder = place if place.is_dir() else convert(place, dtype, progress)
     config = read_config(folder)
     files = _weight_files(folder)
-    return Checkpoint(name, folder, config, _read_weights(folder, files, config, dtype, progress or silent), dtype)
+    weights = _read_weights(folder, files, config, dtype, progress or silent)
+    if pack is None:
+        found = shipped_pack(config, weights)
+    else:
+        found = None if str(pack) == "none" else open_pack(Path(pack).expanduser(), config, weights)
+    checkpoint = Checkpoint(name, folder, config, weights, dtype, found)
+    return _early_exit(checkpoint) if str(source) == _EARLY_EXIT_NAME else checkpoint
+
+
+def _early_exit(checkpoint: Checkpoint) -> Checkpoint:
+    """The early-exit variant of a model: another model, with the same tokenizer."""
+    pack = checkpoint.pack
+    if pack is None or not pack.has(EARLY_EXIT):
+        where = f"the pack {pack.folder.name} has no {EARLY_EXIT}" if pack else "there is no pack for the default model"
+        raise HierspecError(f"{_EARLY_EXIT_NAME} is not there: {where}; give one that has it (--pack FOLDER).")
+    weights = ChangedWeights(checkpoint.weights, pack.read(EARLY_EXIT))
+    name, variant = f"{checkpoint.name}-ee", pack.hashes[EARLY_EXIT]
+    return replace(checkpoint, name=name, weights=weights, pack=pack.early_exit(), variant=variant)
 
 
 def _check_dtype(dtype: torch.dtype) -> None:
@@ -77,7 +102,7 @@ def read_config(folder: Path) -> DecoderConfig:
 
 def _locate(source: str | Path | None, progress: Progress) -> tuple[str, Path]:
     """Its name, and its folder or GGUF file."""
-    if source is None or str(source) == "default":
+    if source is None or str(source) in ("default", _EARLY_EXIT_NAME):
         return DEFAULT_NAME, default_model(progress)
     path = Path(source).expanduser()
     if path.is_dir():

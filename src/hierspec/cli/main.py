@@ -14,7 +14,7 @@ COMMANDS = {
     "generate": "stream a model's answer to a prompt",
     "chat": "talk to a model",
     "store": "build, look at and drop token databases",
-    "train": "give a model something that drafts for it",
+    "train": "train exits and drafts for a model, or find layers it can skip",
     "bench": "compare plans on a file of prompts: equality first, then time",
 }
 

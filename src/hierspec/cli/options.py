@@ -33,6 +33,9 @@ def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
     group.add_argument("--weights", default="auto", help="auto (as dtype says), int8 or int4 (CPU, compiled backend)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     group.add_argument("--stores", type=Path, metavar="DIR", help="where its databases lie (default: in the cache)")
+    group.add_argument(
+        "--pack", metavar="DIR", help="exits and drafters trained for it (default: the shipped ones; none: none at all)"
+    )
     group.add_argument("--kv-memory", default="4G", metavar="SIZE", help="most memory for keys and values (default 4G)")
 
 
@@ -45,7 +48,11 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("plan")
     group.add_argument("--plan", default="lookup", help=f"{', '.join(NAMED)} or a TOML file (default: lookup)")
     group.add_argument("--exit", type=int, metavar="LAYER", help="add a tier: the model's own exit after LAYER layers")
-    group.add_argument("--draft", metavar="MODEL", help="add a tier: a draft model with the same vocabulary")
+    group.add_argument(
+        "--draft",
+        metavar="MODEL",
+        help='add a tier: a draft model with the same vocabulary, or "feature" (the pack\'s)',
+    )
     group.add_argument("--gather", type=int, default=4, metavar="N", help="tokens those tiers hand up (default 4)")
 
 
@@ -86,6 +93,7 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
             weights=arguments.weights,
             kv_memory=kv_memory,
             stores=arguments.stores,
+            pack=arguments.pack,
             progress=progress,
         )
 

@@ -1,24 +1,119 @@
-"""Give a model something that drafts for it.
+"""Train what guesses for a model: exits of its own, or drafts beside it.
+
+The model first writes conversations with itself (or answers --prompts), then the new parts learn from those and from
+--text. The result is a pack: a folder that `--pack FOLDER` gives to generate, chat, plan and bench. A stopped run
+goes on where it was.
 
 examples:
+  hierspec train exits --layers 4,8 --minutes 20 --output my-pack
+  hierspec train exits --recipe tuned --layers 4,8 --text books/*.txt --output my-pack
+  hierspec train draft --kind feature --minutes 20 --output my-pack
   hierspec train skip --output skip.toml
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
+from typing import Any
 
 from hierspec.cli import train_skip
+from hierspec.cli.console import note, progress_bars
+from hierspec.core.errors import HierspecError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parts = parser.add_subparsers(dest="part", metavar="skip", required=True)
+    parts = parser.add_subparsers(dest="part", metavar="exits|draft|skip", required=True)
+    exits = parts.add_parser("exits", help="exits of the model: adapters beside it, or an early-exit variant of it")
+    exits.add_argument("--recipe", choices=("adapters", "tuned"), default="adapters", help="default: adapters")
+    exits.add_argument("--layers", default="", metavar="N,N", help="default: near 1/8 and 1/4 of the depth")
+    exits.add_argument("--anchor", type=float, default=1.0, help="tuned: how firmly it is held to the original (1)")
+    exits.add_argument("--rank", type=int, default=32, help="tuned: of the change (default 32)")
+    draft = parts.add_parser("draft", help="a draft that shares the model's embeddings and head")
+    draft.add_argument("--kind", choices=("feature", "small"), default="feature", help="default: feature")
+    draft.add_argument("--steps-ahead", type=int, default=4, metavar="N", help="feature: own steps trained on (4)")
+    draft.add_argument("--depth", type=int, default=4, metavar="N", help="small: layers (default 4)")
     skip = parts.add_parser(
         "skip", help="search for layers that the model can leave out when it drafts for itself (no training)",
         description=train_skip.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     train_skip.add_arguments(skip)
+    for part in (exits, draft):
+        part.add_argument("model", nargs="?", metavar="MODEL", help="a folder, a GGUF file, a hub name (default model)")
+        part.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="the pack, made or added to")
+        part.add_argument("--device", default="auto", help="cpu, cuda or auto")
+        part.add_argument("--minutes", type=float, metavar="M", help="end after M minutes of training")
+        part.add_argument("--steps", type=int, default=2000, metavar="N", help="end after N steps (default 2000)")
+        part.add_argument("--batch", type=int, default=16, metavar="N", help="texts a step (default 16)")
+        part.add_argument("--rate", type=float, metavar="R", help="learning rate (default 0.0006; tuned 0.001)")
+        part.add_argument("--conversations", type=int, default=4096, metavar="N", help="to synthesise (default 4096)")
+        part.add_argument("--length", type=int, default=640, metavar="N", help="tokens of each (default 640)")
+        part.add_argument("--vocabulary", type=int, default=8192, metavar="N", help="draft vocabulary (default 8192)")
+        part.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with turns: what users may ask")
+        part.add_argument("--text", type=Path, nargs="*", default=[], metavar="FILE", help="real text to read as well")
+        part.add_argument("--measure", type=Path, metavar="FILE", help="prompts for the last measurement")
+        part.add_argument("--held-text", type=Path, nargs="*", default=[], metavar="FILE", help="for the perplexity")
+        part.add_argument("--seed", type=int, default=0)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return train_skip.run(arguments)
+    if arguments.part == "skip":
+        return train_skip.run(arguments)
+    from hierspec.bench.prompts import read_prompts
+    from hierspec.train import recipes
+    from hierspec.train.loop import Settings
+    from hierspec.train.material import Wanted, gather_material, text_rows
+    from hierspec.train.measure import table
+
+    given = [prompt.turns[0] for prompt in read_prompts(arguments.prompts)] if arguments.prompts else []
+    measured = read_prompts(arguments.measure) if arguments.measure else []
+    tuned = arguments.part == "exits" and arguments.recipe == "tuned"
+    name = "exits-" + arguments.recipe if arguments.part == "exits" else "draft-" + arguments.kind
+    work = arguments.output.with_name(arguments.output.name + ".work")
+    settings = Settings(
+        steps=arguments.steps, minutes=arguments.minutes, batch=arguments.batch,
+        rate=arguments.rate or (1e-3 if tuned else 6e-4), seed=arguments.seed, checkpoint=work / name,
+    )  # fmt: skip
+    wanted = Wanted(
+        arguments.conversations, arguments.length, arguments.vocabulary, tuple(given), tuple(arguments.text),
+        arguments.seed, batch=2048 if arguments.device != "cpu" else 128,
+    )  # fmt: skip
+    with progress_bars() as progress:
+        material = gather_material(arguments.model, work, wanted, arguments.device, progress)
+        common: dict[str, Any] = {"prompts": measured, "progress": progress, "report": _say}
+        if arguments.part == "draft" and arguments.kind == "feature":
+            result = recipes.train_feature(material, arguments.output, settings, arguments.steps_ahead, **common)
+        elif arguments.part == "draft":
+            result = recipes.train_small(material, arguments.output, settings, arguments.depth, **common)
+        else:
+            layers = _layers(arguments.layers, material.checkpoint.config.layers)
+            if tuned:
+                held = arguments.held_text
+                text = text_rows(material.tokenizer, held, arguments.length, progress) if held else None
+                result = recipes.train_tuned(
+                    material, layers, arguments.output, settings, arguments.anchor, arguments.rank, text, **common
+                )
+            else:
+                result = recipes.train_exits(material, layers, arguments.output, settings, **common)
+    note(table(result.figures))
+    for what, value in result.more.items():
+        note(f"{what}: {value:.2f}")
+    note(f"written to {arguments.output}; {work} can be removed")
+    print(json.dumps({"folder": str(arguments.output), "steps": result.course.steps, "agreement": result.figures,
+                      "seconds": round(result.course.seconds, 1), **result.more}))  # fmt: skip
+    return 0
+
+
+def _say(step: int, loss: float, figures: dict[str, float]) -> None:
+    agreeing = ", ".join(f"{name} {100 * value:.0f}%" for name, value in figures.items() if name != "anchor")
+    note(f"step {step}: loss {loss:.3f}; {agreeing}")
+
+
+def _layers(text: str, depth: int) -> list[int]:
+    if not text:
+        return sorted({max(1, round(depth / 8)), max(1, round(depth / 4))})
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise HierspecError(f"--layers takes layer numbers separated by commas, not {text!r}.") from None

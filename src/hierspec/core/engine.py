@@ -16,7 +16,7 @@ from hierspec.core.sampling import Dice, Sampling
 from hierspec.core.verify import Answer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """What one pass of the target brought: tokens, and who guessed each first."""
 

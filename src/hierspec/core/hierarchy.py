@@ -15,13 +15,14 @@ from hierspec.core.policy import CORRECTED, OWN, RUNNER_UP, STOOD, Policy, Writt
 from hierspec.core.proposal import NOTHING, Law, Proposal
 from hierspec.core.sampling import Dice, Sampling
 from hierspec.core.stats import Stats, TierStats
-from hierspec.core.verify import RULES, Answer
+from hierspec.core.verify import BY_LAWS, RULES, Answer
 
 
 class AnyRequest(Protocol):
     """What the recursion and the scorers need to know of a request. The engine's is `Request`."""
 
     prompt: np.ndarray
+    output: list[int]  # what the target has written so far
     sampling: Sampling
     seed: int
     dice: Dice
@@ -153,7 +154,7 @@ class Hierarchy:
             # The scorer adds a token of its own to what it accepts, so a guess fills at most one less than the room.
             asked, block = yield from self._asked(level, here, room - len(written) - 1, request)
             guess = _chosen(tier, asked, stats)
-            answer = yield Ask(tier.scorer, here, guess, request, tier.candidates, self.rule == "residual", stats)
+            answer = yield Ask(tier.scorer, here, guess, request, tier.candidates, self.rule in BY_LAWS, stats)
             verdict = RULES[self.rule](guess, answer, request.dice, tier.candidates)
             for store in tier.stores:
                 own = request.stores[store.name]

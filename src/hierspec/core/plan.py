@@ -6,7 +6,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,25 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.policy import UNTIL
 from hierspec.core.verify import RULES
 
+HEADS = ("auto", "shared", "adapter")
+VOCABULARIES = ("auto", "full", "small")
+
 
 @dataclass(frozen=True)
 class TierPlan:
-    """A tier below the target: an exit of the target, the target without some layers, or another model."""
+    """A tier below the target: an exit of the target, the target without some layers, another model, or a drafter on
+    the target's own states."""
 
     exit_layer: int | None = None  # layers of the target to run
-    draft: str | None = None  # a model folder, GGUF file or name
+    head: str = (
+        "auto"  # of the exit: shared (the target's last norm and head), adapter (the pack's), auto (where it is)
+    )
     skip_layers: tuple[int, ...] = ()  # layers of the target to leave out, counted from 0
-    weights: str | None = None  # of the draft: auto, int8 or int4 (default: as the target's)
+    draft: str | None = (
+        None  # a model folder, GGUF file or name; "feature" or "small" (the pack's); an EAGLE head's folder
+    )
+    vocabulary: str = "auto"  # tokens that it scores: full, small (the pack's and the prompt's), or what there is
+    weights: str | None = None  # of the draft or the adapter: auto, int8 or int4
     gather: int = 4
     until: str = "count"  # what ends a block before `gather` tokens: nothing, a correction, or what it is worth
     stores: tuple[str, ...] = ()
@@ -41,8 +51,6 @@ class TierPlan:
             )
         if self.exit_layer is not None and self.exit_layer < 1:
             raise HierspecError(f"exit_layer must be at least 1, not {self.exit_layer}.")
-        if self.weights is not None and self.draft is None:
-            raise HierspecError("weights belongs to a draft: an exit runs on the target's own weights.")
         if any(layer < 0 for layer in self.skip_layers) or len(set(self.skip_layers)) < len(self.skip_layers):
             raise HierspecError("skip_layers must be different whole numbers from 0 up.")
         if self.until not in UNTIL:
@@ -53,6 +61,13 @@ class TierPlan:
                 raise HierspecError(f"{name} must be from 0 to 1, not {share}.")
         if self.agrees is None and self.agrees_corrected is not None:
             raise HierspecError("agrees_corrected needs agrees beside it.")
+        for name, value, known in (("head", self.head, HEADS), ("vocabulary", self.vocabulary, VOCABULARIES)):
+            if value not in known:
+                raise HierspecError(f"Unknown {name} {value!r}{_nearest(value, known)}; choose {_listed(known)}.")
+        if self.head != "auto" and self.exit_layer is None:
+            raise HierspecError("head belongs to an exit: other tiers have their own.")
+        if self.weights is not None and self.head == "shared":
+            raise HierspecError("weights belongs to a draft or an adapter: this exit runs on the target's own weights.")
         _check_positive(self, "gather", "budget", "candidates")
 
 
@@ -91,14 +106,17 @@ class Plan:
         return any(tier.agrees is not None for tier in self.tiers)
 
     @staticmethod
-    def named(name: str, layers: int) -> Plan:
-        """One of the well-known plans, for a target of this many layers."""
+    def named(name: str, layers: int, early_exit: int | None = None) -> Plan:
+        """One of the well-known plans, for a target of this many layers and, where it says so, with this exit."""
         if name not in NAMED:
             raise HierspecError(
                 f"There is no plan or plan file {name!r}{_nearest(name, NAMED)}; plans are {_listed(NAMED)}, or give a "
                 "TOML file."
             )
-        return NAMED[name](layers)
+        plan = NAMED[name](layers)
+        if name == "layerskip" and early_exit is not None:
+            return replace(plan, tiers=(replace(plan.tiers[0], exit_layer=early_exit),))
+        return plan
 
     @staticmethod
     def read(path: str | Path) -> Plan:
@@ -155,6 +173,8 @@ NAMED = {
             TierPlan(exit_layer=max(1, round(layers / 8)), gather=4, until="worth"),
         ),
     ),
+    # A drafter on the model's own last states: four tokens, with the two next best of each as leaves.
+    "eagle": lambda layers: Plan(budget=12, tiers=(TierPlan(draft="feature", gather=4, candidates=3),)),
 }
 
 

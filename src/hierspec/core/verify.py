@@ -59,13 +59,69 @@ def residual(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1
     Several candidates at one position are tried in turn, each against what the refused ones left of p.
     """
     assert answer.laws is not None
+    verdict, children = Verdict([], []), proposal.children()
+    _walk_down(proposal, answer.laws, dice, candidates, children, -1, answer.laws[0], children[0], verdict)
+    return verdict
+
+
+def block(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -> Verdict:
+    """The first guess of every position is accepted or refused jointly with those before it (arXiv 2403.10444).
+
+    A guess that is too likely under the scorer makes up for one before it that was too unlikely, so that on the
+    average no fewer tokens stand than under `residual`. Where the spine of first guesses ends, the others at that
+    position are tried against what it left, as under `residual`.
+    """
+    laws = answer.laws
+    assert laws is not None
     children, node = proposal.children(), -1
-    accepted: list[int] = []
-    written: list[list[Candidate]] = []
+    spine: list[int] = []
+    while children[node + 1]:
+        node = children[node + 1][0]
+        spine.append(node)
+    # How much of what was drafted so far the scorer would have written, never more than all; one entry a position.
+    kept, standing = [1.0], 0
+    for place, node in enumerate(spine):
+        before = spine[place - 1] if place else -1
+        token, drawn_from = proposal.tokens[node], proposal.laws[node]
+        own = laws[before + 1][token]
+        kept.append(min(1.0, kept[-1] * float(own if drawn_from is None else own / drawn_from[token])))
+        chance = kept[-1]
+        if place + 1 < len(spine):
+            more = float(_above(kept[-1] * laws[node + 1], proposal, spine[place + 1]).sum())
+            chance = more / (more + 1 - kept[-1]) if more + 1 - kept[-1] > 0 else 1.0
+        if dice.accept(chance):
+            standing = place + 1
+    verdict, node = Verdict([], []), -1
+    for node in spine[:standing]:
+        parent = proposal.parents[node]
+        verdict.accepted.append(node)
+        verdict.written.append(_with_runners_up(proposal.tokens[node], laws[parent + 1], dice, candidates))
+    own, others = laws[node + 1], children[node + 1]
+    left = own
+    if standing < len(spine):
+        left, others = _normalised(_above(kept[standing] * own, proposal, spine[standing]), own), others[1:]
+    _walk_down(proposal, laws, dice, candidates, children, node, left, others, verdict)
+    return verdict
+
+
+def _above(weights: np.ndarray, proposal: Proposal, node: int) -> np.ndarray:
+    """The part of these weights that is more than what the node was drawn with."""
+    drawn_from = proposal.laws[node]
+    if drawn_from is not None:
+        return np.maximum(weights - drawn_from, 0)
+    left = weights.copy()
+    left[proposal.tokens[node]] = 0.0  # a chosen token was drawn with probability 1, and no weight is more
+    return left
+
+
+def _walk_down(
+    proposal: Proposal, laws: np.ndarray, dice: Dice, candidates: int, children: list[list[int]], node: int,
+    left: Law, tried: list[int], verdict: Verdict,
+) -> None:  # fmt: skip
+    """From `node` down while a guess stands: `tried` are those after it, `left` the law they are tried against."""
     while True:
-        own = answer.laws[node + 1]
-        left, standing = own, -1
-        for child in children[node + 1]:
+        standing = -1
+        for child in tried:
             token, drawn_from = proposal.tokens[child], proposal.laws[child]
             chance = left[token] if drawn_from is None else min(1.0, left[token] / drawn_from[token])
             if dice.accept(float(chance)):
@@ -73,11 +129,11 @@ def residual(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1
                 break
             left = _without(left, token) if drawn_from is None else _normalised(np.maximum(left - drawn_from, 0), left)
         token = proposal.tokens[standing] if standing >= 0 else dice.choose(left)
-        written.append(_with_runners_up(token, own, dice, candidates))
+        verdict.written.append(_with_runners_up(token, laws[node + 1], dice, candidates))
         if standing < 0:
-            return Verdict(accepted, written)
-        accepted.append(standing)
-        node = standing
+            return
+        verdict.accepted.append(standing)
+        node, left, tried = standing, laws[standing + 1], children[standing + 1]
 
 
 def _with_runners_up(token: int, law: Law, dice: Dice, candidates: int) -> list[Candidate]:
@@ -102,4 +158,5 @@ def _normalised(weights: np.ndarray, otherwise: Law) -> Law:
     return weights / total if total > 0 else otherwise
 
 
-RULES: dict[str, Rule] = {"coupled": coupled, "residual": residual}
+RULES: dict[str, Rule] = {"coupled": coupled, "residual": residual, "block": block}
+BY_LAWS = frozenset({"residual", "block"})  # rules that need whole laws, not picks

@@ -8,7 +8,7 @@ width of the pass, on other requests, on chain or tree, or on where layer ranges
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -42,21 +42,25 @@ class CpuDecoder:
     """Takes the place of `Decoder`. Holds weights and scratch memory, nothing of any text."""
 
     def __init__(
-        self, config: DecoderConfig, weights: dict[str, Tensor], threads: int, packed: PackedWeights | None = None
-    ) -> None:
+        self, config: DecoderConfig, weights: Mapping[str, Tensor], threads: int, packed: PackedWeights | None = None,
+        team: Team | None = None,  # another decoder's, to share
+    ) -> None:  # fmt: skip
         self.config = config
         self.device = torch.device("cpu")
         self.dtype = torch.float32  # of hidden states, keys and values
         self.embedding = weights["model.embed_tokens.weight"]
+        self._embedding = self.embedding.numpy() if self.embedding.dtype == torch.float32 else None
+        self.head_weight = self.embedding if config.tied else weights["lm_head.weight"]
+        self.norm = weights["model.norm.weight"]
         self.layer_rows = 0
         if packed is None:
             packed = pack_in_memory(config, weights, HALVES if self.embedding.dtype == torch.bfloat16 else FLOATS)
         self._packed = packed
         self.weight_bytes = packed.bytes
         self.products = packed.name  # how they are computed: a name of KINDS
-        self._team = Team(threads)
+        self._team = team or Team(threads)
         self.team: Team | None = self._team
-        self._norm = _floats(weights["model.norm.weight"])
+        self._norm = _floats(self.norm)
 
         def stacked(present: bool, *names: str) -> np.ndarray:
             """[layers, names, size]; empty where the architecture has none."""
@@ -80,8 +84,12 @@ class CpuDecoder:
         self._cos, self._sin = (np.empty((0, config.head_size // 2), np.float32) for _ in range(2))  # by position
         self._scratch = Scratch(config, threads)
 
-    def prepare(self) -> None:
+    def prepare(self, draft_heads: bool = False) -> None:
         """Have everything compiled now: seconds on the first use on a machine, later read from a file."""
+        if draft_heads:
+            from hierspec.models.cpu_head import compile_now
+
+            compile_now(self._team)
         with torch.inference_mode():
             self.run(torch.zeros(0, self.config.hidden), np.zeros(0, np.int32), [], 0, 0)
             logits = self.head(torch.zeros(1, self.config.hidden)).numpy()
@@ -91,7 +99,9 @@ class CpuDecoder:
         return LaneMemory(self.config)
 
     def embed(self, tokens: np.ndarray) -> Tensor:
-        return self.embedding[torch.from_numpy(tokens)].float()
+        if self._embedding is None:
+            return self.embedding[torch.from_numpy(tokens)].float()
+        return torch.from_numpy(self._embedding[tokens])
 
     def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
         """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""
@@ -144,12 +154,13 @@ class CpuDecoder:
         angles = torch.arange(2 * count)[:, None].float() * self._frequencies
         self._cos, self._sin = ((f(angles) * self._rotary_factor).numpy() for f in (torch.cos, torch.sin))
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm and head."""
+    def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
+        """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm, or another."""
         logits = np.empty((len(hidden), self.config.vocabulary), np.float32)
         scratch = self._scratch.for_rows(len(hidden), 0)
+        weight = self._norm if norm is None else _floats(norm)
         self._team.run(
-            run_head, hidden.contiguous().numpy(), self._norm, np.float32(self.config.norm_eps),
+            run_head, hidden.contiguous().numpy(), weight, np.float32(self.config.norm_eps),
             self._packed.head, self._packed.head_kind, scratch.normed, scratch.inputs, scratch.records, logits,
         )  # fmt: skip
         return torch.from_numpy(logits)

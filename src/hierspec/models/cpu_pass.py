@@ -300,3 +300,6 @@ def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, inputs, 
     product(x, ready, record, rows, weights, size, kind, out, logits.shape[1], first, last)
     if kind == MATRICES:
         end_tiles(record)
+
+
+normalise, share = _normalise, _share  # for other compiled functions

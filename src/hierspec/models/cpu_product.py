@@ -54,10 +54,26 @@ _BYTE_BLOCK, _NIBBLE_BLOCK = BLOCK_BYTES[8], BLOCK_BYTES[4]
 _part = njit(nogil=True, error_model="numpy")  # compiled into, and kept with, what calls it
 
 
-def over_rows(four, three, two, one):
+def _called(name):
+    """Give a function made in another a name of its own.
+
+    Compiled functions are kept on disk with all that they call, under names made of a function's own name and a number
+    that only one process knows. Two kept in different runs may use one name for two functions of the same own name,
+    and a process that loads both would call one of them for the other.
+    """
+
+    def rename(function):
+        function.__qualname__ = f"{function.__qualname__}.{name}"
+        return function
+
+    return rename
+
+
+def over_rows(name, four, three, two, one):
     """One block of 16 outputs for all rows, in tiles of four, and one tile for the rest."""
 
     @_part
+    @_called(name)
     def over(x, x_step, rows, weights, size, out, out_step):
         """x, weights and out are addresses; steps and sizes count floats."""
         row = 0
@@ -75,10 +91,11 @@ def over_rows(four, three, two, one):
     return over
 
 
-def over_turned_rows(sixteen, eight, rest):
+def over_turned_rows(name, sixteen, eight, rest):
     """The same where `turned` holds as many rows as possible turned, 16 by 16 and perhaps 8 more."""
 
     @_part
+    @_called(name)
     def over(x, turned, rows, weights, size, out, out_step):
         row = 0
         while row + 16 <= rows:
@@ -92,16 +109,17 @@ def over_turned_rows(sixteen, eight, rest):
     return over
 
 
-tiles = over_rows(tile_4, tile_3, tile_2, tile_1)
-half_tiles = over_rows(half_tile_4, half_tile_3, half_tile_2, half_tile_1)  # weights in bfloat16
-turned_tiles = over_turned_rows(turned_tile_16, turned_tile_8, tiles)
-turned_half_tiles = over_turned_rows(turned_half_tile_16, turned_half_tile_8, half_tiles)
+tiles = over_rows("tiles", tile_4, tile_3, tile_2, tile_1)
+half_tiles = over_rows("half_tiles", half_tile_4, half_tile_3, half_tile_2, half_tile_1)  # weights in bfloat16
+turned_tiles = over_turned_rows("turned_tiles", turned_tile_16, turned_tile_8, tiles)
+turned_half_tiles = over_turned_rows("turned_half_tiles", turned_half_tile_16, turned_half_tile_8, half_tiles)
 
 
-def over_low_rows(eight, four, three, two, one):
+def over_low_rows(name, eight, four, three, two, one):
     """The same for inputs of 8 bits."""
 
     @_part
+    @_called(name)
     def over(x, rows, records, weights, size, out, out_step):
         groups = size // GROUP
         step, row = groups * RECORD, 0
@@ -118,6 +136,7 @@ def over_low_rows(eight, four, three, two, one):
             one(x, size, records, step, weights, groups, out, out_step)
 
     @_part
+    @_called(name)
     def wide(x, rows, records, weights, size, out, out_step):
         groups = size // GROUP
         step, row = groups * RECORD, 0
@@ -131,8 +150,8 @@ def over_low_rows(eight, four, three, two, one):
     return wide if WIDE else over
 
 
-byte_tiles = over_low_rows(byte_tile_8, byte_tile_4, byte_tile_3, byte_tile_2, byte_tile_1)
-nibble_tiles = over_low_rows(nibble_tile_8, nibble_tile_4, nibble_tile_3, nibble_tile_2, nibble_tile_1)
+byte_tiles = over_low_rows("byte_tiles", byte_tile_8, byte_tile_4, byte_tile_3, byte_tile_2, byte_tile_1)
+nibble_tiles = over_low_rows("nibble_tiles", nibble_tile_8, nibble_tile_4, nibble_tile_3, nibble_tile_2, nibble_tile_1)
 
 
 def over_row_tiles(one_one, one_two, two_one, two_two):

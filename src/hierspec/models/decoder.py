@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
 from hierspec.models.cache import RowMemory, Staircase
@@ -19,7 +21,7 @@ from hierspec.models.team import Team
 class Layer:
     """The weights of one layer; what an architecture lacks is None."""
 
-    attention_norm: Tensor
+    attention_norm: Tensor | None
     q: Tensor
     k: Tensor
     v: Tensor
@@ -79,10 +81,17 @@ class _Place:
     masks: dict[int, Tensor | None]  # by window: [rows, keys], True where a row sees a key; None: it sees all
 
 
+# On recent GPUs the first choice is cuDNN's attention, which plans anew for every length of keys: this takes longer
+# than a pass, at each new token. The others need no plans.
+NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
 class Decoder:
     """Runs layers through torch, on any device."""
 
-    def __init__(self, config: DecoderConfig, weights: dict[str, Tensor], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: Mapping[str, Tensor], device: torch.device | str = "cpu"
+    ) -> None:
         self.config = config
         self.device = torch.device(device)
         placed = {name: tensor.to(self.device) for name, tensor in weights.items()}
@@ -128,9 +137,9 @@ class Decoder:
             hidden = hidden + functional.linear(x, layer.down, layer.down_bias)
         return hidden
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm and head."""
-        return functional.linear(self._normed(hidden, self.norm), self.head_weight).float()
+    def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
+        """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm, or another."""
+        return functional.linear(self._normed(hidden, self.norm if norm is None else norm), self.head_weight).float()
 
     def _attention(
         self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, places: Sequence[_Place]
@@ -157,12 +166,13 @@ class Decoder:
             count = own.stop - own.start
             block = q[own].permute(1, 2, 0, 3).reshape(1, config.kv_heads, group * count, config.head_size)
             mask = place.masks[config.windows[number]]
-            seen = functional.scaled_dot_product_attention(
-                block,
-                keys[None, :, :used],
-                values[None, :, :used],
-                attn_mask=None if mask is None else mask.repeat(group, 1),
-            )
+            with sdpa_kernel(NO_PLANS) if self.device.type == "cuda" else nullcontext():
+                seen = functional.scaled_dot_product_attention(
+                    block,
+                    keys[None, :, :used],
+                    values[None, :, :used],
+                    attn_mask=None if mask is None else mask.repeat(group, 1),
+                )
             parts.append(
                 seen.view(config.kv_heads, group, count, config.head_size).permute(2, 0, 1, 3).reshape(count, -1)
             )
@@ -175,7 +185,9 @@ class Decoder:
             masks[window] = None if seen is None else torch.as_tensor(seen, device=self.device)
         return masks
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return x
         return functional.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
 
     def _rotary(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:

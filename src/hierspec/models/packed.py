@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,19 @@ def unsuited_to_low_bits(config: DecoderConfig) -> str:
     return f"its sizes are not multiples of {GROUP}" if any(size % GROUP for size in sizes) else ""
 
 
-def pack_in_memory(config: DecoderConfig, weights: dict[str, Tensor], kind: int) -> PackedWeights:
+def pack_in_memory(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -> PackedWeights:
     """The weights packed into memory of this process."""
-    arrays = [_packed(weight, own) for weight, own in _matrices(config, weights, kind)]
+    arrays = [packed(weight, own) for weight, own in _matrices(config, weights, kind)]
     return _addressed(config, kind, [array.ctypes.data for array in arrays], sum(a.nbytes for a in arrays), arrays)
+
+
+def pack_layers(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -> PackedWeights:
+    """The same of layers that have no head of their own."""
+    layers = islice(_matrices(config, weights, kind), config.layers * len(_PARTS))
+    arrays = [packed(weight, own) for weight, own in layers]
+    return _addressed(
+        config, kind, [*(array.ctypes.data for array in arrays), 0], sum(a.nbytes for a in arrays), arrays
+    )
 
 
 def packed_weights(checkpoint: Checkpoint, kind: int, progress: Progress = silent) -> PackedWeights:
@@ -78,7 +88,7 @@ def packed_weights(checkpoint: Checkpoint, kind: int, progress: Progress = silen
         try:
             with whole_file(path) as temporary, temporary.open("wb") as file:
                 for number, (weight, own) in enumerate(_matrices(config, checkpoint.weights, kind)):
-                    file.write(_packed(weight, own).data)
+                    file.write(packed(weight, own).data)
                     file.write(bytes(starts[number + 1] - starts[number] - sizes[number]))
                     progress("Packing weights (once)", number + 1, len(sizes))
         except HierspecError:  # a full disk, say: memory will do
@@ -113,7 +123,7 @@ def _shapes(config: DecoderConfig, kind: int) -> Iterator[tuple[tuple[int, int],
     yield (config.vocabulary, hidden), _head_kind(kind)
 
 
-def _matrices(config: DecoderConfig, weights: dict[str, Tensor], kind: int) -> Iterator[tuple[Tensor, int]]:
+def _matrices(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -> Iterator[tuple[Tensor, int]]:
     for layer in range(config.layers):
         for names in _PARTS:
             yield torch.cat([weights[f"model.layers.{layer}.{name}_proj.weight"] for name in names]), kind
@@ -129,7 +139,7 @@ def packed_bytes(shape: tuple[int, int], kind: int) -> int:
     return outputs * inputs * (4 if kind == FLOATS else 2)
 
 
-def _packed(weight: Tensor, kind: int) -> np.ndarray:
+def packed(weight: Tensor, kind: int) -> np.ndarray:
     """[outputs, inputs] -> [outputs / 16, inputs, 16]: the 16 weights that meet one input stand together."""
     if kind in (BYTES, NIBBLES):
         return pack(weight.float().numpy(), 8 if kind == BYTES else 4)
@@ -137,8 +147,8 @@ def _packed(weight: Tensor, kind: int) -> np.ndarray:
         tiles: np.ndarray = matrix_units.pack(weight).view(torch.int16).numpy()
         return tiles
     blocks = weight.view(len(weight) // LANES, LANES, weight.shape[1]).transpose(1, 2).contiguous()
-    packed: np.ndarray = (blocks.view(torch.int16) if kind == HALVES else blocks).numpy()
-    return packed
+    found: np.ndarray = (blocks.view(torch.int16) if kind == HALVES else blocks).numpy()
+    return found
 
 
 def _key(checkpoint: Checkpoint, kind: int) -> str:
@@ -146,4 +156,6 @@ def _key(checkpoint: Checkpoint, kind: int) -> str:
     files = sorted(Path(checkpoint.folder).glob("*.safetensors"))
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     identity = [str(checkpoint.folder.resolve()), states, str(checkpoint.dtype), kind, _LAYOUT]
+    if checkpoint.variant:
+        identity.append(checkpoint.variant)
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:20]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,10 @@ from hierspec.models.team import Team
 
 _CHUNK = 512  # rows of one pass: a long prompt is read in pieces, so that masks and activations stay small
 
+Source = Callable[
+    [Staircase, np.ndarray], Tensor
+]  # states [slots, hidden] that enter the first layer, to be written on
+
 
 class AnyDecoder(Judge, Protocol):
     """What a decoder can do, whatever it runs on."""
@@ -27,24 +31,54 @@ class AnyDecoder(Judge, Protocol):
     weight_bytes: int  # that a pass over one token reads
     products: str  # how they are computed, for people and for keys of what was measured
     team: Team | None  # threads to share other work with
+    head_weight: Tensor  # [vocabulary, hidden]
+    norm: Tensor  # the last one
 
     def embed(self, tokens: np.ndarray) -> Tensor: ...
 
     def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
         """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""
 
-    def head(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocabulary] in float32 of hidden states after any layer."""
+    def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
+        """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm, or another."""
+
+
+class Head(Protocol):
+    """From hidden states to logits."""
+
+    def logits(self, asks: Sequence[Ask], states: Sequence[Tensor]) -> Sequence[Tensor]:
+        """For each ask [1 + nodes, vocabulary] from states [1 + nodes, hidden]; good until the next call."""
+
+    def release(self, request: AnyRequest) -> None:
+        """The request has ended."""
 
 
 @dataclass(frozen=True, eq=False)
-class ModelScorer:
-    """Judges with the first `layers` layers of a decoder, through its last norm and head."""
+class WholeHead:
+    """The decoder's own head, through its last norm or another one."""
+
+    decoder: AnyDecoder
+    norm: Tensor | None = None
+
+    def logits(self, asks: Sequence[Ask], states: Sequence[Tensor]) -> Sequence[Tensor]:
+        if len(states) == 1:
+            return [self.decoder.head(states[0], self.norm)]
+        return self.decoder.head(torch.cat(list(states)), self.norm).split([len(part) for part in states])
+
+    def release(self, request: AnyRequest) -> None:
+        return
+
+
+@dataclass(frozen=True, eq=False)
+class StateScorer:
+    """Scores in two halves: hidden states of what is asked about, and a head that turns them into logits."""
 
     name: str
-    decoder: AnyDecoder
-    pool: StaircasePool
-    layers: int
+    decoder: AnyDecoder  # the checkpoint's
+    pool: StaircasePool  # of the checkpoint's staircases
+    layers: int  # of the checkpoint that it runs, or whose states it needs
+    head: Head
+    kind: str = ""  # tells its costs from those of another scorer of this name
 
     @property
     def vocabulary(self) -> int:
@@ -57,21 +91,51 @@ class ModelScorer:
 
     def logits(self, asks: Sequence[Ask]) -> Sequence[Tensor]:
         """For each ask [1 + nodes, vocabulary]: what follows the context, then what follows each node."""
-        staircases = self.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in asks])
-        advance(self.decoder, staircases, self.layers)
-        boundary = self.pool.boundaries.index(self.layers)
-        rows = [staircase.hidden[boundary, staircase.chain - 1 : staircase.used] for staircase in staircases]
-        if len(rows) == 1:
-            return [self.decoder.head(rows[0])]
-        return self.decoder.head(torch.cat(rows)).split([len(part) for part in rows])
+        return self.head.logits(asks, self.states(asks))
+
+    def states(self, asks: Sequence[Ask]) -> list[Tensor]:
+        """For each ask [1 + nodes, hidden], as the head takes them."""
+        raise NotImplementedError
 
     def release(self, request: AnyRequest) -> None:
         self.pool.release(request)
+        self.head.release(request)
+
+    def forget(self) -> None:
+        """Drop everything computed so far."""
+        self.pool.clear()
 
 
-def advance(decoder: AnyDecoder, staircases: Sequence[Staircase], to_layer: int) -> None:
-    """Bring every slot of these staircases up to `to_layer`, each layer range only where it is lacking."""
-    pending = [np.flatnonzero(s.heights[: s.used] < to_layer) for s in staircases]
+class ModelScorer(StateScorer):
+    """Judges with the first `layers` layers of the checkpoint."""
+
+    def states(self, asks: Sequence[Ask]) -> list[Tensor]:
+        staircases = self.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in asks])
+        advance(self.decoder, staircases, self.layers)
+        boundary = self.pool.boundaries.index(self.layers)
+        return [after(staircase, boundary) for staircase in staircases]
+
+
+def after(staircase: Staircase, boundary: int) -> Tensor:
+    """The states from which comes what follows the context, then what follows each node. [1 + nodes, hidden]"""
+    return staircase.hidden[boundary, staircase.chain - 1 : staircase.used]
+
+
+def advance(
+    decoder: AnyDecoder,
+    staircases: Sequence[Staircase],
+    to_layer: int,
+    source: Source | None = None,
+    among: Sequence[np.ndarray] | None = None,
+) -> None:
+    """Bring slots of these staircases up to `to_layer`, each layer range only where it is lacking.
+
+    `source` gives what enters the first layer, by default the tokens' embeddings. `among` are the slots of each
+    staircase that are meant, by default all; what they see must be there, or be among them.
+    """
+    if among is None:
+        among = [np.arange(staircase.used) for staircase in staircases]
+    pending = [slots[s.heights[slots] < to_layer] for s, slots in zip(staircases, among, strict=True)]
     while any(len(slots) for slots in pending):
         room, chunk = _CHUNK, []
         for number, slots in enumerate(pending):
@@ -81,18 +145,24 @@ def advance(decoder: AnyDecoder, staircases: Sequence[Staircase], to_layer: int)
         start = 0
         for place, stop in enumerate(staircases[0].boundaries):
             if stop <= to_layer:
-                _climb(decoder, staircases, chunk, start, stop, place)
+                _climb(decoder, staircases, chunk, start, stop, place, source)
             start = stop
 
 
-def _where(slots: np.ndarray, device: torch.device) -> slice | Tensor:
+def where(slots: np.ndarray, device: torch.device) -> slice | Tensor:
     """An index for these slots, which rise: a slice where they lie side by side, which is quicker."""
     first, last = int(slots[0]), int(slots[-1])
     return slice(first, last + 1) if last - first + 1 == len(slots) else torch.as_tensor(slots, device=device)
 
 
 def _climb(
-    decoder: AnyDecoder, staircases: Sequence[Staircase], chunk: Sequence[np.ndarray], start: int, stop: int, place: int
+    decoder: AnyDecoder,
+    staircases: Sequence[Staircase],
+    chunk: Sequence[np.ndarray],
+    start: int,
+    stop: int,
+    place: int,
+    source: Source | None,
 ) -> None:
     """Layers start..stop for the slots of the chunk that stand at `start`; boundary number `place` is `stop`."""
     device = decoder.device
@@ -102,14 +172,16 @@ def _climb(
         slots = slots[staircase.heights[slots] == start]
         if not len(slots):
             continue
-        where = _where(slots, device)
+        index = where(slots, device)
         spans.append(Span(slice(row, row + len(slots)), staircase, slots))
-        if start == 0:
+        if start:
+            inputs.append(staircase.hidden[place - 1, index])
+        elif source is None:
             inputs.append(decoder.embed(staircase.tokens[slots]))
         else:
-            inputs.append(staircase.hidden[place - 1, where])
+            inputs.append(source(staircase, slots))
         positions.append(staircase.positions[slots])
-        climbing.append((staircase, slots, where))
+        climbing.append((staircase, slots, index))
         row += len(slots)
     if not spans:
         return
@@ -118,6 +190,6 @@ def _climb(
     # A slice of kept states is a view, and a decoder may write its result over what it is given.
     states = states.clone() if single and start else states
     hidden = decoder.run(states, places, spans, start, stop)
-    for (staircase, slots, where), span in zip(climbing, spans, strict=True):
-        staircase.hidden[place, where] = hidden[span.rows]
+    for (staircase, slots, index), span in zip(climbing, spans, strict=True):
+        staircase.hidden[place, index] = hidden[span.rows]
         staircase.heights[slots] = stop

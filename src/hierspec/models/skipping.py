@@ -10,7 +10,7 @@ from torch import Tensor
 from hierspec.core.errors import HierspecError
 from hierspec.models.cache import KeyValueMemory, StaircasePool
 from hierspec.models.decoder import Span
-from hierspec.models.scorer import AnyDecoder, ModelScorer
+from hierspec.models.scorer import AnyDecoder, ModelScorer, WholeHead
 
 
 class SkippingDecoder:
@@ -28,6 +28,7 @@ class SkippingDecoder:
         self._kept = [layer not in set(skipped) for layer in range(layers)]
         self.config, self.embedding = decoder.config, decoder.embedding
         self.dtype, self.device, self.team = decoder.dtype, decoder.device, decoder.team
+        self.head_weight, self.norm = decoder.head_weight, decoder.norm
         self.weight_bytes, self.products = decoder.weight_bytes, decoder.products
         self.layer_rows = 0
 
@@ -37,8 +38,8 @@ class SkippingDecoder:
     def embed(self, tokens: np.ndarray) -> Tensor:
         return self._decoder.embed(tokens)
 
-    def head(self, hidden: Tensor) -> Tensor:
-        return self._decoder.head(hidden)
+    def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
+        return self._decoder.head(hidden, norm)
 
     def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
         """The layers of start..stop that are kept, in runs of neighbours."""
@@ -57,7 +58,11 @@ def skipping_scorer(decoder: AnyDecoder, skipped: Collection[int], kv_memory: in
     """The model without these layers as a scorer, with a cache of its own."""
     skipping = SkippingDecoder(decoder, skipped)
     return ModelScorer(
-        f"without {in_runs(skipped)}", skipping, StaircasePool(skipping, kv_memory), decoder.config.layers
+        f"without {in_runs(skipped)}",
+        skipping,
+        StaircasePool(skipping, kv_memory),
+        decoder.config.layers,
+        WholeHead(skipping),
     )
 
 

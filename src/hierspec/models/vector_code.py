@@ -21,8 +21,9 @@ from numba.extending import intrinsic
 
 LANES = 16
 # Compiled functions are kept on disk under their own source and signature. Those that use these pieces have this
-# number as a default argument, so that a change in one of these files is a new signature.
-_FILES = ("vector_code.py", "low_bits.py", "matrix_units.py", "cpu_product.py", "team.py")
+# number as a default argument, so that a change in one of these files is a new signature. It is one number for all of
+# them: numba's quick way into a function takes default arguments of one type for one and the same.
+_FILES = ("vector_code.py", "low_bits.py", "matrix_units.py", "cpu_product.py", "cpu_pass.py", "team.py")
 CODE = zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in _FILES))
 
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()

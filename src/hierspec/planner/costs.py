@@ -22,7 +22,7 @@ from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
 from hierspec.machine import machine
 from hierspec.models.pick import answer
-from hierspec.models.scorer import ModelScorer, advance
+from hierspec.models.scorer import StateScorer
 from hierspec.paths import cache_folder, whole_file
 from hierspec.progress import Progress, silent
 
@@ -38,33 +38,34 @@ class PassTimer:
     With `standing`, all tokens of a pass but the first have been through so many layers: a tier below shares them.
     """
 
-    def __init__(self, scorer: ModelScorer, context: np.ndarray, standing: int = 0) -> None:
-        self._scorer, self._context, self._standing = scorer, context, standing
-        self._request = Request(context[:1], Sampling(), Hierarchy((Tier(scorer),)))
-        scorer.pool.clear()
+    def __init__(self, scorer: StateScorer, context: np.ndarray, standing: int = 0) -> None:
+        self._scorer, self._context, self._standing, self._runs = scorer, context, standing, 0
+        self._request = Request(context, Sampling(), Hierarchy((Tier(scorer),)))
+        scorer.forget()
         self.run(context[:1])  # reads the context
 
     def run(self, tokens: np.ndarray) -> list[float]:
-        """Seconds of the layers, the head and the picks of a pass over these tokens."""
+        """Seconds of the layers, the head and the picks of a pass over so many tokens as these."""
         scorer, clock = self._scorer, time.perf_counter
+        self._runs += 1
+        tokens = ((tokens + self._runs) % scorer.vocabulary).astype(np.int32)  # never seen here, so nothing is known
         context = np.append(self._context, tokens[:1]).astype(np.int32)
         ask = Ask(scorer, context, Proposal.chain(tokens[1:]), self._request, 1, False, TierStats(scorer.name))
         with torch.inference_mode():
+            if self._standing:
+                [staircase] = scorer.pool.prepare([(self._request, context, ask.proposal)])
+                staircase.heights[len(context) : staircase.used] = self._standing
             start = clock()
-            [staircase] = scorer.pool.prepare([(self._request, context, ask.proposal)])
-            staircase.heights[len(self._context) : staircase.used] = 0  # nothing of these tokens is known
-            staircase.heights[len(self._context) + 1 : staircase.used] = self._standing
-            advance(scorer.decoder, [staircase], scorer.layers)
+            states = scorer.states([ask])
             layers = clock()
-            boundary = scorer.pool.boundaries.index(scorer.layers)
-            logits = scorer.decoder.head(staircase.hidden[boundary, staircase.chain - 1 : staircase.used])
+            [logits] = scorer.head.logits([ask], states)
             head = clock()
             answer(ask, logits, scorer.decoder.team)  # copies the picks to the host, so a GPU has finished here
             return [layers - start, head - layers, clock() - head]
 
     def close(self) -> None:
         self._request.cancel()
-        self._scorer.pool.clear()
+        self._scorer.forget()
 
 
 class CostBook:
@@ -74,24 +75,29 @@ class CostBook:
         self._about = about
         self._known: dict[tuple[str, int], Costs] = {}
 
-    def costs(self, scorer: ModelScorer, standing: int = 0) -> Costs:
+    def costs(self, scorer: StateScorer, standing: int = 0) -> Costs:
         """Of passes in which all tokens but one have been through `standing` layers already."""
-        if (scorer.name, standing) not in self._known:
-            about = [scorer.name, *self._about, scorer.decoder.products]
-            self._known[scorer.name, standing] = measured_costs(scorer, about, standing=standing)
-        return self._known[scorer.name, standing]
+        if (_key(scorer), standing) not in self._known:
+            about = [scorer.name, scorer.kind, *self._about, scorer.decoder.products]
+            self._known[_key(scorer), standing] = measured_costs(scorer, about, standing=standing)
+        return self._known[_key(scorer), standing]
 
-    def measure_anew(self, scorers: Sequence[tuple[ModelScorer, int]], progress: Progress = silent) -> None:
+    def measure_anew(self, scorers: Sequence[tuple[StateScorer, int]], progress: Progress = silent) -> None:
         """Measure these in turn, several times, so that a slow minute hits all alike. For this process only."""
         for number in range(_ROUNDS):
             for scorer, standing in scorers:
-                found, key = measure(scorer, standing=standing), (scorer.name, standing)
+                found, key = measure(scorer, standing=standing), (_key(scorer), standing)
                 least = found.measured if number == 0 else np.minimum(found.measured, self._known[key].measured)
                 self._known[key] = Costs(found.rows, [float(seconds) for seconds in least])
             progress("Measuring passes", number + 1, _ROUNDS)
 
 
-def measured_costs(scorer: ModelScorer, about: list[Any], progress: Progress = silent, standing: int = 0) -> Costs:
+def _key(scorer: StateScorer) -> str:
+    """Scorers of one name may differ in what they run on."""
+    return f"{scorer.name}, {scorer.kind}"
+
+
+def measured_costs(scorer: StateScorer, about: list[Any], progress: Progress = silent, standing: int = 0) -> Costs:
     """Costs of this scorer on this machine. `about` tells it from others: model, dtype, weights."""
     identity = [machine(), torch.get_num_threads(), scorer.layers, about, _VERSION, *([standing] if standing else [])]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
@@ -122,7 +128,7 @@ def read_costs(path: Path) -> Costs:
     return Costs(widths, [milliseconds[width] / 1e3 for width in widths])
 
 
-def measure(scorer: ModelScorer, progress: Progress = silent, standing: int = 0) -> Costs:
+def measure(scorer: StateScorer, progress: Progress = silent, standing: int = 0) -> Costs:
     """The least of a few rounds: whatever else runs on the machine only ever adds."""
     room = scorer.decoder.config.context - max(_WIDTHS) - 1
     text = np.random.default_rng(0).integers(0, scorer.vocabulary, min(_CONTEXT, room) + max(_WIDTHS)).astype(np.int32)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hierspec.core.appraisal import Costs
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.policy import Policy, open_policy
-from hierspec.models.scorer import ModelScorer
+from hierspec.models.scorer import StateScorer
 from hierspec.planner.costs import CostBook
 
 
@@ -18,7 +18,7 @@ class PolicyBook:
         self._costs = costs
         self._known: dict[tuple[TierPlan, TierPlan | None], Policy | None] = {}
 
-    def policy(self, plan: Plan, level: int, scorers: Sequence[ModelScorer]) -> Policy | None:
+    def policy(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Policy | None:
         """When the plan's tier at this level (1: the one below the target) hands up; None: by count."""
         if level == 0:
             return None
@@ -27,7 +27,7 @@ class PolicyBook:
             self._known[tier, above] = open_policy(tier.until, self.costs(plan, level - 1, scorers))
         return self._known[tier, above]
 
-    def costs(self, plan: Plan, level: int, scorers: Sequence[ModelScorer]) -> Costs | None:
+    def costs(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Costs | None:
         """Costs of a tier's passes where the plan weighs time. An exit below it has run the first layers already."""
         if not plan.weighs:
             return None

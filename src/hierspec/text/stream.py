@@ -38,12 +38,14 @@ class Detokeniser:
         return text
 
     def _bytes(self, token_id: int) -> bytes:
-        if not self._started:
-            if not self._tokenizer.is_shown(token_id, self._special):
-                return b""
+        if self._started:
+            data = self._tokenizer.piece(token_id, self._special)
+        elif self._tokenizer.is_shown(token_id, self._special):
             self._started = True
-            return self._without_leading_spaces(self._tokenizer.opening_piece(token_id))
-        return self._without_leading_spaces(self._tokenizer.piece(token_id, self._special))
+            data = self._tokenizer.opening_piece(token_id)
+        else:
+            return b""
+        return self._without_leading_spaces(data) if self._spaces_to_drop else data
 
     def _without_leading_spaces(self, data: bytes) -> bytes:
         while self._spaces_to_drop and data:

@@ -1,0 +1,277 @@
+"""Packs: what is shipped for a model beside its weights, so that it can guess for itself.
+
+A folder with pack.json and safetensors files: adapters of exits, a feature drafter, a draft vocabulary, the delta of an
+early-exit variant. A pack knows the model it was trained for by a fingerprint and every file by its hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from hierspec.checkpoints.config import DecoderConfig, expected_tensors
+from hierspec.core.errors import HierspecError
+from hierspec.paths import whole_folder
+
+FORMAT = 1
+EXITS, FEATURE, SMALL, VOCABULARY, EARLY_EXIT = (
+    f"{name}.safetensors" for name in ("exits", "feature", "small", "vocabulary", "early-exit")
+)
+SHIPPED = Path(__file__).parent.parent / "packs"
+_DESCRIPTION = "pack.json"
+_INSTEAD = "fetch it again, or go without it (--pack none)"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Decoder layers beside the target's, mostly one: their weights by Hugging Face names, and the norm after them."""
+
+    config: DecoderConfig  # of these layers
+    layer: dict[str, Tensor]  # model.layers.0.…; without an input norm where it has none
+    norm: Tensor | None  # None: what the layer gives is taken as it is
+
+
+@dataclass(frozen=True)
+class FeatureBranch(Branch):
+    """A feature drafter: its layer reads fc(embedding of a token, feature of the position before it)."""
+
+    fc: Tensor  # [hidden, 2 * hidden]
+    fc_bias: Tensor | None = None
+    skips_first: bool = False  # the text's first token, which no feature comes before, has no place in it
+
+
+@dataclass(frozen=True)
+class Pack:
+    """An opened pack. Files are read when they are needed, and checked by their hashes whenever they are read."""
+
+    folder: Path
+    model: str
+    target: str  # fingerprint of the model it belongs to
+    hidden: int
+    vocabulary: int
+    hashes: Mapping[str, str] = field(hash=False)  # by the name of the file
+    is_variant: bool = False  # seen from the early-exit variant of its model
+
+    def has(self, file: str) -> bool:
+        return file in self.hashes
+
+    def early_exit(self) -> Pack:
+        """The pack as the early-exit variant sees it: adapters and drafters were trained on other states."""
+        return replace(
+            self, is_variant=True, hashes={f: h for f, h in self.hashes.items() if f in (VOCABULARY, EARLY_EXIT)}
+        )
+
+    def read(self, file: str) -> dict[str, Tensor]:
+        path = self.folder / file
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise HierspecError(f"{path} cannot be read ({error.strerror or error}): {_INSTEAD}.") from error
+        if hashlib.sha256(content).hexdigest() != self.hashes[file]:
+            raise HierspecError(f"{path} is damaged (its hash is not the one in {_DESCRIPTION}): {_INSTEAD}.")
+        try:
+            return load(content)
+        except (SafetensorError, ValueError) as error:
+            raise HierspecError(f"{path} is damaged ({error}): {_INSTEAD}.") from error
+
+    def exits(self) -> tuple[int, ...]:
+        """Exits that have an adapter."""
+        if not self.has(EXITS):
+            return ()
+        names = (name.split(".") for name in self.read(EXITS))
+        return tuple(sorted({int(parts[1]) for parts in names if parts[0] == "exit" and parts[1].isdigit()}))
+
+    def adapter(self, exit_layer: int, config: DecoderConfig) -> Branch:
+        """The adapter of one exit of a target with this configuration."""
+        if exit_layer not in (known := self.exits()):
+            there = f"has adapters for exits {', '.join(map(str, known))}" if known else "has no adapters of exits"
+            raise HierspecError(
+                f"The pack {self.folder.name} {there}, not for exit_layer {exit_layer}; choose one that it has, or "
+                'head = "shared".'
+            )
+        own = one_layer(config, config.windows[min(exit_layer, config.layers - 1)])
+        tensors = self.read(EXITS)
+        layer = self._layer(EXITS, tensors, f"exit.{exit_layer}.layer.", own)
+        return Branch(own, layer, self._tensor(EXITS, tensors, f"exit.{exit_layer}.norm.weight", (config.hidden,)))
+
+    def feature(self, config: DecoderConfig) -> FeatureBranch:
+        own, tensors = one_layer(config, config.windows[-1]), self.read(FEATURE)
+        layer = self._layer(FEATURE, tensors, "feature.layer.", own)
+        norm = self._tensor(FEATURE, tensors, "feature.norm.weight", (config.hidden,))
+        fc = self._tensor(FEATURE, tensors, "feature.fc.weight", (config.hidden, 2 * config.hidden))
+        return FeatureBranch(own, layer, norm, fc)
+
+    def small(self, config: DecoderConfig) -> Branch:
+        """The small model, which shares the target's embeddings and head: as many layers as the file has."""
+        tensors = self.read(SMALL)
+        layers = 1 + max((int(name.split(".")[2]) for name in tensors if name.startswith("small.layers.")), default=0)
+        own = replace(
+            config,
+            layers=layers,
+            windows=config.windows[:layers],
+            rotary_layers=config.rotary_layers[:layers],
+            tied=True,
+        )
+        start = "model.layers."
+        wanted = {name: shape for name, shape in expected_tensors(own).items() if name.startswith(start)}
+        named = {
+            name: self._tensor(SMALL, tensors, "small.layers." + name.removeprefix(start), shape)
+            for name, shape in wanted.items()
+        }
+        return Branch(own, named, self._tensor(SMALL, tensors, "small.norm.weight", (config.hidden,)))
+
+    def draft_vocabulary(self) -> np.ndarray | None:
+        """Tokens that drafting tiers score, in rising order; None where the pack does not say."""
+        if not self.has(VOCABULARY):
+            return None
+        tokens: np.ndarray = np.unique(self.read(VOCABULARY)["tokens"].numpy())
+        if not len(tokens) or tokens[0] < 0 or tokens[-1] >= self.vocabulary:
+            raise HierspecError(
+                f"The draft vocabulary of the pack {self.folder.name} has tokens outside the model's vocabulary of "
+                f"{self.vocabulary}: {_INSTEAD}."
+            )
+        return tokens.astype(np.int32)
+
+    def exit_norm(self, exit_layer: int) -> Tensor | None:
+        """The norm that an exit of the early-exit variant has in place of the last one."""
+        if not self.is_variant:
+            return None
+        return self.read(EARLY_EXIT).get(f"exit.{exit_layer}.norm.weight")
+
+    def _layer(self, file: str, tensors: dict[str, Tensor], prefix: str, config: DecoderConfig) -> dict[str, Tensor]:
+        start = "model.layers.0."
+        wanted = {name: shape for name, shape in expected_tensors(config).items() if name.startswith(start)}
+        return {
+            name: self._tensor(file, tensors, prefix + name.removeprefix(start), shape)
+            for name, shape in wanted.items()
+        }
+
+    def _tensor(self, file: str, tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
+        found = list(tensors[name].shape) if name in tensors else "missing"
+        if found != list(shape):
+            raise HierspecError(
+                f"{self.folder / file} does not fit the model: {name} should be {list(shape)} and is {found}; "
+                f"{_INSTEAD}."
+            )
+        return tensors[name]
+
+
+def one_layer(config: DecoderConfig, window: int) -> DecoderConfig:
+    """A decoder of one layer shaped like a target's."""
+    return replace(config, layers=1, windows=(window,), rotary_layers=(True,), tied=True)
+
+
+def fingerprint(config: DecoderConfig, weights: Mapping[str, Tensor]) -> str:
+    """Tells models apart and stays the same when one is loaded in another dtype: the sizes and all norms."""
+    sizes = [config.hidden, config.layers, config.heads, config.kv_heads, config.vocabulary]
+    digest = hashlib.sha256(json.dumps(sizes).encode())
+    for layer in range(config.layers):
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            digest.update(_as_bytes(weights[f"model.layers.{layer}.{name}.weight"]))
+    digest.update(_as_bytes(weights["model.norm.weight"]))
+    return digest.hexdigest()
+
+
+def _as_bytes(tensor: Tensor) -> bytes:
+    return tensor.to(torch.bfloat16).cpu().contiguous().view(torch.int16).numpy().astype("<i2").tobytes()
+
+
+def write_pack(
+    folder: Path | str,
+    model: str,
+    target: str,
+    files: Mapping[str, Mapping[str, Tensor]],
+    *,
+    hidden: int,
+    vocabulary: int,
+    texts: Mapping[str, str] | None = None,
+) -> Path:
+    """Writes a whole pack or nothing: safetensors `files` by name, and `texts` (a model card) beside them.
+
+    A pack of the same model that is there keeps the files that are not given now.
+    """
+    folder = Path(folder)
+    hashes: dict[str, str] = {}
+    with whole_folder(folder) as temporary:
+        if (folder / _DESCRIPTION).is_file() and (old := _described(folder)).target == target:
+            hashes.update(old.hashes)
+            for path in folder.iterdir():
+                if path.is_file():
+                    shutil.copyfile(path, temporary / path.name)
+        for name, tensors in files.items():
+            content = save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()})
+            (temporary / name).write_bytes(content)
+            hashes[name] = hashlib.sha256(content).hexdigest()
+        for name, text in (texts or {}).items():
+            (temporary / name).write_text(text, encoding="utf-8")
+        described = {
+            "format": FORMAT, "model": model, "target": target, "hidden": hidden, "vocabulary": vocabulary,
+            "files": {name: {"sha256": found} for name, found in sorted(hashes.items())},
+        }  # fmt: skip
+        (temporary / _DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def open_pack(folder: Path | str, config: DecoderConfig, weights: Mapping[str, Tensor]) -> Pack:
+    """The pack in this folder, which must belong to the model with this configuration and these weights."""
+    pack = _described(Path(folder))
+    for what, own, models in (
+        ("hidden size", pack.hidden, config.hidden),
+        ("vocabulary", pack.vocabulary, config.vocabulary),
+    ):
+        if own != models:
+            raise HierspecError(
+                f"The pack {folder} is for a model of {what} {own}, and this one has {models}: choose another pack, "
+                "or none (--pack none)."
+            )
+    if pack.target != fingerprint(config, weights):
+        raise HierspecError(
+            f"The pack {folder} was made for another model ({pack.model}; the fingerprints differ): choose another "
+            "pack, or none (--pack none)."
+        )
+    return pack
+
+
+def shipped_pack(config: DecoderConfig, weights: Mapping[str, Tensor], home: Path | None = None) -> Pack | None:
+    """The pack that ships for this model, if there is one."""
+    folders = sorted(path.parent for path in (home or SHIPPED).glob(f"*/{_DESCRIPTION}"))
+    if not folders:
+        return None
+    own = fingerprint(config, weights)
+    return next((pack for pack in map(_described, folders) if pack.target == own), None)
+
+
+def _described(folder: Path) -> Pack:
+    path = folder / _DESCRIPTION
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise HierspecError(f"{folder} is not a pack, it has no {_DESCRIPTION}: {_INSTEAD}.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise HierspecError(f"{path} is damaged or cannot be read ({error}): {_INSTEAD}.") from error
+    if isinstance(content, dict) and content.get("format") != FORMAT:
+        raise HierspecError(
+            f"{path} has format {content.get('format')!r}, and this hierspec reads {FORMAT}: update hierspec, or go "
+            "without the pack (--pack none)."
+        )
+    kinds = {"model": str, "target": str, "hidden": int, "vocabulary": int, "files": dict}
+    if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
+        raise HierspecError(f"{path} is damaged: it must hold {', '.join(kinds)}; {_INSTEAD}.")
+    hashes = {}
+    for name, about in content["files"].items():
+        # A name with folders in it could point anywhere on this machine.
+        if Path(name).name != name or not isinstance(about, dict) or not isinstance(about.get("sha256"), str):
+            raise HierspecError(f"{path} is damaged: {name!r} is not a file beside it with its hash; {_INSTEAD}.")
+        hashes[name] = about["sha256"]
+    return Pack(folder, content["model"], content["target"], content["hidden"], content["vocabulary"], hashes)

@@ -1,0 +1,200 @@
+"""What drafters need on a CPU, compiled: the head of a draft vocabulary, and what joins tokens and features."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from hierspec.models.cpu_pass import normalise, share
+from hierspec.models.cpu_product import FLOATS, make_ready, product
+from hierspec.models.draft_head import Extra
+from hierspec.models.low_bits import GROUP, RECORD
+from hierspec.models.packed import packed
+from hierspec.models.scorer import AnyDecoder
+from hierspec.models.team import Team
+from hierspec.models.vector_code import CODE, LANES, WIDE
+
+_FLOAT = 4  # bytes
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def run_draft_head(
+    thread, threads, hidden, norm, eps, kind, parts, tokens, normed, inputs, records, small, logits, code=CODE
+):  # fmt: skip
+    """logits[row, token] for the tokens of each part; norm is empty where there is none.
+
+    parts [n, 5]: first row, rows, address of the weights, blocks of 16 tokens, where those tokens begin in `tokens`.
+    """
+    rows, size = hidden.shape
+    mine, own = normed[thread], small[thread]
+    x, ready, record, out = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data, own.ctypes.data
+    for row in range(rows):
+        if len(norm):
+            normalise(hidden[row], norm, eps, mine[row])
+        else:
+            mine[row] = hidden[row]
+    for part in range(len(parts)):
+        start, count, weights, blocks, place = parts[part]
+        begin = x + start * size * _FLOAT
+        make_ready(begin, count, size, kind, ready, record)
+        first, last = share(blocks, thread, threads)
+        step = own.shape[1]
+        # In places that begin at zero, so that a thread's own memory holds its blocks whatever their number.
+        block = first
+        while block < last:
+            until = min(last, block + step // LANES)
+            product(
+                begin, ready, record, count, weights, size, kind, out - block * LANES * _FLOAT, step, block, until
+            )  # fmt: skip
+            for row in range(count):
+                for i in range((until - block) * LANES):
+                    logits[start + row, tokens[place + block * LANES + i]] = own[row, i]
+            block = until
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def run_join(embedded, states, places, norm, eps, weights, kind, joined, inputs, records, out, code=CODE):
+    """out = (embedded rows, beside them normed states at `places`) times packed weights. One thread: it is little."""
+    rows, half = embedded.shape
+    for row in range(rows):
+        joined[row, :half] = embedded[row]
+        mine = joined[row, half:]
+        if places[row] < 0:
+            mine[:] = 0
+        elif len(norm):
+            normalise(states[places[row]], norm, eps, mine)
+        else:
+            mine[:] = states[places[row]]
+    x, ready, record = joined.ctypes.data, inputs.ctypes.data, records.ctypes.data
+    make_ready(x, rows, 2 * half, kind, ready, record)
+    product(x, ready, record, rows, weights, 2 * half, kind, out.ctypes.data, half, 0, half // LANES)
+
+
+class CpuJoin:
+    """`Join`, compiled."""
+
+    def __init__(self, decoder: AnyDecoder, fc: Tensor, bias: Tensor | None, kind: int) -> None:
+        self._decoder, self._kind, self._packed = decoder, kind, packed(fc, kind)
+        self._bias = None if bias is None else bias.float()
+        self._eps = np.float32(decoder.config.norm_eps)
+        self.bytes = self._packed.nbytes
+        self._address, self._norms, self._rows = self._packed.ctypes.data, Norms(), 0
+
+    def __call__(self, tokens: np.ndarray, states: Tensor, places: np.ndarray, norm: Tensor | None) -> Tensor:
+        rows, size = len(tokens), 2 * self._decoder.config.hidden
+        if rows > self._rows:
+            self._rows = max(rows, 2 * self._rows)
+            self._joined = np.empty((self._rows, size), np.float32)
+            self._inputs = np.empty((self._rows, size * (4 if WIDE else 1)), np.int8)
+            self._records = np.empty((self._rows, -(-size // GROUP) * RECORD), np.float32)
+        out = np.empty((rows, size // 2), np.float32)
+        run_join(
+            self._decoder.embed(tokens).numpy(), states.numpy(), places.astype(np.int64), self._norms.floats(norm),
+            self._eps, self._address, self._kind, self._joined, self._inputs, self._records, out,
+        )  # fmt: skip
+        found = torch.from_numpy(out)
+        return found if self._bias is None else found + self._bias
+
+
+class Norms:
+    """Norm weights as compiled code takes them; none is an empty one."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Tensor | None, np.ndarray]] = {}
+
+    def floats(self, norm: Tensor | None) -> np.ndarray:
+        found = self._known.get(id(norm))
+        if found is None:  # the tensor is kept too, so that its id stays its own
+            floats = np.empty(0, np.float32) if norm is None else norm.float().numpy()
+            found = self._known[id(norm)] = norm, floats
+        return found[1]
+
+
+class CpuProduct:
+    """Rows in 8 bits (a draft may always be), or as the target has them where its sizes do not allow that."""
+
+    def __init__(self, weight: Tensor, tokens: np.ndarray, eps: float, kind: int, team: Team) -> None:
+        self._weight, self._eps, self._kind, self._team = weight, np.float32(eps), kind, team
+        self.tokens = tokens
+        self._own = self.gather(tokens)
+        assert isinstance(self._own.rows, np.ndarray)
+        self.bytes = self._own.rows.nbytes
+        self._norms, self._rows = Norms(), 0
+        self._shape: tuple[list[Extra], list[int]] = [], []
+        self._touched: list[Extra | None] = []  # by row: whose tokens have logits there that are not minus infinity
+
+    def gather(self, tokens: np.ndarray) -> Extra:
+        padded = np.append(tokens, np.repeat(tokens[-1:], -len(tokens) % LANES)).astype(np.int64)
+        if not len(tokens):
+            return Extra(padded, np.empty(0, np.uint8))
+        rows = self._weight[torch.from_numpy(padded)]
+        return Extra(padded, packed(rows, self._kind))  # padded with one token again: twice the same logit
+
+    def logits(self, states: Tensor, norm: Tensor | None, extras: Sequence[Extra], counts: Sequence[int]) -> Tensor:
+        rows = len(states)
+        self._make_room(rows)
+        shape = [*extras], [*counts]
+        if shape != self._shape:  # drafting asks for the same again and again
+            self._shape = shape
+            self._parts, self._tokens = self._arranged(rows, extras, counts)
+            self._clear([extra for extra, count in zip(extras, counts, strict=True) for _ in range(count)])
+        self._team.run(
+            run_draft_head, states.contiguous().numpy(), self._norms.floats(norm), self._eps, self._kind,
+            self._parts, self._tokens, self._normed, self._inputs, self._records, self._small, self._logits,
+        )  # fmt: skip
+        return torch.from_numpy(self._logits[:rows])
+
+    def _arranged(self, rows: int, extras: Sequence[Extra], counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """`parts` and `tokens` as `run_draft_head` takes them."""
+        parts, tokens, place, row = [(0, rows, *_placed(self._own), 0)], [self._own.tokens], len(self._own.tokens), 0
+        for extra, count in zip(extras, counts, strict=True):
+            if len(extra.tokens):
+                parts.append((row, count, *_placed(extra), place))
+                tokens.append(extra.tokens)
+                place += len(extra.tokens)
+            row += count
+        return np.array(parts, np.int64), np.concatenate(tokens)
+
+    def _clear(self, extras: Sequence[Extra]) -> None:
+        """Let no row show what another request's tokens were last given there."""
+        for row, extra in enumerate(extras):
+            if self._touched[row] is not extra:
+                if (before := self._touched[row]) is not None:
+                    self._logits[row, before.tokens] = -np.inf
+                self._touched[row] = extra
+
+    def _make_room(self, rows: int) -> None:
+        if rows <= self._rows:
+            return
+        self._rows = rows = max(rows, 2 * self._rows)
+        threads, (vocabulary, hidden) = self._team.threads, self._weight.shape
+        self._normed = np.empty((threads, rows, hidden), np.float32)
+        self._inputs = np.empty((threads, rows, hidden * (4 if WIDE else 1)), np.int8)
+        self._records = np.empty((threads, rows, -(-hidden // GROUP) * RECORD), np.float32)
+        self._small = np.empty((threads, rows, 32 * LANES), np.float32)
+        self._logits = np.full((rows, vocabulary), -np.inf, np.float32)
+        self._touched, self._shape = [None] * rows, ([], [])
+
+
+def _placed(extra: Extra) -> tuple[int, int]:
+    assert isinstance(extra.rows, np.ndarray)
+    return extra.rows.ctypes.data, len(extra.tokens) // LANES
+
+
+def compile_now(team: Team) -> None:
+    """Compile what is in this file, or read it compiled."""
+    weight = torch.zeros(LANES, LANES)
+    with torch.inference_mode():
+        nothing, row = np.empty(0, np.float32), weight[:1].numpy()
+        joint = packed(torch.zeros(LANES, 2 * LANES), FLOATS)
+        run_join(
+            row, row, np.zeros(1, np.int64), nothing, np.float32(0), joint.ctypes.data, FLOATS,
+            np.empty((1, 2 * LANES), np.float32), np.empty((1, 8 * LANES), np.int8), row.copy(), row.copy(),
+        )  # fmt: skip
+        head = CpuProduct(weight, np.arange(LANES, dtype=np.int32), 1e-5, FLOATS, team)
+        head.logits(weight[:1], weight[0], [head.gather(np.empty(0, np.int32))], [1])

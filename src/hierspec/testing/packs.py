@@ -1,0 +1,88 @@
+"""Random packs for tests: everything that a pack can hold, for any checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from hierspec.checkpoints.config import DecoderConfig, expected_tensors
+from hierspec.checkpoints.load import load_checkpoint
+from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, VOCABULARY, fingerprint, one_layer, write_pack
+from hierspec.testing.checkpoints import random_weights
+
+_START = "model.layers.0."
+
+
+def tiny_pack(
+    folder: Path | str, model: Path | str, exits: Sequence[int] = (2, 4), tokens: int = 100, seed: int = 0
+) -> Path:
+    """Writes a random pack with everything that one can hold, for the model in this folder."""
+    checkpoint = load_checkpoint(model, torch.float32, pack="none")
+    config, generator = checkpoint.config, torch.Generator().manual_seed(seed)
+    one = one_layer(config, 0)
+
+    def layer(prefix: str, number: int) -> dict[str, torch.Tensor]:
+        weights = random_weights(one, seed + number)
+        return {prefix + name.removeprefix(_START): weights[name] for name in weights if name.startswith(_START)}
+
+    def norm() -> torch.Tensor:
+        return 1 + 0.1 * torch.randn(config.hidden, generator=generator)
+
+    adapters: dict[str, torch.Tensor] = {}
+    for number in exits:
+        adapters |= layer(f"exit.{number}.layer.", number) | {f"exit.{number}.norm.weight": norm()}
+    fc = torch.randn(config.hidden, 2 * config.hidden, generator=generator) / config.hidden**0.5
+    feature = layer("feature.layer.", 99) | {"feature.norm.weight": norm(), "feature.fc.weight": fc}
+    small = {"small.norm.weight": norm()}
+    for number in range(2):
+        small |= layer(f"small.layers.{number}.", 50 + number)
+    frequent = np.random.default_rng(seed).permutation(config.vocabulary)[:tokens].astype(np.int32)
+    delta = {f"exit.{exits[0]}.norm.weight": norm()} if exits else {}
+    for number, name in ((0, "self_attn.q_proj.weight"), (config.layers - 1, "mlp.down_proj.weight")):
+        outputs, inputs = checkpoint.weights[f"model.layers.{number}.{name}"].shape
+        delta[f"layers.{number}.{name}.a"] = torch.randn(2, inputs, generator=generator) / inputs**0.5
+        delta[f"layers.{number}.{name}.b"] = 0.5 * torch.randn(outputs, 2, generator=generator)
+    files = {
+        EXITS: adapters,
+        FEATURE: feature,
+        SMALL: small,
+        VOCABULARY: {"tokens": torch.from_numpy(frequent)},
+        EARLY_EXIT: delta,
+    }
+    return write_pack(
+        folder, checkpoint.name, fingerprint(config, checkpoint.weights), files,
+        hidden=config.hidden, vocabulary=config.vocabulary,
+    )  # fmt: skip
+
+
+def tiny_eagle(folder: Path | str, config: DecoderConfig, seed: int = 0, bias: bool = True) -> Path:
+    """Writes a random EAGLE head for a target with this configuration, as such heads are published."""
+    import json
+
+    folder = Path(folder)
+    folder.mkdir(parents=True)
+    described = {
+        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": config.hidden, "vocab_size": config.vocabulary,
+        "num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "head_dim": config.head_size,
+        "intermediate_size": config.intermediate, "rms_norm_eps": config.norm_eps, "rope_theta": config.rotary.theta,
+        "bias": bias,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    one = one_layer(config, 0)
+    weights = random_weights(one, seed)
+    tensors = {
+        name.removeprefix("model."): weights[name].clone()
+        for name in expected_tensors(one)
+        if name.startswith(_START) and "input_layernorm" not in name
+    }
+    generator = torch.Generator().manual_seed(seed)
+    tensors["fc.weight"] = torch.randn(config.hidden, 2 * config.hidden, generator=generator) / config.hidden**0.5
+    if bias:
+        tensors["fc.bias"] = 0.1 * torch.randn(config.hidden, generator=generator)
+    tensors["embed_tokens.weight"] = weights["model.embed_tokens.weight"]  # published too; the target's is used
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

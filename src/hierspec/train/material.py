@@ -1,0 +1,101 @@
+"""What training reads: the model's own chat, real text beside it, and prompts held back for measuring."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hierspec.checkpoints.load import Checkpoint, load_checkpoint
+from hierspec.core.errors import HierspecError
+from hierspec.paths import make_folder, whole_file
+from hierspec.progress import Progress, silent
+from hierspec.stores.corpus_read import batches, identify
+from hierspec.text.tokenizer import Tokenizer
+from hierspec.train.network import Network
+from hierspec.train.students import draft_vocabulary
+from hierspec.train.synthesise import Texts, synthesise
+
+_HELD_BACK = 64  # conversations that nothing is trained on, at most an eighth of all
+
+
+@dataclass(frozen=True)
+class Material:
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    target: Network  # frozen
+    texts: Texts
+    held_back: Texts
+    vocabulary: Tensor  # the draft vocabulary
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How much to synthesise, and what to read beside it."""
+
+    conversations: int = 4096
+    length: int = 640
+    vocabulary: int = 8192
+    prompts: tuple[str, ...] = ()  # first user turns for a third of the conversations
+    files: tuple[Path, ...] = ()  # text, JSONL or parquet
+    seed: int = 0
+    batch: int = 256  # conversations written side by side
+
+
+def gather_material(
+    source: str | Path | None, folder: Path, wanted: Wanted, device: str = "auto", progress: Progress = silent
+) -> Material:
+    """Loads the model, writes its conversations (once: `folder` keeps them) and reads the files."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    checkpoint = load_checkpoint(source, torch.float32, progress)
+    tokenizer = Tokenizer.from_folder(checkpoint.folder)
+    if not tokenizer.has_chat_template:
+        raise HierspecError(f"{checkpoint.name} has no chat template, so it cannot write conversations to train on.")
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    target = Network(checkpoint.config, checkpoint.weights).frozen(device, dtype)
+    chat = _conversations(target, tokenizer, folder / "conversations.safetensors", checkpoint.name, wanted, progress)
+    held = min(_HELD_BACK, max(1, len(chat) // 8))
+    parts = [Texts(chat.tokens[:-held], chat.answers[:-held])]
+    if wanted.files:
+        rows = text_rows(tokenizer, wanted.files, chat.tokens.shape[1], progress)
+        parts.append(Texts(rows, torch.zeros_like(rows, dtype=torch.bool)))
+    vocabulary = draft_vocabulary(chat.tokens[chat.answers], wanted.vocabulary, checkpoint.config)
+    held_back = Texts(chat.tokens[-held:], chat.answers[-held:])
+    return Material(checkpoint, tokenizer, target, Texts.joined(parts), held_back, vocabulary)
+
+
+def text_rows(tokenizer: Tokenizer, files: Sequence[Path], length: int, progress: Progress = silent) -> Tensor:
+    """The files' text as rows [rows, length] of tokens, one after the other."""
+    tokens: list[int] = []
+    for pieces in batches(identify(files, progress), 0, 0):
+        for ids in tokenizer.encode_batch([piece.text for piece in pieces]):
+            tokens += ids
+    rows = len(tokens) // length
+    if not rows:
+        raise HierspecError(f"The text files hold {len(tokens)} tokens, less than one row of {length}: give more text.")
+    return torch.tensor(tokens[: rows * length], dtype=torch.int32).view(rows, length)
+
+
+def _conversations(
+    target: Network, tokenizer: Tokenizer, path: Path, name: str, wanted: Wanted, progress: Progress
+) -> Texts:
+    about = json.dumps([name, wanted.conversations, wanted.length, list(wanted.prompts), wanted.seed])
+    note = path.with_suffix(".json")
+    if path.is_file() and note.is_file() and note.read_text(encoding="utf-8") == about:
+        kept = load_file(path)
+        return Texts(kept["tokens"], kept["answers"])
+    texts = synthesise(
+        target, tokenizer, wanted.conversations, wanted.length, wanted.prompts, wanted.seed, wanted.batch, progress
+    )
+    make_folder(path.parent)
+    with whole_file(path) as temporary:
+        save_file({"tokens": texts.tokens, "answers": texts.answers}, temporary)
+    with whole_file(note) as temporary:
+        temporary.write_text(about, encoding="utf-8")
+    return texts

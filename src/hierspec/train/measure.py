@@ -1,0 +1,97 @@
+"""How often guesses agree with the model that judges them, on text that nobody trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hierspec.train.network import Network
+from hierspec.train.synthesise import Texts
+
+_BATCH = 8  # texts: logits of a whole vocabulary are large
+
+
+class Guessing(Protocol):
+    rows: Tensor  # the draft vocabulary
+
+    def guesses(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+
+@torch.no_grad()
+def agreement(
+    objective: Guessing, head: Tensor, texts: Texts, tasks: Sequence[str], pairs: Sequence[tuple[str, str]] = ()
+) -> dict[str, dict[str, float]]:
+    """By task and over "all": the share of answer tokens where a guess's best (and one of its 3 best, "top 3 …") is
+    the judge's choice. Guesses are drawn from the draft vocabulary and the tokens of the text before the answer.
+
+    `pairs` names guesses to be compared with each other: "exit 4 with exit 8".
+    """
+    device = head.device
+    hits: dict[str, dict[str, float]] = {"all": {}}
+    counts: dict[str, float] = {}
+    cuda = device.type == "cuda"
+    for start in range(0, len(texts), _BATCH):
+        tokens = texts.tokens[start : start + _BATCH].to(device, torch.long)
+        answers = texts.answers[start : start + _BATCH].to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
+            feature, found = objective.guesses(tokens)
+        here = torch.zeros_like(answers)
+        here[:, :-1] = answers[:, 1:]
+        for row in range(len(tokens)):
+            places = here[row].nonzero()[:, 0]
+            if not len(places):
+                continue
+            task = tasks[start + row]
+            allowed = torch.full((len(head),), -torch.inf, device=device)
+            allowed[objective.rows] = 0
+            allowed[tokens[row, : int(places[0]) + 1]] = 0
+            wanted = functional.linear(feature[row, places].to(head.dtype), head).argmax(-1)
+            best: dict[str, Tensor] = {}
+            for name, guess in found.items():
+                logits = functional.linear(guess[row, places].to(head.dtype), head).float() + allowed
+                three = logits.topk(3, dim=-1).indices
+                best[name] = three[:, 0]
+                _count(hits, task, name, best[name] == wanted)
+                _count(hits, task, f"top 3 {name}", (three == wanted[:, None]).any(-1))
+            for low, high in pairs:
+                _count(hits, task, f"{low} with {high}", best[low] == best[high])
+            counts[task] = counts.get(task, 0) + len(places)
+            counts["all"] = counts.get("all", 0) + len(places)
+    return {
+        task: {name: round(hit / counts[task], 4) for name, hit in by_name.items()} for task, by_name in hits.items()
+    }
+
+
+def _count(hits: dict[str, dict[str, float]], task: str, name: str, right: Tensor) -> None:
+    for key in (task, "all"):
+        by_name = hits.setdefault(key, {})
+        by_name[name] = by_name.get(name, 0) + float(right.sum())
+
+
+@torch.no_grad()
+def perplexity(network: Network, tokens: Tensor) -> float:
+    """Of rows of text [rows, length]."""
+    device, total, count = network.embedding.device, 0.0, 0
+    last = network.config.layers
+    for start in range(0, len(tokens), _BATCH):
+        part = tokens[start : start + _BATCH].to(device, torch.long)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            logits = functional.linear(network.norm(network(part, {last})[last]), network.head)
+        lost = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), part[:, 1:].flatten(), reduction="sum")
+        total, count = total + float(lost), count + part[:, 1:].numel()
+    return math.exp(total / count)
+
+
+def table(figures: Mapping[str, Mapping[str, float]]) -> str:
+    """Lines of a table: a row for each guess, a column for each task."""
+    tasks = [*sorted(task for task in figures if task != "all"), "all"]
+    names = list(figures["all"])
+    lines = ["| | " + " | ".join(tasks) + " |", "|" + "---|" * (len(tasks) + 1)]
+    for name in names:
+        lines.append(f"| {name} | " + " | ".join(f"{100 * figures[task].get(name, 0):.0f}%" for task in tasks) + " |")
+    return "\n".join(lines)

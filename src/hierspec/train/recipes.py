@@ -1,0 +1,152 @@
+"""From a model to a pack: exits beside a frozen target, an early-exit variant of it, and drafts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hierspec.bench.prompts import BenchPrompt
+from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, VOCABULARY, fingerprint, write_pack
+from hierspec.core.errors import HierspecError
+from hierspec.progress import Progress, silent
+from hierspec.train.loop import Course, Settings, fit
+from hierspec.train.material import Material
+from hierspec.train.measure import agreement, perplexity, table
+from hierspec.train.network import Network
+from hierspec.train.students import ExitAdapter, FeatureDrafter, Frozen, SmallModel
+from hierspec.train.synthesise import Texts, greedy_answers
+from hierspec.train.tuned import Tuned
+
+Report = Callable[[int, float, dict[str, float]], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A trained part: where it lies, and what was measured on text that it was not trained on."""
+
+    folder: Path
+    course: Course
+    figures: dict[str, dict[str, float]]  # agreement by task
+    more: dict[str, float] = field(default_factory=dict)
+
+
+def train_exits(
+    material: Material, layers: Sequence[int], folder: Path, settings: Settings, prompts: Sequence[BenchPrompt] = (),
+    progress: Progress = silent, report: Report | None = None,
+) -> Result:  # fmt: skip
+    """An adapter for each of these exits; the target stays as it is."""
+    _check_exits(layers, material)
+    students = [ExitAdapter(material.target, layer) for layer in layers]
+    return _frozen(material, students, EXITS, folder, settings, prompts, progress, report)
+
+
+def train_feature(
+    material: Material, folder: Path, settings: Settings, steps: int = 4, prompts: Sequence[BenchPrompt] = (),
+    progress: Progress = silent, report: Report | None = None,
+) -> Result:  # fmt: skip
+    """A feature drafter, trained on so many steps of its own."""
+    return _frozen(
+        material, [FeatureDrafter(material.target, steps)], FEATURE, folder, settings, prompts, progress, report
+    )
+
+
+def train_small(
+    material: Material, folder: Path, settings: Settings, layers: int = 4, prompts: Sequence[BenchPrompt] = (),
+    progress: Progress = silent, report: Report | None = None,
+) -> Result:  # fmt: skip
+    """A small model: a tuned copy of the target's first layers."""
+    _check_exits([layers], material)
+    return _frozen(material, [SmallModel(material.target, layers)], SMALL, folder, settings, prompts, progress, report)
+
+
+def train_tuned(
+    material: Material, layers: Sequence[int], folder: Path, settings: Settings, anchor: float = 1.0, rank: int = 32,
+    text: Tensor | None = None, prompts: Sequence[BenchPrompt] = (), progress: Progress = silent,
+    report: Report | None = None,
+) -> Result:  # fmt: skip
+    """The low-rank change of an early-exit variant. `text` is rows that nobody trained on, for its perplexity."""
+    _check_exits(layers, material)
+    checkpoint, target = material.checkpoint, material.target
+    device, dtype = target.embedding.device, target.embedding.dtype
+    copied = Network(checkpoint.config, checkpoint.weights).frozen(device, dtype)
+    objective = Tuned(target, copied, layers, material.vocabulary, anchor, lambda layer: rank)
+    course = fit(objective, material.texts, settings, progress, report)
+    pairs = [(f"exit {low}", f"exit {high}") for low, high in pairwise(layers)]
+    texts, tasks = _measured_texts(copied, material, prompts, progress)
+    figures = agreement(objective, target.head, texts, tasks, pairs)
+    more = {}
+    if text is not None:
+        more = {"perplexity before": perplexity(target, text), "perplexity after": perplexity(copied, text)}
+    about = {"recipe": "tuned", "layers": list(layers), "anchor": anchor, "rank": rank}
+    _write(material, EARLY_EXIT, objective.tensors(), folder, settings, course, figures, {**about, **more})
+    return Result(folder, course, figures, more)
+
+
+def _frozen(
+    material: Material, students: Sequence[nn.Module], file: str, folder: Path, settings: Settings,
+    prompts: Sequence[BenchPrompt], progress: Progress, report: Report | None,
+) -> Result:  # fmt: skip
+    objective = Frozen(material.target, students, material.vocabulary)
+    course = fit(objective, material.texts, settings, progress, report)
+    texts, tasks = _measured_texts(material.target, material, prompts, progress)
+    figures = agreement(objective, material.target.head, texts, tasks)
+    about = {"recipe": type(students[0]).__name__, "students": len(students)}
+    _write(material, file, objective.tensors(), folder, settings, course, figures, about)
+    return Result(folder, course, figures)
+
+
+def _measured_texts(
+    network: Network, material: Material, prompts: Sequence[BenchPrompt], progress: Progress
+) -> tuple[Texts, list[str]]:
+    """Answers of this network to the prompts; without any, conversations that were held back."""
+    if not prompts:
+        return material.held_back, ["chat"] * len(material.held_back)
+    texts = greedy_answers(network, material.tokenizer, [prompt.turns[0] for prompt in prompts], progress=progress)
+    return texts, [prompt.task for prompt in prompts]
+
+
+def _check_exits(layers: Sequence[int], material: Material) -> None:
+    depth = material.checkpoint.config.layers
+    if not layers or list(layers) != sorted(set(layers)) or layers[0] < 1 or layers[-1] >= depth:
+        raise HierspecError(
+            f"Exits must be rising layer numbers between 1 and {depth - 1}, not {', '.join(map(str, layers)) or 0}."
+        )
+
+
+def _write(
+    material: Material, file: str, tensors: Mapping[str, Tensor], folder: Path, settings: Settings, course: Course,
+    figures: Mapping[str, Mapping[str, float]], about: Mapping[str, Any],
+) -> None:  # fmt: skip
+    checkpoint = material.checkpoint
+    files = {file: {name: tensor.detach().to(torch.bfloat16) for name, tensor in tensors.items()}}
+    files[VOCABULARY] = {"tokens": material.vocabulary}
+    card = file.replace(".safetensors", ".md")
+    write_pack(
+        folder, checkpoint.name, fingerprint(checkpoint.config, checkpoint.weights), files,
+        hidden=checkpoint.config.hidden, vocabulary=checkpoint.config.vocabulary,
+        texts={card: model_card(checkpoint.name, file, material.texts, settings, course, figures, about)},
+    )  # fmt: skip
+
+
+def model_card(
+    model: str, file: str, texts: Texts, settings: Settings, course: Course,
+    figures: Mapping[str, Mapping[str, float]], about: Mapping[str, Any],
+) -> str:  # fmt: skip
+    """What it is, what it was trained on and how, and what it agrees on; for people."""
+    rows, length = texts.tokens.shape
+    return (
+        f"# {file} for {model}\n\n"
+        f"Guesses for {model}; what the model writes is not changed by it.\n\n"
+        f"- Data: {rows:,} texts of {length} tokens, {int(texts.answers.sum()):,} of them tokens of the model's own "
+        "answers.\n"
+        f"- Recipe: {json.dumps(dict(about))}; {course.steps:,} steps of {settings.batch} texts, rate {settings.rate}, "
+        f"{course.seconds:.0f} seconds.\n\n"
+        "Share of answer tokens, on text not trained on, where its choice is the judge's:\n\n" + table(figures) + "\n"
+    )

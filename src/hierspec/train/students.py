@@ -1,0 +1,189 @@
+"""What learns to guess beside a frozen target: exit adapters, a feature drafter, a small model.
+
+A student says for every position of a text what it thinks comes next, as features [batch, length, hidden] whose
+products with rows of the target's head are logits. All students learn from one pass of the target: the loss is the
+divergence from the target's own law over the draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hierspec.checkpoints.config import DecoderConfig
+from hierspec.train.network import Block, Network, attended
+
+
+class Student(Protocol):
+    taps: tuple[int, ...]  # layers of the target whose states it reads; the last layer is always there
+
+    def guesses(self, target: Network, tokens: Tensor, states: dict[int, Tensor], feature: Tensor) -> dict[str, Tensor]:
+        """By name: features for what follows each position. `feature` is the target's own."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As a pack keeps them."""
+
+
+class ExitAdapter(nn.Module):
+    """One decoder layer and a norm of its own after so many layers of the target."""
+
+    def __init__(self, target: Network, layer: int) -> None:
+        super().__init__()
+        self.layer, self.taps = layer, (layer,)
+        config = target.config
+        self.block = Block(config, layer)
+        # Begins as the layer that would have come next, and the norm as the last one.
+        self.block.load_state_dict(target.blocks[min(layer, config.layers - 1)].state_dict())
+        self.norm = _norm_like(target)
+        self.float()
+
+    def guesses(self, target: Network, tokens: Tensor, states: dict[int, Tensor], feature: Tensor) -> dict[str, Tensor]:
+        x = self.block(states[self.layer], target.turn(0, tokens.shape[1]))
+        return {f"exit {self.layer}": self.norm(x)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        start = f"exit.{self.layer}."
+        block = {f"{start}layer.{name}": tensor for name, tensor in self.block.state_dict().items()}
+        return {**block, f"{start}norm.weight": self.norm.weight}
+
+
+class FeatureDrafter(nn.Module):
+    """One decoder layer on the next token's embedding and the feature before it; trained on several own steps.
+
+    Step 1 reads the target's features. Step j reads what step j - 1 made of the position before, and attends to
+    step 1's keys up to j - 1 positions back and to those of the steps in between, as it will when it drafts.
+    """
+
+    def __init__(self, target: Network, steps: int = 4) -> None:
+        super().__init__()
+        config, self.steps = target.config, steps
+        self.taps: tuple[int, ...] = ()
+        self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=False)
+        with torch.no_grad():  # begins by passing the embedding on, with a little of the feature
+            self.fc.weight.zero_()
+            self.fc.weight[:, : config.hidden] += torch.eye(config.hidden, device=self.fc.weight.device)
+            self.fc.weight[:, config.hidden :] += 0.1 * torch.eye(config.hidden, device=self.fc.weight.device)
+        self.block = Block(config, config.layers - 1)
+        self.block.load_state_dict(target.blocks[-1].state_dict())
+        self.norm = _norm_like(target)
+        self.float()
+
+    def guesses(self, target: Network, tokens: Tensor, states: dict[int, Tensor], feature: Tensor) -> dict[str, Tensor]:
+        embedded = functional.embedding(tokens, target.embedding)
+        length = tokens.shape[1]
+        turn, before = target.turn(0, length), feature
+        keys, values = [], []
+        found: dict[str, Tensor] = {}
+        for step in range(1, self.steps + 1):
+            shifted = functional.pad(before[:, :-1], (0, 0, 1, 0))
+            x = self.fc(torch.cat((embedded, shifted.to(embedded.dtype)), dim=-1))
+            q, k, v = self.block.project(x, turn)
+            keys.append(k)
+            values.append(v)
+            mask = None if step == 1 else free_running(length, step, q.device)
+            seen = attended(q, torch.cat(keys, dim=2), torch.cat(values, dim=2), mask)
+            before = self.norm(self.block.finish(x, seen))
+            found[f"step {step}"] = before
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        block = {f"feature.layer.{name}": tensor for name, tensor in self.block.state_dict().items()}
+        return {"feature.fc.weight": self.fc.weight, **block, "feature.norm.weight": self.norm.weight}
+
+
+def free_running(length: int, step: int, device: torch.device | str) -> Tensor:
+    """[length, step * length]: what the query of a position sees of the keys of steps 1 .. step, side by side."""
+    places = torch.arange(length, device=device)
+    behind = places[:, None] - places[None, :]
+    real = behind >= step - 1
+    own = [behind == step - number for number in range(2, step + 1)]
+    return torch.cat([real, *own], dim=1)
+
+
+class SmallModel(nn.Module):
+    """A copy of the target's first layers, tuned to end there; embeddings and head stay the target's."""
+
+    def __init__(self, target: Network, layers: int = 4) -> None:
+        super().__init__()
+        self.taps: tuple[int, ...] = ()
+        self.blocks = nn.ModuleList()
+        for number in range(layers):
+            block = Block(target.config, number)
+            block.load_state_dict(target.blocks[number].state_dict())
+            self.blocks.append(block)
+        self.norm = _norm_like(target)
+        self.float()
+
+    def guesses(self, target: Network, tokens: Tensor, states: dict[int, Tensor], feature: Tensor) -> dict[str, Tensor]:
+        x = functional.embedding(tokens, target.embedding)
+        turn = target.turn(0, tokens.shape[1])
+        for block in self.blocks:
+            x = block(x, turn)
+        return {"small": self.norm(x)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {"small.norm.weight": self.norm.weight}
+        for number, block in enumerate(self.blocks):
+            found |= {f"small.layers.{number}.{name}": tensor for name, tensor in block.state_dict().items()}
+        return found
+
+
+class Frozen:
+    """The objective of students beside a frozen target."""
+
+    def __init__(self, target: Network, students: Sequence[nn.Module], vocabulary: Tensor) -> None:
+        self.target = target
+        self.students = nn.ModuleList(students).to(target.embedding.device)
+        self.rows = vocabulary.to(target.embedding.device, torch.long)
+        self._head = target.head[self.rows]
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        return dict(self.students.named_parameters())
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: tensor for student in self.students for name, tensor in student.tensors().items()}  # type: ignore[operator]
+
+    def guesses(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The target's feature at every position, and the students' by name."""
+        last = self.target.config.layers
+        with torch.no_grad():
+            states = self.target(tokens, {last, *(tap for student in self.students for tap in student.taps)})  # type: ignore[union-attr]
+            feature = self.target.norm(states[last])
+        found: dict[str, Tensor] = {}
+        for student in self.students:
+            found |= student.guesses(self.target, tokens, states, feature)  # type: ignore[operator]
+        return feature, found
+
+    def loss(self, tokens: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean divergence, weighted by position, and each guess's share of agreement with the target."""
+        feature, found = self.guesses(tokens)
+        law = functional.linear(feature, self._head).float().log_softmax(-1)
+        total = torch.zeros((), device=tokens.device)
+        scale = weight.sum().clamp(min=1)
+        measured = {}
+        for name, guess in found.items():
+            logits = functional.linear(guess.to(self._head.dtype), self._head).float()
+            divergence = (law.exp() * (law - logits.log_softmax(-1))).sum(-1)
+            total = total + (divergence * weight).sum() / scale
+            if name.startswith("step"):  # features to go on from, not only logits
+                apart = functional.smooth_l1_loss(guess.float(), feature.float(), reduction="none").mean(-1)
+                total = total + 0.1 * (apart * weight).sum() / scale
+            measured[name] = ((logits.argmax(-1) == law.argmax(-1)) * weight).sum().detach() / scale
+        return total, measured
+
+
+def _norm_like(target: Network) -> nn.RMSNorm:
+    norm = nn.RMSNorm(target.config.hidden, eps=target.config.norm_eps)
+    norm.load_state_dict(target.norm.state_dict())
+    return norm
+
+
+def draft_vocabulary(tokens: Tensor, size: int, config: DecoderConfig) -> Tensor:
+    """The most frequent tokens, most frequent first; special ids that end a text are always among them."""
+    counts = torch.bincount(tokens.flatten().long(), minlength=config.vocabulary)
+    counts[list(config.eos_ids)] += int(counts.max()) + 1
+    return counts.argsort(descending=True, stable=True)[: min(size, config.vocabulary)].int()

@@ -1,0 +1,181 @@
+"""Training: the network with gradients equals the decoder, the model's own chat is really its own, students learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from hierspec.checkpoints.config import ARCHITECTURES
+from hierspec.checkpoints.load import load_checkpoint
+from hierspec.checkpoints.packs import open_pack
+from hierspec.core.errors import HierspecError
+from hierspec.testing.checkpoints import tiny_checkpoint
+from hierspec.text.tokenizer import Tokenizer
+from hierspec.train import recipes
+from hierspec.train.loop import Settings, fit
+from hierspec.train.material import Material, Wanted, gather_material
+from hierspec.train.measure import agreement
+from hierspec.train.network import Network
+from hierspec.train.students import ExitAdapter, FeatureDrafter, Frozen, draft_vocabulary, free_running
+from hierspec.train.synthesise import Template, greedy_answers, synthesise
+
+
+def _network(folder: Path, architecture: str = "llama") -> tuple[Network, Tokenizer]:
+    checkpoint = load_checkpoint(tiny_checkpoint(folder, architecture))
+    return Network(checkpoint.config, checkpoint.weights).frozen("cpu", torch.float32), Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_network_equals_the_reference_implementation(tmp_path: Path, architecture: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    network, _ = _network(tmp_path, architecture)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens = torch.randint(3, 300, (2, 40), generator=torch.Generator().manual_seed(1))
+    last = network.config.layers
+    with torch.no_grad():
+        own = functional.linear(network.norm(network(tokens, {last})[last]), network.head)
+        torch.testing.assert_close(own, reference(tokens).logits, atol=1e-5, rtol=1e-4)
+
+
+def test_greedy_answers_are_the_models_own(tmp_path: Path) -> None:
+    """Every answer token is what a whole pass over the text before it says, whatever stood beside it."""
+    network, tokenizer = _network(tmp_path)
+    texts = greedy_answers(network, tokenizer, ["abc", "a longer prompt than the first"], most=20)
+    last = network.config.layers
+    with torch.no_grad():
+        logits = functional.linear(network.norm(network(texts.tokens.long(), {last})[last]), network.head)
+    stop = Template.of(tokenizer).to_answer[0]
+    others = torch.tensor(sorted(set(network.config.eos_ids) - {stop}), dtype=torch.long)
+    logits[..., others] = -torch.inf
+    for row in range(2):
+        places = texts.answers[row].nonzero()[:, 0]
+        assert 0 < len(places) <= 20
+        assert torch.equal(logits[row, places - 1].argmax(-1).int(), texts.tokens[row, places])
+        prompt = tokenizer.decode(texts.tokens[row, : int(places[0])].tolist(), special=True)
+        assert prompt.endswith("assistant\n")
+
+
+def test_conversations_follow_the_chat_template(tmp_path: Path) -> None:
+    network, tokenizer = _network(tmp_path)
+    texts = synthesise(network, tokenizer, 9, length=96, prompts=["say hello"], batch=4)
+    template = Template.of(tokenizer)
+    assert texts.tokens.shape == (9, 96)
+    assert texts.answers.any(1).sum() >= 3  # those that began with a whole prompt have been answered at least
+    for row in range(9):
+        tokens = texts.tokens[row].tolist()
+        assert tokens[: len(template.opening)] == list(template.opening)
+        first = int(texts.answers[row].nonzero()[0, 0]) if texts.answers[row].any() else None
+        if first is not None:
+            assert tokens[first - len(template.to_answer) : first] == list(template.to_answer)
+    again = synthesise(network, tokenizer, 9, length=96, prompts=["say hello"], batch=4)
+    assert torch.equal(texts.tokens, again.tokens)
+
+
+def test_what_a_drafting_step_sees() -> None:
+    """Step 3 at position 5: real keys up to position 3, step 2's at 4, step 3's own at 5."""
+    seen = free_running(7, 3, "cpu")[5].view(3, 7)
+    assert seen[0].nonzero()[:, 0].tolist() == [0, 1, 2, 3]
+    assert seen[1].nonzero()[:, 0].tolist() == [4]
+    assert seen[2].nonzero()[:, 0].tolist() == [5]
+
+
+def test_free_running_equals_drafting_one_token_after_the_other(tmp_path: Path) -> None:
+    """The parallel computation of training gives what a drafter does step by step at one position."""
+    network, _ = _network(tmp_path)
+    drafter = FeatureDrafter(network, steps=3).eval()
+    tokens = torch.randint(3, 300, (1, 12), generator=torch.Generator().manual_seed(2))
+    last = network.config.layers
+    with torch.no_grad():
+        feature = network.norm(network(tokens, {last})[last])
+        found = drafter.guesses(network, tokens, {}, feature)
+        turn, embedded = network.turn(0, 12), functional.embedding(tokens, network.embedding)
+        real = functional.pad(feature[:, :-1], (0, 0, 1, 0))
+        for end in (6, 9):  # the last position whose predecessor's feature is the target's
+            x = drafter.fc(torch.cat((embedded, real), dim=-1))[:, : end + 1]
+            q, k, v = drafter.block.project(x, tuple(table[: end + 1] for table in turn))  # type: ignore[arg-type]
+            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            own = drafter.norm(drafter.block.finish(x, attended))[:, -1:]
+            torch.testing.assert_close(own[:, 0], found["step 1"][:, end])
+            for step in (2, 3):
+                place = end + step - 1
+                x = drafter.fc(torch.cat((embedded[:, place : place + 1], own), dim=-1))
+                q, new_k, new_v = drafter.block.project(x, tuple(t[place : place + 1] for t in turn))  # type: ignore[arg-type]
+                k, v = torch.cat((k, new_k), dim=2), torch.cat((v, new_v), dim=2)
+                attended = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+                own = drafter.norm(drafter.block.finish(x, attended))
+                torch.testing.assert_close(own[:, 0], found[f"step {step}"][:, place], atol=1e-5, rtol=1e-4)
+
+
+def test_students_learn_and_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    network, tokenizer = _network(tmp_path / "model")
+    texts = synthesise(network, tokenizer, 12, length=64, batch=12)
+    vocabulary = draft_vocabulary(texts.tokens, 128, network.config)
+
+    def fresh() -> Frozen:
+        torch.manual_seed(0)
+        return Frozen(network, [ExitAdapter(network, 2)], vocabulary)
+
+    def agreed(objective: Frozen) -> float:
+        return agreement(objective, network.head, texts, ["chat"] * len(texts))["all"]["exit 2"]
+
+    whole, parts = fresh(), fresh()
+    before = agreed(whole)
+    fit(whole, texts, Settings(steps=60, batch=4))
+    assert agreed(whole) > before + 0.1
+    folder = tmp_path / "state"
+    # A run that is killed leaves its checkpoint; the rate follows the step, so the same 60 steps are made.
+    stopping = Settings(steps=60, batch=4, checkpoint=folder, every=0.0)
+    seen: list[int] = []
+
+    def stop(step: int, loss: float, figures: dict[str, float]) -> None:
+        seen.append(step)
+        if step == 50 and len(seen) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(parts, texts, stopping, report=stop)
+    resumed = fresh()
+    course = fit(resumed, texts, stopping)
+    assert course.steps == 60
+    for name, parameter in whole.trained().items():
+        torch.testing.assert_close(resumed.trained()[name], parameter, atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    folder = tmp_path_factory.mktemp("material")
+    source = tiny_checkpoint(folder / "model")
+    (folder / "words.txt").write_text("some plain text to read as well. " * 20)
+    wanted = Wanted(conversations=24, length=128, vocabulary=64, prompts=("hello",), files=(folder / "words.txt",), batch=24)
+    first = gather_material(source, folder / "work", wanted, "cpu")
+    again = gather_material(source, folder / "work", wanted, "cpu")  # what was written before is read
+    assert torch.equal(first.texts.tokens, again.texts.tokens)
+    return first
+
+
+def test_every_recipe_writes_its_part_of_one_pack(material: Material, tmp_path: Path) -> None:
+    settings = Settings(steps=4, batch=4)
+    folder = tmp_path / "pack"
+    recipes.train_exits(material, [1, 2], folder, settings)
+    recipes.train_feature(material, folder, settings, steps=2)
+    recipes.train_small(material, folder, settings, layers=1)
+    result = recipes.train_tuned(material, [1, 2], folder, settings, rank=2, text=material.held_back.tokens)
+    assert set(result.figures["all"]) >= {"exit 1", "exit 2", "exit 1 with exit 2", "top 3 exit 1"}
+    assert set(result.more) == {"perplexity before", "perplexity after"}
+    checkpoint = material.checkpoint
+    pack = open_pack(folder, checkpoint.config, checkpoint.weights)
+    assert pack.exits() == (1, 2)
+    assert pack.feature(checkpoint.config).fc.shape == (64, 128)
+    delta = load_file(folder / "early-exit.safetensors")
+    assert delta["layers.0.self_attn.q_proj.weight.a"].shape == (2, 64)
+    assert "small.layers.0.mlp.up_proj.weight" in load_file(folder / "small.safetensors")
+    assert "Share of answer tokens" in (folder / "exits.md").read_text()
+
+
+def test_exits_beyond_the_depth_are_refused(material: Material, tmp_path: Path) -> None:
+    with pytest.raises(HierspecError, match="between 1 and 3"):
+        recipes.train_exits(material, [2, 4], tmp_path, Settings(steps=1))
