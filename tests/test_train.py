@@ -150,7 +150,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
     folder = tmp_path_factory.mktemp("material")
     source = tiny_checkpoint(folder / "model")
     (folder / "words.txt").write_text("some plain text to read as well. " * 20)
-    wanted = Wanted(conversations=24, length=128, vocabulary=64, prompts=("hello",), files=(folder / "words.txt",), batch=24)
+    wanted = Wanted(24, length=128, vocabulary=64, prompts=("hello",), files=(folder / "words.txt",), batch=24)
     first = gather_material(source, folder / "work", wanted, "cpu")
     again = gather_material(source, folder / "work", wanted, "cpu")  # what was written before is read
     assert torch.equal(first.texts.tokens, again.texts.tokens)
