@@ -5,11 +5,11 @@ import json
 import pytest
 
 import hierspec
-from hierspec.bench.prompts import BenchPrompt, read_prompts, spread
 from hierspec.bench.report import document
 from hierspec.bench.run import run_plans
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.sampling import Sampling
+from hierspec.prompts import BenchPrompt, read_prompts, spread
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 PROMPTS = [BenchPrompt("one", ("abc abc",)), BenchPrompt("two", ("hello", "again")), BenchPrompt("one", ("xyz",))]

@@ -169,9 +169,11 @@ def test_weights_that_are_no_numbers_are_told(tmp_path, capsys):
     assert "not numbers" in capsys.readouterr().err
 
 
-def test_control_c_in_a_stream_stops_cleanly(tiny):
+def test_control_c_in_a_stream_stops_cleanly(tmp_path):
+    # Long enough that it cannot have ended by itself, however late the signal comes.
+    endless = str(tiny_checkpoint(tmp_path / "endless", context=20_000, eos_ids=()))
     running = subprocess.Popen(
-        [*PROGRAM, "generate", tiny, "-p", "abc", "--max-tokens", "480", "--temperature", "1", "--plan", "plain"],
+        [*PROGRAM, "generate", endless, "-p", "abc", "--max-tokens", "19000", "--raw", "--plan", "plain"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     assert running.stdout is not None

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from hierspec.bench.peers import Peer
-from hierspec.bench.prompts import BenchPrompt
 from hierspec.chat import Chat
 from hierspec.compare import Difference, first_difference
 from hierspec.core.plan import Plan
@@ -18,6 +17,7 @@ from hierspec.generation import Generation
 from hierspec.language_model import LanguageModel
 from hierspec.planner.replay import Record
 from hierspec.progress import Progress, silent
+from hierspec.prompts import BenchPrompt
 
 PLAIN = "plain"
 

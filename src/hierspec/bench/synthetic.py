@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from hierspec.bench.prompts import BenchPrompt
 from hierspec.core.appraisal import Costs
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import DEFAULT_KV_MEMORY, LanguageModel
 from hierspec.models.decoder import Decoder
 from hierspec.models.scorer import AnyDecoder
 from hierspec.progress import Progress, silent
+from hierspec.prompts import BenchPrompt
 from hierspec.testing.checkpoints import random_weights, tiny_config, write_byte_tokenizer
 from hierspec.text.tokenizer import Tokenizer
 

@@ -16,13 +16,11 @@ examples:
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hierspec.cli import options
-from hierspec.cli.console import hand_out, note, progress_bars
+from hierspec.cli.console import command_line, hand_out, note, progress_bars
 from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_file
 
@@ -79,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _synthetic(arguments)
     if arguments.prompts is None:
         raise HierspecError("There are no prompts; give a file with --prompts, or measure single passes with --passes.")
-    from hierspec.bench.prompts import read_prompts, spread
+    from hierspec.prompts import read_prompts, spread
 
     prompts = read_prompts(arguments.prompts)
     if arguments.limit is not None:
@@ -168,7 +166,7 @@ def _store_times(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         with whole_file(arguments.output.with_suffix(".svg")) as temporary:
             temporary.write_text(chart(measured).svg(), encoding="utf-8")
-    hand_out({"machine": machine(), "command": _command(), **measured}, arguments.output)
+    hand_out({"machine": machine(), "command": command_line(), **measured}, arguments.output)
     return 0
 
 
@@ -185,13 +183,9 @@ def _store_soak(arguments: argparse.Namespace) -> int:
                 f"and {found['most_file_bytes']:,} on disk, the limit is {found['limit']:,} each"
             )
         note(f"{killed['kills']} kills: {killed['lost']} batches lost, {killed['corrupted']} files damaged")
-    hand_out({"machine": machine(), "command": _command(), "soak": soaked, "kills": killed}, arguments.output)
+    hand_out({"machine": machine(), "command": command_line(), "soak": soaked, "kills": killed}, arguments.output)
     harm = killed["lost"] + killed["corrupted"] + killed["over_limit"]
     return 0 if harm == 0 and all(found["within_limit"] for found in soaked) else 1
-
-
-def _command() -> str:
-    return shlex.join(["hierspec", *sys.argv[1:]])
 
 
 def _synthetic(arguments: argparse.Namespace) -> int:
@@ -229,8 +223,8 @@ def _synthetic(arguments: argparse.Namespace) -> int:
 def _about(model: LanguageModel) -> dict[str, Any]:
     backend = type(model.decoder).__name__
     return {
-        "command": _command(), "model": model.name, "dtype": model.dtype, "weights": model.weights, "decoder": backend,
-        "products": model.decoder.products, "dtype_seconds": dict(model.dtype_choice.seconds),
+        "command": command_line(), "model": model.name, "dtype": model.dtype, "weights": model.weights,
+        "decoder": backend, "products": model.decoder.products, "dtype_seconds": dict(model.dtype_choice.seconds),
     }  # fmt: skip
 
 

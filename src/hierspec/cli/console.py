@@ -6,6 +6,7 @@ rich is imported where it is used: without it commands run too, with no bars and
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import threading
 from collections import Counter
@@ -105,6 +106,11 @@ def note(text: RenderableType) -> None:
         print(text, file=sys.stderr)
         return
     Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+
+
+def command_line() -> str:
+    """What was typed, for records."""
+    return shlex.join(["hierspec", *sys.argv[1:]])
 
 
 def hand_out(result: dict[str, Any], output: Path | None) -> None:

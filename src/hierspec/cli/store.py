@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hierspec.cli import options
-from hierspec.cli.console import hand_out, note, progress_bars
+from hierspec.cli.console import command_line, hand_out, note, progress_bars
 from hierspec.core.errors import HierspecError
 
 
@@ -77,8 +77,8 @@ def _build_corpus(arguments: argparse.Namespace) -> int:
 
 
 def _build_history(arguments: argparse.Namespace) -> int:
-    from hierspec.bench.prompts import read_prompts, spread
     from hierspec.own_answers import write_answers
+    from hierspec.prompts import read_prompts, spread
     from hierspec.stores.history import HistoryStore
 
     prompts = read_prompts(arguments.prompts)
@@ -144,7 +144,8 @@ def _replay(arguments: argparse.Namespace) -> int:
     costs = None if arguments.costs is None else read_costs(arguments.costs)
     _, vocabulary, home = options.load_home(arguments)
     about: dict[str, Any] = {
-        "records": len(records), "repeats_left_out": len(recorded) - len(records), "budget": arguments.budget,
+        "command": command_line(), "records": len(records), "repeats_left_out": len(recorded) - len(records),
+        "budget": arguments.budget,
         "adapt": costs is not None, "stores": home.beginning(), "answers_known_before": 0,
     }  # fmt: skip
     if home.history.exists():

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.part == "skip":
         return train_skip.run(arguments)
-    from hierspec.bench.prompts import read_prompts
+    from hierspec.prompts import read_prompts
     from hierspec.train import recipes
     from hierspec.train.loop import Settings
     from hierspec.train.material import Wanted, gather_material, text_rows

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     prompts = None
     if arguments.prompts is not None:
-        from hierspec.bench.prompts import read_prompts, spread
+        from hierspec.prompts import read_prompts, spread
 
         chosen = read_prompts(arguments.prompts)
         prompts = [p.turns[0] for p in (chosen if arguments.limit is None else spread(chosen, max(1, arguments.limit)))]

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hierspec.bench.prompts import BenchPrompt
 from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, VOCABULARY, fingerprint, write_pack
 from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress, silent
+from hierspec.prompts import BenchPrompt
 from hierspec.train.loop import Course, Settings, fit
 from hierspec.train.material import Material
 from hierspec.train.measure import agreement, perplexity, table
