@@ -170,8 +170,8 @@ def test_weights_that_are_no_numbers_are_told(tmp_path, capsys):
 
 
 def test_control_c_in_a_stream_stops_cleanly(tmp_path):
-    # Long enough that it cannot have ended by itself, however late the signal comes.
-    endless = str(tiny_checkpoint(tmp_path / "endless", context=20_000, eos_ids=()))
+    # Writes on for seconds, so that it cannot have ended by itself, however late the signal comes.
+    endless = str(tiny_checkpoint(tmp_path / "endless", seed=3, layers=24, context=20_000))
     running = subprocess.Popen(
         [*PROGRAM, "generate", endless, "-p", "abc", "--max-tokens", "19000", "--raw", "--plan", "plain"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
