@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from hierspec.checkpoints.config import ARCHITECTURES
 from hierspec.checkpoints.load import load_checkpoint
-from hierspec.checkpoints.packs import open_pack
+from hierspec.checkpoints.packs import one_layer, open_pack
 from hierspec.core.errors import HierspecError
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.text.tokenizer import Tokenizer
@@ -179,3 +180,27 @@ def test_every_recipe_writes_its_part_of_one_pack(material: Material, tmp_path: 
 def test_exits_beyond_the_depth_are_refused(material: Material, tmp_path: Path) -> None:
     with pytest.raises(HierspecError, match="between 1 and 3"):
         recipes.train_exits(material, [2, 4], tmp_path, Settings(steps=1))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Wanted(conversations=0), "conversations must be at least 2"),
+        (lambda: Wanted(length=3), "length must be at least 16"),
+        (lambda: Settings(steps=0), "at least 1"),
+        (lambda: Settings(rate=0.0), "more than 0"),
+        (lambda: Settings(minutes=-1.0), "more than 0"),
+    ],
+)
+def test_wrong_numbers_are_told(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(HierspecError, match=message):
+        make()
+
+
+def test_an_adapter_runs_as_it_was_trained_where_layers_do_not_rotate(tmp_path: Path) -> None:
+    """SmolLM3 leaves every fourth layer without rotary: what is made from such a layer has none either."""
+    checkpoint = load_checkpoint(tiny_checkpoint(tmp_path, "smollm3"))
+    network = Network(checkpoint.config, checkpoint.weights).frozen("cpu", torch.float32)
+    assert not checkpoint.config.rotary_layers[3]
+    for layer in (2, 3):
+        assert one_layer(checkpoint.config, layer).rotary_layers == (ExitAdapter(network, layer).block.rotates,)

@@ -100,13 +100,13 @@ class Pack:
                 f"The pack {self.folder.name} {there}, not for exit_layer {exit_layer}; choose one that it has, or "
                 'head = "shared".'
             )
-        own = one_layer(config, config.windows[min(exit_layer, config.layers - 1)])
+        own = one_layer(config, min(exit_layer, config.layers - 1))
         tensors = self.read(EXITS)
         layer = self._layer(EXITS, tensors, f"exit.{exit_layer}.layer.", own)
         return Branch(own, layer, self._tensor(EXITS, tensors, f"exit.{exit_layer}.norm.weight", (config.hidden,)))
 
     def feature(self, config: DecoderConfig) -> FeatureBranch:
-        own, tensors = one_layer(config, config.windows[-1]), self.read(FEATURE)
+        own, tensors = one_layer(config, config.layers - 1), self.read(FEATURE)
         layer = self._layer(FEATURE, tensors, "feature.layer.", own)
         norm = self._tensor(FEATURE, tensors, "feature.norm.weight", (config.hidden,))
         fc = self._tensor(FEATURE, tensors, "feature.fc.weight", (config.hidden, 2 * config.hidden))
@@ -167,9 +167,10 @@ class Pack:
         return tensors[name]
 
 
-def one_layer(config: DecoderConfig, window: int) -> DecoderConfig:
-    """A decoder of one layer shaped like a target's."""
-    return replace(config, layers=1, windows=(window,), rotary_layers=(True,), tied=True)
+def one_layer(config: DecoderConfig, number: int) -> DecoderConfig:
+    """A decoder of one layer like the target's with this number: training begins with a copy of that one."""
+    window, turns = config.windows[number], config.rotary_layers[number]
+    return replace(config, layers=1, windows=(window,), rotary_layers=(turns,), tied=True)
 
 
 def fingerprint(config: DecoderConfig, weights: Mapping[str, Tensor]) -> str:

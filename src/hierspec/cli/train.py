@@ -1,7 +1,7 @@
 """Train what guesses for a model: exits of its own, or drafts beside it.
 
 The model first writes conversations with itself (or answers --prompts), then the new parts learn from those and from
---text. The result is a pack: a folder that `--pack FOLDER` gives to generate, chat, plan and bench. A stopped run
+--text. The result is a pack: a folder that `--pack FOLDER` gives to generate, chat and bench. A stopped run
 goes on where it was.
 
 examples:
@@ -71,9 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
     tuned = arguments.part == "exits" and arguments.recipe == "tuned"
     name = "exits-" + arguments.recipe if arguments.part == "exits" else "draft-" + arguments.kind
     work = arguments.output.with_name(arguments.output.name + ".work")
+    rate = (1e-3 if tuned else 6e-4) if arguments.rate is None else arguments.rate
     settings = Settings(
-        steps=arguments.steps, minutes=arguments.minutes, batch=arguments.batch,
-        rate=arguments.rate or (1e-3 if tuned else 6e-4), seed=arguments.seed, checkpoint=work / name,
+        steps=arguments.steps, minutes=arguments.minutes, batch=arguments.batch, rate=rate, seed=arguments.seed,
+        checkpoint=work / name,
     )  # fmt: skip
     wanted = Wanted(
         arguments.conversations, arguments.length, arguments.vocabulary, tuple(given), tuple(arguments.text),

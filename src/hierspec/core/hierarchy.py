@@ -145,12 +145,14 @@ class Hierarchy:
         tier, stats = self.tiers[level], request.stats.tiers[level]
         below = self.tiers[level + 1].policy if level + 1 < len(self.tiers) else None
         policy = tier.policy
+        weighed = below is not None or policy is not None
         at_least = gather if policy is None else policy.at_least()
         written: list[Written] = []
         while True:
-            before, here = _expected(request, level), context
+            here = context
             if written:
                 here = np.concatenate((context, np.array([one.token for one in written], np.int32)))
+            before = _expected(request, level) if weighed else 0.0
             # The scorer adds a token of its own to what it accepts, so a guess fills at most one less than the room.
             asked, block = yield from self._asked(level, here, room - len(written) - 1, request)
             guess = _chosen(tier, asked, stats)
@@ -177,7 +179,7 @@ class Hierarchy:
             stats.expected_seconds += tier.seconds(len(guess))
             if tier.appraiser is not None:
                 tier.appraiser.learn(asked, tokens, len(guess))
-            if below is not None or policy is not None:
+            if weighed:
                 seconds = _expected(request, level) - before
                 if below is not None:
                     below.verified(block, tokens, seconds)

@@ -24,13 +24,9 @@ class TierPlan:
     the target's own states."""
 
     exit_layer: int | None = None  # layers of the target to run
-    head: str = (
-        "auto"  # of the exit: shared (the target's last norm and head), adapter (the pack's), auto (where it is)
-    )
+    head: str = "auto"  # of the exit: shared (the target's own norm and head), adapter (the pack's), or what there is
     skip_layers: tuple[int, ...] = ()  # layers of the target to leave out, counted from 0
-    draft: str | None = (
-        None  # a model folder, GGUF file or name; "feature" or "small" (the pack's); an EAGLE head's folder
-    )
+    draft: str | None = None  # a model folder, GGUF file or name; "feature" or "small" (the pack's); an EAGLE folder
     vocabulary: str = "auto"  # tokens that it scores: full, small (the pack's and the prompt's), or what there is
     weights: str | None = None  # of the draft or the adapter: auto, int8 or int4
     gather: int = 4

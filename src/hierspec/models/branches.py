@@ -1,7 +1,7 @@
-"""Scorers that add one layer of their own to a checkpoint's states: adapters of exits, and feature drafters.
+"""Scorers with layers of their own beside a checkpoint's: adapters of exits, feature drafters, small models.
 
-The layer has a staircase of its own, of one storey, aligned to the same context and proposal as the checkpoint's. So it
-is a memo like any other: what is lacking is computed, what is kept is computed once.
+Those layers, mostly one, have a staircase of their own, aligned to the same context and proposal as the checkpoint's.
+So it is a memo like any other: what is lacking is computed, what is kept is computed once.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -70,7 +71,7 @@ class WholeHead:
 
 
 @dataclass(frozen=True, eq=False)
-class StateScorer:
+class StateScorer(ABC):
     """Scores in two halves: hidden states of what is asked about, and a head that turns them into logits."""
 
     name: str
@@ -93,9 +94,9 @@ class StateScorer:
         """For each ask [1 + nodes, vocabulary]: what follows the context, then what follows each node."""
         return self.head.logits(asks, self.states(asks))
 
+    @abstractmethod
     def states(self, asks: Sequence[Ask]) -> list[Tensor]:
         """For each ask [1 + nodes, hidden], as the head takes them."""
-        raise NotImplementedError
 
     def release(self, request: AnyRequest) -> None:
         self.pool.release(request)

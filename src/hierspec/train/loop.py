@@ -41,6 +41,12 @@ class Settings:
     checkpoint: Path | None = None  # a folder, written every `every` seconds
     every: float = 120.0
 
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch < 1:
+            raise HierspecError(f"steps and batch must be at least 1, not {self.steps} and {self.batch}.")
+        if self.rate <= 0 or (self.minutes is not None and self.minutes <= 0):
+            raise HierspecError("The learning rate and the minutes to train must be more than 0.")
+
 
 @dataclass(frozen=True)
 class Course:

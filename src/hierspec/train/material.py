@@ -46,6 +46,11 @@ class Wanted:
     seed: int = 0
     batch: int = 256  # conversations written side by side
 
+    def __post_init__(self) -> None:
+        for name, least in (("conversations", 2), ("length", 16), ("vocabulary", 1), ("batch", 1)):
+            if getattr(self, name) < least:
+                raise HierspecError(f"{name} must be at least {least} to train on, not {getattr(self, name)}.")
+
 
 def gather_material(
     source: str | Path | None, folder: Path, wanted: Wanted, device: str = "auto", progress: Progress = silent
