@@ -13,7 +13,7 @@ from numba import njit
 from hierspec.models import matrix_units
 from hierspec.models.cpu_product import MATRICES, TILE_ROOM, make_ready, row_tiles
 from hierspec.models.matrix_units import DEPTH, TileUnits, begin_tiles, end_tiles, pack, write_product
-from hierspec.models.vector_code import VectorWriter
+from hierspec.models.vector_writer import VectorWriter
 
 _shapes = ((1, 1), (1, 2), (2, 1), (2, 2))
 

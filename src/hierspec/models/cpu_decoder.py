@@ -23,7 +23,8 @@ from hierspec.models.low_bits import GROUP, RECORD
 from hierspec.models.matrix_units import DEPTH
 from hierspec.models.packed import PackedWeights, pack_in_memory
 from hierspec.models.team import Team
-from hierspec.models.vector_code import LANES, WIDE
+from hierspec.models.vector_code import WIDE
+from hierspec.models.vector_writer import LANES
 
 
 def unsuited(config: DecoderConfig, dtype: torch.dtype) -> str:

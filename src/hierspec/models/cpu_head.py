@@ -17,7 +17,8 @@ from hierspec.models.low_bits import GROUP, RECORD
 from hierspec.models.packed import packed
 from hierspec.models.scorer import AnyDecoder
 from hierspec.models.team import Team
-from hierspec.models.vector_code import CODE, LANES, WIDE
+from hierspec.models.vector_code import CODE, WIDE
+from hierspec.models.vector_writer import LANES
 
 _FLOAT = 4  # bytes
 

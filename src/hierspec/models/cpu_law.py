@@ -17,7 +17,8 @@ import numpy as np
 from numba import njit
 
 from hierspec.models.cpu_weights import light_sum, weigh_block
-from hierspec.models.vector_code import CODE, LANES
+from hierspec.models.vector_code import CODE
+from hierspec.models.vector_writer import LANES
 
 # Compiled functions are kept on disk under their own file; one in another file that uses these has this number as a
 # default argument, so that a change here is a new signature. It is a float because numba takes all whole numbers that

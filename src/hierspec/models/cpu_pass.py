@@ -19,7 +19,6 @@ from hierspec.models.cpu_product import MATRICES, block_bytes, make_ready, produ
 from hierspec.models.matrix_units import CODE, begin_tiles, end_tiles
 from hierspec.models.team import ARRIVED, BROKEN, MEETINGS
 from hierspec.models.vector_code import (
-    LANES,
     add_atomically,
     copy_lanes,
     gate,
@@ -30,6 +29,7 @@ from hierspec.models.vector_code import (
     soften,
     weigh_one,
 )
+from hierspec.models.vector_writer import LANES
 
 QUERIES = 16  # rows of one text that attend together: as many as keep their scores in the cache
 _FLOAT = 4  # bytes

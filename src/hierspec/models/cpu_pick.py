@@ -15,7 +15,7 @@ from numba import njit, types
 
 from hierspec.models.cpu_law import LAW_CODE, adjust, count_tokens, is_kept, last_kept, part, weigh
 from hierspec.models.cpu_weights import block_maxima, reduced
-from hierspec.models.vector_code import LANES, VectorWriter, all_lanes, integers, piece, whole
+from hierspec.models.vector_writer import LANES, VectorWriter, all_lanes, integers, piece, whole
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _INTEGERS = ir.VectorType(_I32, LANES)

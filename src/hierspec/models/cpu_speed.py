@@ -11,7 +11,7 @@ from hierspec.models.cpu_decoder import Scratch
 from hierspec.models.cpu_pass import run_head
 from hierspec.models.packed import kind_for, packed_bytes
 from hierspec.models.team import Team
-from hierspec.models.vector_code import LANES
+from hierspec.models.vector_writer import LANES
 
 _ROUNDS = 3
 _BOTH = 0x3F803F80  # about 1, as one float32 and as two bfloat16: numbers as any, at which no CPU stumbles

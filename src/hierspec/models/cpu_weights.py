@@ -8,7 +8,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from hierspec.models.vector_code import LANES, VectorWriter, all_lanes, integers, piece, whole
+from hierspec.models.vector_writer import LANES, VectorWriter, all_lanes, integers, piece, whole
 
 _FLOAT, _DOUBLE = 4, 8  # bytes
 _HALF = LANES // 2

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from llvmlite import binding, ir
 
-from hierspec.models.vector_code import LANES, VectorWriter, integers, piece, whole
+from hierspec.models.vector_writer import LANES, VectorWriter, integers, piece, whole
 
 GROUP = 32  # inputs that share a scale
 BLOCK_BYTES = {8: GROUP * LANES + 2 * LANES, 4: GROUP * LANES // 2 + 4 * LANES}  # of 16 outputs and one group

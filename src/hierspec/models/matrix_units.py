@@ -28,7 +28,7 @@ from numba import config
 from torch import Tensor
 
 from hierspec.models import vector_code
-from hierspec.models.vector_code import LANES, VectorWriter, all_lanes, integers, piece, whole
+from hierspec.models.vector_writer import LANES, VectorWriter, all_lanes, integers, piece, whole
 
 DEPTH = 32  # inputs that one tile holds
 TILE_BYTES = 2 * LANES * DEPTH

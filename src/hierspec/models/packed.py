@@ -25,7 +25,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.models import matrix_units
 from hierspec.models.cpu_product import BYTES, FLOATS, HALVES, MATRICES, NIBBLES
 from hierspec.models.low_bits import BLOCK_BYTES, GROUP, pack
-from hierspec.models.vector_code import LANES
+from hierspec.models.vector_writer import LANES
 from hierspec.paths import cache_folder, whole_file
 from hierspec.progress import Progress, silent
 
