@@ -17,6 +17,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.text.tokenizer import Tokenizer
 from hierspec.train import recipes
+from hierspec.train.divergence import Judged
 from hierspec.train.loop import Settings, fit
 from hierspec.train.material import Material, Wanted, gather_material
 from hierspec.train.measure import agreement
@@ -84,31 +85,61 @@ def test_what_a_drafting_step_sees() -> None:
     assert seen[2].nonzero()[:, 0].tolist() == [5]
 
 
-def test_free_running_equals_drafting_one_token_after_the_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("layers", "taps"), [(1, ()), (2, (1, 3))])
+def test_free_running_equals_drafting_one_token_after_the_other(
+    tmp_path: Path, layers: int, taps: tuple[int, ...]
+) -> None:
     """The parallel computation of training gives what a drafter does step by step at one position."""
     network, _ = _network(tmp_path)
-    drafter = FeatureDrafter(network, steps=3).eval()
+    drafter = FeatureDrafter(network, 3, layers, taps).eval()
+    if drafter.first is not None:
+        torch.nn.init.normal_(drafter.first.weight, std=0.1, generator=torch.Generator().manual_seed(3))
     tokens = torch.randint(3, 300, (1, 12), generator=torch.Generator().manual_seed(2))
     last = network.config.layers
     with torch.no_grad():
-        feature = network.norm(network(tokens, {last})[last])
-        found = drafter.guesses(network, tokens, {}, feature)
-        turn, embedded = network.turn(0, 12), functional.embedding(tokens, network.embedding)
-        real = functional.pad(feature[:, :-1], (0, 0, 1, 0))
+        states = network(tokens, {last, *taps})
+        feature = network.norm(states[last])
+        found = drafter.guesses(network, tokens, states, feature)
+        embedded = functional.embedding(tokens, network.embedding)
+        plain = [functional.rms_norm(states[tap], (64,), eps=network.config.norm_eps) for tap in taps]
+        real = [functional.pad(part[:, :-1], (0, 0, 1, 0)) for part in (feature, *plain)]
         for end in (6, 9):  # the last position whose predecessor's feature is the target's
-            x = drafter.fc(torch.cat((embedded, real), dim=-1))[:, : end + 1]
-            q, k, v = drafter.block.project(x, tuple(table[: end + 1] for table in turn))  # type: ignore[arg-type]
-            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            own = drafter.norm(drafter.block.finish(x, attended))[:, -1:]
+            kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+            x = (drafter.first or drafter.fc)(torch.cat((embedded, *real), dim=-1))[:, : end + 1]
+            turn = network.turn(0, end + 1)
+            for block in drafter.blocks:
+                q, k, v = block.project(x, turn)
+                seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+                x = block.finish(x, seen)
+                kept.append((k, v))
+            own = drafter.norm(x)[:, -1:]
             torch.testing.assert_close(own[:, 0], found["step 1"][:, end])
             for step in (2, 3):
                 place = end + step - 1
                 x = drafter.fc(torch.cat((embedded[:, place : place + 1], own), dim=-1))
-                q, new_k, new_v = drafter.block.project(x, tuple(t[place : place + 1] for t in turn))  # type: ignore[arg-type]
-                k, v = torch.cat((k, new_k), dim=2), torch.cat((v, new_v), dim=2)
-                attended = functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-                own = drafter.norm(drafter.block.finish(x, attended))
+                for number, block in enumerate(drafter.blocks):
+                    q, k, v = block.project(x, network.turn(place, place + 1))
+                    k, v = (torch.cat(pair, dim=2) for pair in zip(kept[number], (k, v), strict=True))
+                    x = block.finish(x, functional.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+                    kept[number] = k, v
+                own = drafter.norm(x)
                 torch.testing.assert_close(own[:, 0], found[f"step {step}"][:, place], atol=1e-5, rtol=1e-4)
+
+
+def test_divergence_and_its_gradient_are_those_of_the_definition() -> None:
+    generator = torch.Generator().manual_seed(0)
+    head, feature, guess = (torch.randn(rows, 16, generator=generator) for rows in (50, 9, 9))
+    guess.requires_grad_()
+    judged = Judged(feature, head)
+    divergence = judged.divergence(guess)
+    law = (feature @ head.T).log_softmax(-1)
+    expected = (law.exp() * (law - (guess @ head.T).log_softmax(-1))).sum(-1)
+    torch.testing.assert_close(divergence, expected)
+    weights = torch.rand(9, generator=generator)
+    (own,) = torch.autograd.grad((divergence * weights).sum(), guess, retain_graph=True)
+    (wanted,) = torch.autograd.grad((expected * weights).sum(), guess)
+    torch.testing.assert_close(own, wanted)
+    assert float(judged.agrees(feature)) == 1.0
 
 
 def test_students_learn_and_a_stopped_run_goes_on(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     exits = parts.add_parser("exits", help="exits of the model: adapters beside it, or an early-exit variant of it")
     exits.add_argument("--recipe", choices=("adapters", "tuned"), default="adapters", help="default: adapters")
     exits.add_argument("--layers", default="", metavar="N,N", help="default: near 1/8 and 1/4 of the depth")
-    exits.add_argument("--anchor", type=float, default=1.0, help="tuned: how firmly it is held to the original (1)")
+    exits.add_argument("--drift", type=float, default=0.05, help="tuned: nats a token it may move from the original (0.05)")
     exits.add_argument("--rank", type=int, default=32, help="tuned: of the change (default 32)")
     draft = parts.add_parser("draft", help="a draft that shares the model's embeddings and head")
     draft.add_argument("--kind", choices=("feature", "small"), default="feature", help="default: feature")
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
                 held = arguments.held_text
                 text = text_rows(material.tokenizer, held, arguments.length, progress) if held else None
                 result = recipes.train_tuned(
-                    material, layers, arguments.output, settings, arguments.anchor, arguments.rank, text, **common
+                    material, layers, arguments.output, settings, arguments.drift, arguments.rank, text, **common
                 )
             else:
                 result = recipes.train_exits(material, layers, arguments.output, settings, **common)
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say(step: int, loss: float, figures: dict[str, float]) -> None:
-    agreeing = ", ".join(f"{name} {100 * value:.0f}%" for name, value in figures.items() if name != "anchor")
+    agreeing = ", ".join(f"{name} {100 * value:.0f}%" for name, value in figures.items() if name not in ("anchor", "drift"))
     note(f"step {step}: loss {loss:.3f}; {agreeing}")
 
 

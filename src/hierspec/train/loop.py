@@ -20,14 +20,14 @@ from hierspec.paths import whole_folder
 from hierspec.progress import Progress, silent
 from hierspec.train.synthesise import Texts
 
-_OTHERS = 0.2  # weight of positions whose next token is no answer of the model
+_OTHERS = 0.2  # share of positions learnt from whose next token is no answer of the model
 
 
 class Objective(Protocol):
     def trained(self) -> dict[str, nn.Parameter]: ...
 
-    def loss(self, tokens: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """To be made small, and figures worth showing."""
+    def loss(self, tokens: Tensor, here: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """To be made small at the positions [batch, length] that are `here`, and figures worth showing."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,14 @@ class Course:
     seen: list[tuple[int, float, dict[str, float]]]
 
 
-def weights_of(texts_answers: Tensor) -> Tensor:
-    """[rows, length]: position t counts by whether token t + 1 is an answer; the last has nothing after it."""
-    after = torch.zeros_like(texts_answers, dtype=torch.float32)
-    after[:, :-1] = torch.where(texts_answers[:, 1:], 1.0, _OTHERS)
-    return after
+def drawn(answers: Tensor, seed: int) -> Tensor:
+    """[rows, length]: positions to learn from. All before a token of an answer, and some of the others: most of a
+    step's products are with a head, so a position left out is time won."""
+    here = torch.rand(answers.shape, generator=torch.Generator().manual_seed(seed)) < _OTHERS
+    here[:, :-1] |= answers[:, 1:]
+    here[:, -1] = False  # nothing comes after it
+    here[0, 0] = True  # never none at all
+    return here
 
 
 def fit(
@@ -86,9 +89,9 @@ def fit(
         for group in optimiser.param_groups:
             group["lr"] = settings.rate * max(factor, 1e-3)
         tokens, answers = _batch(texts, step, settings)
-        weight = weights_of(answers).to(device, non_blocking=True)
+        here = drawn(answers, step).to(device, non_blocking=True)
         with half:
-            loss, figures = objective.loss(tokens.to(device, torch.long, non_blocking=True), weight)
+            loss, figures = objective.loss(tokens.to(device, torch.long, non_blocking=True), here)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)

@@ -48,13 +48,15 @@ def train_exits(
 
 
 def train_feature(
-    material: Material, folder: Path, settings: Settings, steps: int = 4, prompts: Sequence[BenchPrompt] = (),
-    progress: Progress = silent, report: Report | None = None,
+    material: Material, folder: Path, settings: Settings, steps: int = 4, layers: int = 1, taps: Sequence[int] = (),
+    prompts: Sequence[BenchPrompt] = (), progress: Progress = silent, report: Report | None = None,
 ) -> Result:  # fmt: skip
-    """A feature drafter, trained on so many steps of its own."""
-    return _frozen(
-        material, [FeatureDrafter(material.target, steps)], FEATURE, folder, settings, prompts, progress, report
-    )
+    """A feature drafter of so many layers, trained on so many steps of its own. It reads the target's last state, and
+    those after the layers in `taps`."""
+    if taps:
+        _check_exits(taps, material)
+    student = FeatureDrafter(material.target, steps, layers, taps)
+    return _frozen(material, [student], FEATURE, folder, settings, prompts, progress, report)
 
 
 def train_small(
@@ -67,7 +69,7 @@ def train_small(
 
 
 def train_tuned(
-    material: Material, layers: Sequence[int], folder: Path, settings: Settings, anchor: float = 1.0, rank: int = 32,
+    material: Material, layers: Sequence[int], folder: Path, settings: Settings, drift: float = 0.05, rank: int = 32,
     text: Tensor | None = None, prompts: Sequence[BenchPrompt] = (), progress: Progress = silent,
     report: Report | None = None,
 ) -> Result:  # fmt: skip
@@ -76,7 +78,7 @@ def train_tuned(
     checkpoint, target = material.checkpoint, material.target
     device, dtype = target.embedding.device, target.embedding.dtype
     copied = Network(checkpoint.config, checkpoint.weights).frozen(device, dtype)
-    objective = Tuned(target, copied, layers, material.vocabulary, anchor, lambda layer: rank)
+    objective = Tuned(target, copied, layers, material.vocabulary, drift, lambda layer: rank)
     course = fit(objective, material.texts, settings, progress, report)
     pairs = [(f"exit {low}", f"exit {high}") for low, high in pairwise(layers)]
     texts, tasks = _measured_texts(copied, material, prompts, progress)
@@ -84,7 +86,7 @@ def train_tuned(
     more = {}
     if text is not None:
         more = {"perplexity before": perplexity(target, text), "perplexity after": perplexity(copied, text)}
-    about = {"recipe": "tuned", "layers": list(layers), "anchor": anchor, "rank": rank}
+    about = {"recipe": "tuned", "layers": list(layers), "drift": drift, "rank": rank}
     _write(material, EARLY_EXIT, objective.tensors(), folder, settings, course, figures, {**about, **more})
     return Result(folder, course, figures, more)
 
@@ -125,7 +127,7 @@ def _write(
     figures: Mapping[str, Mapping[str, float]], about: Mapping[str, Any],
 ) -> None:  # fmt: skip
     checkpoint = material.checkpoint
-    files = {file: {name: tensor.detach().to(torch.bfloat16) for name, tensor in tensors.items()}}
+    files = {file: {name: tensor.detach() for name, tensor in tensors.items()}}
     files[VOCABULARY] = {"tokens": material.vocabulary}
     card = file.replace(".safetensors", ".md")
     write_pack(

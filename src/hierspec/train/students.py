@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hierspec.checkpoints.config import DecoderConfig
+from hierspec.train.divergence import Judged
 from hierspec.train.network import Block, Network, attended
 
 
@@ -52,47 +53,67 @@ class ExitAdapter(nn.Module):
 
 
 class FeatureDrafter(nn.Module):
-    """One decoder layer on the next token's embedding and the feature before it; trained on several own steps.
+    """Decoder layers on the next token's embedding and the feature before it; trained on several own steps.
 
-    Step 1 reads the target's features. Step j reads what step j - 1 made of the position before, and attends to
-    step 1's keys up to j - 1 positions back and to those of the steps in between, as it will when it drafts.
+    Step 1 reads the target's features: its last state, normed, and beside it states after the layers in `taps`. Step j
+    reads what step j - 1 made of the position before, and attends to step 1's keys up to j - 1 positions back and to
+    those of the steps in between, as it will when it drafts.
     """
 
-    def __init__(self, target: Network, steps: int = 4) -> None:
+    def __init__(self, target: Network, steps: int = 4, layers: int = 1, taps: Sequence[int] = ()) -> None:
         super().__init__()
         config, self.steps = target.config, steps
-        self.taps: tuple[int, ...] = ()
+        self.taps = tuple(taps)
         self.fc = nn.Linear(2 * config.hidden, config.hidden, bias=False)
         with torch.no_grad():  # begins by passing the embedding on, with a little of the feature
             self.fc.weight.zero_()
             self.fc.weight[:, : config.hidden] += torch.eye(config.hidden, device=self.fc.weight.device)
             self.fc.weight[:, config.hidden :] += 0.1 * torch.eye(config.hidden, device=self.fc.weight.device)
-        self.block = Block(config, config.layers - 1)
-        self.block.load_state_dict(target.blocks[-1].state_dict())
+        self.first: nn.Linear | None = None
+        if self.taps:  # what the target's positions enter through; begins like fc, blind to the taps
+            self.first = nn.Linear((2 + len(self.taps)) * config.hidden, config.hidden, bias=False)
+            with torch.no_grad():
+                self.first.weight.zero_()
+                self.first.weight[:, : 2 * config.hidden] += self.fc.weight
+        self.blocks = nn.ModuleList()
+        for number in range(config.layers - layers, config.layers):
+            block = Block(config, number)
+            block.load_state_dict(target.blocks[number].state_dict())
+            self.blocks.append(block)
         self.norm = _norm_like(target)
         self.float()
 
     def guesses(self, target: Network, tokens: Tensor, states: dict[int, Tensor], feature: Tensor) -> dict[str, Tensor]:
         embedded = functional.embedding(tokens, target.embedding)
-        length = tokens.shape[1]
-        turn, before = target.turn(0, length), feature
-        keys, values = [], []
+        length, hidden = tokens.shape[1], target.config.hidden
+        tapped = [functional.rms_norm(states[tap], (hidden,), eps=target.config.norm_eps) for tap in self.taps]
+        turn, before = target.turn(0, length), [feature, *tapped]
+        keys: list[list[Tensor]] = [[] for _ in self.blocks]
+        values: list[list[Tensor]] = [[] for _ in self.blocks]
         found: dict[str, Tensor] = {}
         for step in range(1, self.steps + 1):
-            shifted = functional.pad(before[:, :-1], (0, 0, 1, 0))
-            x = self.fc(torch.cat((embedded, shifted.to(embedded.dtype)), dim=-1))
-            q, k, v = self.block.project(x, turn)
-            keys.append(k)
-            values.append(v)
-            mask = None if step == 1 else free_running(length, step, q.device)
-            seen = attended(q, torch.cat(keys, dim=2), torch.cat(values, dim=2), mask)
-            before = self.norm(self.block.finish(x, seen))
-            found[f"step {step}"] = before
+            shifted = [functional.pad(part[:, :-1], (0, 0, 1, 0)).to(embedded.dtype) for part in before]
+            join = self.first if step == 1 and self.first is not None else self.fc
+            x = join(torch.cat((embedded, *shifted), dim=-1))
+            mask = None if step == 1 else free_running(length, step, x.device)
+            for number, block in enumerate(self.blocks):
+                q, k, v = block.project(x, turn)  # type: ignore[operator]
+                keys[number].append(k)
+                values[number].append(v)
+                seen = attended(q, torch.cat(keys[number], dim=2), torch.cat(values[number], dim=2), mask)
+                x = block.finish(x, seen)  # type: ignore[operator]
+            before = [self.norm(x)]
+            found[f"step {step}"] = before[0]
         return found
 
     def tensors(self) -> dict[str, Tensor]:
-        block = {f"feature.layer.{name}": tensor for name, tensor in self.block.state_dict().items()}
-        return {"feature.fc.weight": self.fc.weight, **block, "feature.norm.weight": self.norm.weight}
+        found: dict[str, Tensor] = {"feature.fc.weight": self.fc.weight, "feature.norm.weight": self.norm.weight}
+        for number, block in enumerate(self.blocks):
+            found |= {f"feature.layers.{number}.{name}": tensor for name, tensor in block.state_dict().items()}
+        if self.first is not None:
+            found["feature.first.weight"] = self.first.weight
+            found["feature.taps"] = torch.tensor(self.taps, dtype=torch.int32)
+        return found
 
 
 def free_running(length: int, step: int, device: torch.device | str) -> Tensor:
@@ -158,21 +179,19 @@ class Frozen:
             found |= student.guesses(self.target, tokens, states, feature)  # type: ignore[operator]
         return feature, found
 
-    def loss(self, tokens: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean divergence, weighted by position, and each guess's share of agreement with the target."""
+    def loss(self, tokens: Tensor, here: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean divergence at the positions that are `here`, and each guess's share of agreement with the target."""
         feature, found = self.guesses(tokens)
-        law = functional.linear(feature, self._head).float().log_softmax(-1)
+        feature = feature[here]
+        judged = Judged(feature, self._head)
         total = torch.zeros((), device=tokens.device)
-        scale = weight.sum().clamp(min=1)
         measured = {}
         for name, guess in found.items():
-            logits = functional.linear(guess.to(self._head.dtype), self._head).float()
-            divergence = (law.exp() * (law - logits.log_softmax(-1))).sum(-1)
-            total = total + (divergence * weight).sum() / scale
+            guess = guess[here]
+            total = total + judged.divergence(guess).mean()
             if name.startswith("step"):  # features to go on from, not only logits
-                apart = functional.smooth_l1_loss(guess.float(), feature.float(), reduction="none").mean(-1)
-                total = total + 0.1 * (apart * weight).sum() / scale
-            measured[name] = ((logits.argmax(-1) == law.argmax(-1)) * weight).sum().detach() / scale
+                total = total + 0.1 * functional.smooth_l1_loss(guess.float(), feature.float())
+            measured[name] = judged.agrees(guess)
         return total, measured
 
 

@@ -23,6 +23,7 @@ from hierspec.train.network import Network
 
 _USER_TEMPERATURE, _ANSWER_TEMPERATURE = 1.0, 0.8
 _LONGEST_USER, _LONGEST_ANSWER = 200, 400  # tokens of a turn before it is cut
+_GOLDEN = (5**0.5 - 1) / 2
 _ROLES = ("user", "assistant", "user")
 _MARKS = ("MARK-ONE", "MARK-TWO", "MARK-THREE")
 
@@ -78,10 +79,10 @@ class Template:
 
 def synthesise(
     network: Network, tokenizer: Tokenizer, rows: int, length: int = 640, prompts: Sequence[str] = (), seed: int = 0,
-    batch: int = 2048, progress: Progress = silent,
+    batch: int = 2048, progress: Progress = silent, given: float = 1 / 3,
 ) -> Texts:  # fmt: skip
-    """`rows` conversations of `length` tokens: one third begins with a given prompt (where there are any), one third
-    with the first words of a task, the rest freely."""
+    """`rows` conversations of `length` tokens: a share `given` begins with one of the prompts (where there are any);
+    of the rest one half begins with the first words of a task, the other freely."""
     template, generator = Template.of(tokenizer), torch.Generator().manual_seed(seed)
     parts = []
     for start in range(0, rows, batch):
@@ -89,9 +90,10 @@ def synthesise(
         starts: list[tuple[list[int], bool]] = []  # words of the first user turn, and whether they are all of it
         for place in range(start, start + count):
             chosen = int(torch.randint(1 << 30, (1,), generator=generator))
-            if prompts and place % 3 == 0:
+            # Steps of the golden ratio spread any share evenly.
+            if prompts and place * _GOLDEN % 1 < given:
                 starts.append((tokenizer.encode(prompts[chosen % len(prompts)], begin=False)[: length // 2], True))
-            elif place % 3 == 1:
+            elif chosen // len(OPENINGS) % 2:
                 starts.append((tokenizer.encode(OPENINGS[chosen % len(OPENINGS)], begin=False), False))
             else:
                 starts.append(([], False))

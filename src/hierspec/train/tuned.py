@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hierspec.train.divergence import Judged
 from hierspec.train.network import Network
+from hierspec.train.students import ExitAdapter
+
+_ANCHORED = 4  # every so many positions it is compared with the original
+_FIRMER = 0.02  # how quickly the anchor's weight follows
 
 
 class LowRank(nn.Module):
@@ -26,14 +32,20 @@ class LowRank(nn.Module):
 
 
 class Tuned:
-    """Exit losses through the shared head, each exit with a norm of its own, and divergence from the original."""
+    """Exit losses, each exit with an adapter of its own, while the whole stays near the original.
+
+    `drift` is how far it may move, in nats a token: an anchor to the original is weighed heavier while it has moved
+    further, lighter while it has not. `pull` lets exits draw the last layer a little towards what they can guess.
+    """
 
     def __init__(
-        self, original: Network, copied: Network, exits: Sequence[int], vocabulary: Tensor, anchor: float = 1.0,
-        rank: Callable[[int], int] = lambda layer: 32,
+        self, original: Network, copied: Network, exits: Sequence[int], vocabulary: Tensor, drift: float = 0.05,
+        rank: Callable[[int], int] = lambda layer: 32, pull: float = 0.1,
     ) -> None:  # fmt: skip
-        self.original, self.model, self.exits, self.anchor = original, copied, tuple(exits), anchor
+        self.original, self.model, self.exits, self.drift, self.pull = original, copied, tuple(exits), drift, pull
+        self._anchor = 1.0
         device = original.embedding.device
+        self.adapters = nn.ModuleList(ExitAdapter(copied, layer) for layer in exits).to(device)
         self.changes: dict[str, LowRank] = {}
         for number, block in enumerate(copied.blocks):
             for part in ("self_attn", "mlp"):
@@ -41,23 +53,17 @@ class Tuned:
                 for name in [name for name in group if name.endswith("_proj")]:
                     group[name] = LowRank(group[name], rank(number))
                     self.changes[f"layers.{number}.{part}.{name}.weight"] = group[name]
-        norms = {str(layer): nn.RMSNorm(original.config.hidden, eps=original.config.norm_eps) for layer in exits}
-        self.norms = nn.ModuleDict(norms).to(device)
-        for norm in self.norms.values():
-            norm.load_state_dict(original.norm.state_dict())
-        self.norms.float()
         self.rows = vocabulary.to(device, torch.long)
         self._head = original.head[self.rows]
 
     def trained(self) -> dict[str, nn.Parameter]:
-        found = {f"norms.{name}": parameter for name, parameter in self.norms.named_parameters()}
+        found = {f"adapters.{name}": parameter for name, parameter in self.adapters.named_parameters()}
         for name, change in self.changes.items():
             found[f"{name}.a"], found[f"{name}.b"] = change.a, change.b
         return found
 
     def tensors(self) -> dict[str, Tensor]:
-        norms = self.norms.state_dict()  # "4.weight" and so on
-        found: dict[str, Tensor] = {f"exit.{name.replace('.', '.norm.')}": tensor for name, tensor in norms.items()}
+        found = {name: tensor for adapter in self.adapters for name, tensor in adapter.tensors().items()}  # type: ignore[operator]
         for name, change in self.changes.items():
             found[f"{name}.a"], found[f"{name}.b"] = change.a, change.b
         return found
@@ -65,27 +71,30 @@ class Tuned:
     def guesses(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         last = self.original.config.layers
         states = self.model(tokens, {last, *self.exits})
-        found = {f"exit {layer}": self.norms[str(layer)](states[layer]) for layer in self.exits}
-        return self.model.norm(states[last]), found
+        feature, found = self.model.norm(states[last]), {}
+        for adapter in self.adapters:
+            found |= adapter.guesses(self.model, tokens, states, feature)  # type: ignore[operator]
+        return feature, found
 
-    def loss(self, tokens: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, tokens: Tensor, here: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         last = self.original.config.layers
-        with torch.no_grad():
-            before = functional.linear(self.original.norm(self.original(tokens, {last})[last]), self.original.head)
-            before = before.float().log_softmax(-1)
         feature, found = self.guesses(tokens)
-        now = functional.linear(feature, self.original.head).float()
-        kept = functional.kl_div(now.log_softmax(-1), before, log_target=True, reduction="none").sum(-1)
-        total = self.anchor * kept.mean()  # everywhere: what nobody drafts must stay too
-        measured = {"anchor": kept.mean().detach()}
-        scale = weight.sum().clamp(min=1)
-        law = now.detach()[..., self.rows].log_softmax(-1)
-        best = {"last": law.argmax(-1)}
+        # Everywhere alike, a part of the positions: what nobody drafts must stay too.
+        some = feature[:, ::_ANCHORED].flatten(0, 1)
+        with torch.no_grad():
+            before = self.original.norm(self.original(tokens, {last})[last][:, ::_ANCHORED]).flatten(0, 1)
+        anchor = Judged(before, self.original.head)
+        moved = anchor.divergence(some).mean()
+        total = self._anchor * moved
+        moved = moved.detach()
+        self._anchor = min(max(self._anchor * math.exp(_FIRMER * (float(moved) / self.drift - 1)), 0.02), 20.0)
+        measured = {"drift": moved, "anchor": torch.tensor(self._anchor), "last kept": anchor.agrees(some)}
+        last_feature = feature[here]
+        judged = Judged(last_feature.detach(), self._head)
         for name, guess in found.items():
-            logits = functional.linear(guess.to(self._head.dtype), self._head).float()
-            divergence = (law.exp() * (law - logits.log_softmax(-1))).sum(-1)
-            total = total + (divergence * weight).sum() / scale
-            best[name] = logits.argmax(-1)
-            measured[name] = ((best[name] == best["last"]) * weight).sum().detach() / scale
-        measured["last kept"] = ((best["last"] == before[..., self.rows].argmax(-1)) * weight).sum() / scale
+            guess = guess[here]
+            total = total + judged.divergence(guess).mean()
+            if self.pull:
+                total = total + self.pull * Judged(guess.detach(), self._head).divergence(last_feature).mean()
+            measured[name] = judged.agrees(guess)
         return total, measured
