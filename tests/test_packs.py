@@ -7,14 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import hierspec
 from hierspec import HierspecError
 from hierspec.checkpoints import load as loading
 from hierspec.checkpoints import packs
+from hierspec.checkpoints.eight_bits import from_eight_bits, in_eight_bits
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, VOCABULARY, fingerprint, write_pack
+from hierspec.models.branches import AdapterScorer
 from hierspec.models.scorer import ModelScorer
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.testing.packs import tiny_pack
@@ -130,12 +134,68 @@ def test_a_foreign_vocabulary_and_a_wrong_shape_are_told(folders, copied):
         again.pack.feature(again.config)
 
 
+@pytest.mark.parametrize(
+    ("taps", "changes", "told"),
+    [
+        ((3, 1), {}, "taps should be rising layer numbers between 1 and 3, not 3, 1"),
+        ((1, 4), {}, "between 1 and 3"),
+        ((0, 2), {}, "between 1 and 3"),
+        ((1,), {}, r"first.weight should be \[64, 192\] and is \[64, 256\]"),
+        ((1, 3), {"feature.layers.4.norm": torch.zeros(1)}, "it has 5 layers, and the model 4"),
+        ((1, 3), {"feature.layers.2.norm": torch.zeros(1)}, "feature.layers.2.input_layernorm.weight should be"),
+    ],
+)
+def test_a_feature_drafter_that_does_not_fit_is_told(folders, copied, taps, changes, told):
+    known = load_checkpoint(folders / "target", pack=copied).pack
+    feature = load_file(copied / FEATURE) | {"feature.taps": torch.tensor(taps, dtype=torch.int32)} | changes
+    about = {"hidden": known.hidden, "vocabulary": known.vocabulary}
+    write_pack(copied, known.model, known.target, {FEATURE: feature}, **about)
+    again = load_checkpoint(folders / "target", pack=copied)
+    with pytest.raises(HierspecError, match=told) as error:
+        again.pack.feature(again.config)
+    assert "\n" not in str(error.value)
+
+
+def test_layers_of_a_drafter_are_like_the_targets_last(tmp_path):
+    """Windows and positions that only some layers have: SmolLM3 leaves them out in every fourth."""
+    folder = tiny_checkpoint(tmp_path / "model", "smollm3", layers=6)
+    tiny_pack(tmp_path / "pack", folder)
+    checkpoint = load_checkpoint(folder, pack=tmp_path / "pack")
+    config = checkpoint.pack.feature(checkpoint.config).config
+    assert config.rotary_layers == checkpoint.config.rotary_layers[-2:]
+    assert checkpoint.pack.small(checkpoint.config).config.rotary_layers == checkpoint.config.rotary_layers[:2]
+
+
+_NUMBERS = st.floats(-(2.0**20), 2.0**20, width=32, allow_subnormal=False).map(lambda x: x if abs(x) > 1e-30 else 0.0)
+
+
+@given(
+    st.integers(1, 5).flatmap(lambda width: st.lists(st.lists(_NUMBERS, min_size=width, max_size=width), min_size=1))
+)
+@example([[0.0, 0.0], [1.0, -3.0], [1e-20, 127.0]])
+def test_eight_bits_are_near_and_a_second_time_the_same(rows):
+    """At most half a step from what was given, where a row's largest number is 127 steps; vectors stay."""
+    matrix = torch.tensor(rows)
+    vector, whole = matrix[0].to(torch.bfloat16), torch.tensor([[3, 1]], dtype=torch.int32)
+    stored = in_eight_bits({"w": matrix, "norm.scale": vector, "taps": whole})
+    assert (stored["w"].dtype, stored["w.scale"].shape) == (torch.int8, (len(rows),))
+    read = from_eight_bits(stored)
+    assert list(read) == ["w", "norm.scale", "taps"]
+    assert torch.equal(read["norm.scale"], vector)
+    assert torch.equal(read["taps"], whole)
+    step = matrix.double().abs().amax(dim=1, keepdim=True) / 127
+    assert ((read["w"] - matrix.double()).abs() <= step * (0.5 + 1e-4)).all()
+    again = in_eight_bits(read)
+    assert all(torch.equal(again[name], tensor) for name, tensor in stored.items())
+    assert in_eight_bits(stored).keys() == stored.keys()  # what is stored already is left
+
+
 @pytest.mark.parametrize("backend", ["compiled", "torch"])
 def test_the_early_exit_variant_is_the_model_with_the_delta(folders, monkeypatch, backend):
     monkeypatch.setattr(packs, "SHIPPED", folders / "packs")
     monkeypatch.setattr(loading, "_locate", lambda *_: ("Tiny", folders / "target"))
     default, variant = (hierspec.load(name, backend=backend) for name in ("default", "default-ee"))
-    delta = load_file(folders / "packs" / "tiny" / EARLY_EXIT)
+    delta = load_checkpoint(folders / "target", pack=folders / "packs" / "tiny").pack.read(EARLY_EXIT)
     weights = dict(load_checkpoint("default").weights)
     for name in [part.removesuffix(".a") for part in delta if part.endswith(".a")]:
         weights[f"model.{name}"] = weights[f"model.{name}"] + delta[f"{name}.b"] @ delta[f"{name}.a"]
@@ -147,7 +207,14 @@ def test_the_early_exit_variant_is_the_model_with_the_delta(folders, monkeypatch
     assert variant.name == "Tiny-ee"
     assert variant.encode("abc") == default.encode("abc")
     assert variant.home.folder != default.home.folder  # what one writes is no history of the other
-    # Adapters were trained on the states of the default model; the variant's exits have norms of their own.
+    # Adapters were trained on the states of the default model; the variant has its own, or only a norm.
+    assert variant.pack.exits() == (2,)
+    own = variant.pack.adapter(2, variant.config).layer["model.layers.0.mlp.up_proj.weight"]
+    assert torch.equal(own, delta["exit.2.layer.mlp.up_proj.weight"])
+    assert not torch.equal(own, default.pack.adapter(2, default.config).layer["model.layers.0.mlp.up_proj.weight"])
+    assert type(variant._exits.exit(2)) is AdapterScorer
+    with pytest.raises(HierspecError, match="has adapters for exits 2, not for exit_layer 1"):
+        variant._exits.exit(1, "adapter")
     scorer = variant.hierarchy(variant.plan("layerskip")).tiers[1].scorer
     assert type(scorer) is ModelScorer
     np.testing.assert_allclose(scorer.head.norm.float(), delta["exit.1.norm.weight"], rtol=1e-6)

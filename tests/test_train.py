@@ -12,13 +12,14 @@ from torch.nn import functional
 
 from hierspec.checkpoints.config import ARCHITECTURES
 from hierspec.checkpoints.load import load_checkpoint
-from hierspec.checkpoints.packs import one_layer, open_pack
+from hierspec.checkpoints.packs import layers_like, open_pack
+from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.text.tokenizer import Tokenizer
 from hierspec.train import recipes
 from hierspec.train.divergence import Judged
-from hierspec.train.loop import Settings, fit
+from hierspec.train.loop import Course, Settings, fit
 from hierspec.train.material import Material, Wanted, gather_material
 from hierspec.train.measure import agreement
 from hierspec.train.network import Network
@@ -193,7 +194,7 @@ def test_every_recipe_writes_its_part_of_one_pack(material: Material, tmp_path: 
     settings = Settings(steps=4, batch=4)
     folder = tmp_path / "pack"
     recipes.train_exits(material, [1, 2], folder, settings)
-    recipes.train_feature(material, folder, settings, steps=2)
+    recipes.train_feature(material, folder, settings, steps=2, layers=2, taps=(1, 3))
     recipes.train_small(material, folder, settings, layers=1)
     result = recipes.train_tuned(material, [1, 2], folder, settings, rank=2, text=material.held_back.tokens)
     assert set(result.figures["all"]) >= {"exit 1", "exit 2", "exit 1 with exit 2", "top 3 exit 1"}
@@ -201,9 +202,14 @@ def test_every_recipe_writes_its_part_of_one_pack(material: Material, tmp_path: 
     checkpoint = material.checkpoint
     pack = open_pack(folder, checkpoint.config, checkpoint.weights)
     assert pack.exits() == (1, 2)
-    assert pack.feature(checkpoint.config).fc.shape == (64, 128)
+    feature = pack.feature(checkpoint.config)
+    assert (feature.fc.shape, feature.taps, feature.config.layers) == ((64, 128), (1, 3), 2)
+    variant = pack.early_exit()
+    assert variant.exits() == (1, 2)
+    assert variant.adapter(1, checkpoint.config).norm is not None
     delta = load_file(folder / "early-exit.safetensors")
     assert delta["layers.0.self_attn.q_proj.weight.a"].shape == (2, 64)
+    assert delta["layers.0.self_attn.q_proj.weight.b"].dtype == torch.int8
     assert "small.layers.0.mlp.up_proj.weight" in load_file(folder / "small.safetensors")
     assert "Share of answer tokens" in (folder / "exits.md").read_text()
 
@@ -211,6 +217,10 @@ def test_every_recipe_writes_its_part_of_one_pack(material: Material, tmp_path: 
 def test_exits_beyond_the_depth_are_refused(material: Material, tmp_path: Path) -> None:
     with pytest.raises(HierspecError, match="between 1 and 3"):
         recipes.train_exits(material, [2, 4], tmp_path, Settings(steps=1))
+    with pytest.raises(HierspecError, match="Taps must be rising layer numbers between 1 and 3, not 3, 1"):
+        recipes.train_feature(material, tmp_path, Settings(steps=1), taps=(3, 1))
+    with pytest.raises(HierspecError, match="between 1 and 4 layers, as many as its model, not 5"):
+        recipes.train_feature(material, tmp_path, Settings(steps=1), layers=5)
 
 
 @pytest.mark.parametrize(
@@ -234,4 +244,24 @@ def test_an_adapter_runs_as_it_was_trained_where_layers_do_not_rotate(tmp_path: 
     network = Network(checkpoint.config, checkpoint.weights).frozen("cpu", torch.float32)
     assert not checkpoint.config.rotary_layers[3]
     for layer in (2, 3):
-        assert one_layer(checkpoint.config, layer).rotary_layers == (ExitAdapter(network, layer).block.rotates,)
+        assert layers_like(checkpoint.config, [layer]).rotary_layers == (ExitAdapter(network, layer).block.rotates,)
+
+
+def test_the_command_line_gives_every_draft_its_own_depth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    def noted(material: object, folder: Path, settings: Settings, *rest: object, **_: object) -> recipes.Result:
+        seen.append(rest)
+        return recipes.Result(folder, Course(1, 0.0, []), {"all": {"step 1": 0.5}})
+
+    monkeypatch.setattr("hierspec.train.material.gather_material", lambda *_: None)
+    for name in ("train_feature", "train_small"):
+        monkeypatch.setattr(recipes, name, noted)
+    common = ["train", "draft", "--output", str(tmp_path / "pack")]
+    assert main(common) == main([*common, "--depth", "2", "--taps", "8,16"]) == main([*common, "--kind", "small"]) == 0
+    assert seen == [(4, 1, []), (4, 2, [8, 16]), (4,)]
+    capsys.readouterr()
+    assert main([*common, "--taps", "8,x"]) != 0
+    assert "--taps takes layer numbers separated by commas, not '8,x'" in capsys.readouterr().err

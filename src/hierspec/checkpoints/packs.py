@@ -1,7 +1,8 @@
 """Packs: what is shipped for a model beside its weights, so that it can guess for itself.
 
 A folder with pack.json and safetensors files: adapters of exits, a feature drafter, a draft vocabulary, the delta of an
-early-exit variant. A pack knows the model it was trained for by a fingerprint and every file by its hash.
+early-exit variant. A pack knows the model it was trained for by a fingerprint and every file by its hash. Matrices are
+stored in 8 bits (`eight_bits`) and are floats to whoever reads them.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
+from hierspec.checkpoints.eight_bits import from_eight_bits, in_eight_bits
 from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_folder
 
@@ -38,17 +41,23 @@ class Branch:
     """Decoder layers beside the target's, mostly one: their weights by Hugging Face names, and the norm after them."""
 
     config: DecoderConfig  # of these layers
-    layer: dict[str, Tensor]  # model.layers.0.…; without an input norm where it has none
+    layer: dict[str, Tensor]  # model.layers.0.…, model.layers.1.…; without an input norm where it has none
     norm: Tensor | None  # None: what the layer gives is taken as it is
 
 
 @dataclass(frozen=True)
 class FeatureBranch(Branch):
-    """A feature drafter: its layer reads fc(embedding of a token, feature of the position before it)."""
+    """A feature drafter: its layers read fc(embedding of a token, feature of the position before it).
+
+    Where the target has been, the feature is its last state, normed. With `first` that takes the place of fc there: it
+    reads beside them the states after so many layers as `taps` says, brought to one size but not weighed.
+    """
 
     fc: Tensor  # [hidden, 2 * hidden]
     fc_bias: Tensor | None = None
     skips_first: bool = False  # the text's first token, which no feature comes before, has no place in it
+    taps: tuple[int, ...] = ()
+    first: Tensor | None = None  # [hidden, (2 + taps) * hidden]; None: fc everywhere
 
 
 @dataclass(frozen=True)
@@ -81,16 +90,13 @@ class Pack:
         if hashlib.sha256(content).hexdigest() != self.hashes[file]:
             raise HierspecError(f"{path} is damaged (its hash is not the one in {_DESCRIPTION}): {_INSTEAD}.")
         try:
-            return load(content)
+            return from_eight_bits(load(content))
         except (SafetensorError, ValueError) as error:
             raise HierspecError(f"{path} is damaged ({error}): {_INSTEAD}.") from error
 
     def exits(self) -> tuple[int, ...]:
         """Exits that have an adapter."""
-        if not self.has(EXITS):
-            return ()
-        names = (name.split(".") for name in self.read(EXITS))
-        return tuple(sorted({int(parts[1]) for parts in names if parts[0] == "exit" and parts[1].isdigit()}))
+        return self._exits
 
     def adapter(self, exit_layer: int, config: DecoderConfig) -> Branch:
         """The adapter of one exit of a target with this configuration."""
@@ -100,36 +106,36 @@ class Pack:
                 f"The pack {self.folder.name} {there}, not for exit_layer {exit_layer}; choose one that it has, or "
                 'head = "shared".'
             )
-        own = one_layer(config, min(exit_layer, config.layers - 1))
-        tensors = self.read(EXITS)
-        layer = self._layer(EXITS, tensors, f"exit.{exit_layer}.layer.", own)
-        return Branch(own, layer, self._tensor(EXITS, tensors, f"exit.{exit_layer}.norm.weight", (config.hidden,)))
+        own, file = layers_like(config, [min(exit_layer, config.layers - 1)]), self._adapters
+        tensors = self.read(file)
+        layer = self._layers(file, tensors, f"exit.{exit_layer}.layer.", own, "model.layers.0.")
+        return Branch(own, layer, self._tensor(file, tensors, f"exit.{exit_layer}.norm.weight", (config.hidden,)))
 
     def feature(self, config: DecoderConfig) -> FeatureBranch:
-        own, tensors = one_layer(config, config.layers - 1), self.read(FEATURE)
-        layer = self._layer(FEATURE, tensors, "feature.layer.", own)
-        norm = self._tensor(FEATURE, tensors, "feature.norm.weight", (config.hidden,))
-        fc = self._tensor(FEATURE, tensors, "feature.fc.weight", (config.hidden, 2 * config.hidden))
-        return FeatureBranch(own, layer, norm, fc)
+        """The feature drafter: as many layers as the file has, like the target's last."""
+        tensors, hidden = self.read(FEATURE), config.hidden
+        count = self._count(FEATURE, tensors, "feature.layers.", config)
+        own = layers_like(config, range(config.layers - count, config.layers))
+        layers = self._layers(FEATURE, tensors, "feature.layers.", own)
+        norm = self._tensor(FEATURE, tensors, "feature.norm.weight", (hidden,))
+        fc = self._tensor(FEATURE, tensors, "feature.fc.weight", (hidden, 2 * hidden))
+        if not {"feature.first.weight", "feature.taps"} & set(tensors):
+            return FeatureBranch(own, layers, norm, fc)
+        taps = tuple(tensors["feature.taps"].flatten().tolist()) if "feature.taps" in tensors else ()
+        if list(taps) != sorted(set(taps)) or any(not 1 <= tap < config.layers for tap in taps):
+            raise HierspecError(
+                f"{self.folder / FEATURE} does not fit the model: feature.taps should be rising layer numbers between "
+                f"1 and {config.layers - 1}, not {', '.join(map(str, taps))}; {_INSTEAD}."
+            )
+        first = self._tensor(FEATURE, tensors, "feature.first.weight", (hidden, (2 + len(taps)) * hidden))
+        return FeatureBranch(own, layers, norm, fc, taps=taps, first=first)
 
     def small(self, config: DecoderConfig) -> Branch:
         """The small model, which shares the target's embeddings and head: as many layers as the file has."""
         tensors = self.read(SMALL)
-        layers = 1 + max((int(name.split(".")[2]) for name in tensors if name.startswith("small.layers.")), default=0)
-        own = replace(
-            config,
-            layers=layers,
-            windows=config.windows[:layers],
-            rotary_layers=config.rotary_layers[:layers],
-            tied=True,
-        )
-        start = "model.layers."
-        wanted = {name: shape for name, shape in expected_tensors(own).items() if name.startswith(start)}
-        named = {
-            name: self._tensor(SMALL, tensors, "small.layers." + name.removeprefix(start), shape)
-            for name, shape in wanted.items()
-        }
-        return Branch(own, named, self._tensor(SMALL, tensors, "small.norm.weight", (config.hidden,)))
+        own = layers_like(config, range(self._count(SMALL, tensors, "small.layers.", config)))
+        layers = self._layers(SMALL, tensors, "small.layers.", own)
+        return Branch(own, layers, self._tensor(SMALL, tensors, "small.norm.weight", (config.hidden,)))
 
     def draft_vocabulary(self) -> np.ndarray | None:
         """Tokens that drafting tiers score, in rising order; None where the pack does not say."""
@@ -144,13 +150,44 @@ class Pack:
         return tokens.astype(np.int32)
 
     def exit_norm(self, exit_layer: int) -> Tensor | None:
-        """The norm that an exit of the early-exit variant has in place of the last one."""
-        if not self.is_variant:
+        """The norm that an exit of the early-exit variant has in place of the last one, where it has no adapter."""
+        if not self.is_variant or exit_layer in self.exits():
             return None
-        return self.read(EARLY_EXIT).get(f"exit.{exit_layer}.norm.weight")
+        return self._exit_norms.get(f"exit.{exit_layer}.norm.weight")
 
-    def _layer(self, file: str, tensors: dict[str, Tensor], prefix: str, config: DecoderConfig) -> dict[str, Tensor]:
-        start = "model.layers.0."
+    @property
+    def _adapters(self) -> str:
+        """The file with adapters: the variant's lie beside its delta."""
+        return EARLY_EXIT if self.is_variant else EXITS
+
+    # Asked for with every request, so read once.
+    @cached_property
+    def _exits(self) -> tuple[int, ...]:
+        names = (name.split(".") for name in (self.read(self._adapters) if self.has(self._adapters) else ()))
+        return tuple(
+            sorted({int(parts[1]) for parts in names if parts[0::2][:2] == ["exit", "layer"] and parts[1].isdigit()})
+        )
+
+    @cached_property
+    def _exit_norms(self) -> dict[str, Tensor]:
+        found = self.read(EARLY_EXIT)
+        return {name: tensor for name, tensor in found.items() if name.split(".")[0::2] == ["exit", "norm"]}
+
+    def _count(self, file: str, tensors: dict[str, Tensor], prefix: str, config: DecoderConfig) -> int:
+        """How many layers there are under this name."""
+        numbers = [name.removeprefix(prefix).split(".")[0] for name in tensors if name.startswith(prefix)]
+        count = 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
+        if count > config.layers:
+            raise HierspecError(
+                f"{self.folder / file} does not fit the model: it has {count} layers, and the model {config.layers}; "
+                f"{_INSTEAD}."
+            )
+        return count
+
+    def _layers(
+        self, file: str, tensors: dict[str, Tensor], prefix: str, config: DecoderConfig, start: str = "model.layers."
+    ) -> dict[str, Tensor]:
+        """The layers of this configuration under the names that a decoder looks for, which begin with `start`."""
         wanted = {name: shape for name, shape in expected_tensors(config).items() if name.startswith(start)}
         return {
             name: self._tensor(file, tensors, prefix + name.removeprefix(start), shape)
@@ -167,10 +204,11 @@ class Pack:
         return tensors[name]
 
 
-def one_layer(config: DecoderConfig, number: int) -> DecoderConfig:
-    """A decoder of one layer like the target's with this number: training begins with a copy of that one."""
-    window, turns = config.windows[number], config.rotary_layers[number]
-    return replace(config, layers=1, windows=(window,), rotary_layers=(turns,), tied=True)
+def layers_like(config: DecoderConfig, numbers: Sequence[int]) -> DecoderConfig:
+    """A decoder of layers like the target's with these numbers: training begins with copies of them."""
+    windows = tuple(config.windows[number] for number in numbers)
+    turns = tuple(config.rotary_layers[number] for number in numbers)
+    return replace(config, layers=len(numbers), windows=windows, rotary_layers=turns, tied=True)
 
 
 def fingerprint(config: DecoderConfig, weights: Mapping[str, Tensor]) -> str:
@@ -211,7 +249,8 @@ def write_pack(
                 if path.is_file():
                     shutil.copyfile(path, temporary / path.name)
         for name, tensors in files.items():
-            content = save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()})
+            placed = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+            content = save(in_eight_bits(placed))
             (temporary / name).write_bytes(content)
             hashes[name] = hashlib.sha256(content).hexdigest()
         for name, text in (texts or {}).items():

@@ -8,6 +8,7 @@ examples:
   hierspec train exits --layers 4,8 --minutes 20 --output my-pack
   hierspec train exits --recipe tuned --layers 4,8 --text books/*.txt --output my-pack
   hierspec train draft --kind feature --minutes 20 --output my-pack
+  hierspec train draft --kind feature --depth 2 --taps 8,16,24 --output my-pack
   hierspec train skip --output skip.toml
 """
 
@@ -28,12 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     exits = parts.add_parser("exits", help="exits of the model: adapters beside it, or an early-exit variant of it")
     exits.add_argument("--recipe", choices=("adapters", "tuned"), default="adapters", help="default: adapters")
     exits.add_argument("--layers", default="", metavar="N,N", help="default: near 1/8 and 1/4 of the depth")
-    exits.add_argument("--drift", type=float, default=0.05, help="tuned: nats a token it may move from the original (0.05)")
+    exits.add_argument(
+        "--drift", type=float, default=0.05, help="tuned: nats a token it may move from the original (0.05)"
+    )
     exits.add_argument("--rank", type=int, default=32, help="tuned: of the change (default 32)")
     draft = parts.add_parser("draft", help="a draft that shares the model's embeddings and head")
     draft.add_argument("--kind", choices=("feature", "small"), default="feature", help="default: feature")
     draft.add_argument("--steps-ahead", type=int, default=4, metavar="N", help="feature: own steps trained on (4)")
-    draft.add_argument("--depth", type=int, default=4, metavar="N", help="small: layers (default 4)")
+    draft.add_argument("--depth", type=int, metavar="N", help="its own layers (default: feature 1, small 4)")
+    draft.add_argument(
+        "--taps", default="", metavar="N,N",
+        help="feature: layers of the model whose states it reads beside the last (default none), such as 8,16,24",
+    )  # fmt: skip
     skip = parts.add_parser(
         "skip", help="search for layers that the model can leave out when it drafts for itself (no training)",
         description=train_skip.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -66,6 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.train.material import Wanted, gather_material, text_rows
     from hierspec.train.measure import table
 
+    # Before anything is written or read: a slip of the pen should not wait for it.
+    chosen = _numbers("--layers", arguments.layers) if arguments.part == "exits" else []
+    taps = _numbers("--taps", arguments.taps) if arguments.part == "draft" else []
     given = [prompt.turns[0] for prompt in read_prompts(arguments.prompts)] if arguments.prompts else []
     measured = read_prompts(arguments.measure) if arguments.measure else []
     tuned = arguments.part == "exits" and arguments.recipe == "tuned"
@@ -84,11 +94,15 @@ def run(arguments: argparse.Namespace) -> int:
         material = gather_material(arguments.model, work, wanted, arguments.device, progress)
         common: dict[str, Any] = {"prompts": measured, "progress": progress, "report": _say}
         if arguments.part == "draft" and arguments.kind == "feature":
-            result = recipes.train_feature(material, arguments.output, settings, arguments.steps_ahead, **common)
+            depth = 1 if arguments.depth is None else arguments.depth
+            result = recipes.train_feature(
+                material, arguments.output, settings, arguments.steps_ahead, depth, taps, **common
+            )
         elif arguments.part == "draft":
-            result = recipes.train_small(material, arguments.output, settings, arguments.depth, **common)
+            depth = 4 if arguments.depth is None else arguments.depth
+            result = recipes.train_small(material, arguments.output, settings, depth, **common)
         else:
-            layers = _layers(arguments.layers, material.checkpoint.config.layers)
+            layers = chosen or _usual_exits(material.checkpoint.config.layers)
             if tuned:
                 held = arguments.held_text
                 text = text_rows(material.tokenizer, held, arguments.length, progress) if held else None
@@ -107,14 +121,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say(step: int, loss: float, figures: dict[str, float]) -> None:
-    agreeing = ", ".join(f"{name} {100 * value:.0f}%" for name, value in figures.items() if name not in ("anchor", "drift"))
+    shares = {name: value for name, value in figures.items() if name not in ("anchor", "drift")}
+    agreeing = ", ".join(f"{name} {100 * value:.0f}%" for name, value in shares.items())
     note(f"step {step}: loss {loss:.3f}; {agreeing}")
 
 
-def _layers(text: str, depth: int) -> list[int]:
-    if not text:
-        return sorted({max(1, round(depth / 8)), max(1, round(depth / 4))})
+def _usual_exits(depth: int) -> list[int]:
+    return sorted({max(1, round(depth / 8)), max(1, round(depth / 4))})
+
+
+def _numbers(option: str, text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        return [int(part) for part in text.split(",")] if text else []
     except ValueError:
-        raise HierspecError(f"--layers takes layer numbers separated by commas, not {text!r}.") from None
+        raise HierspecError(f"{option} takes layer numbers separated by commas, not {text!r}.") from None

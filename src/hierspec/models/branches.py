@@ -79,25 +79,32 @@ class SmallScorer(_BranchScorer):
 
 
 class Join(Protocol):
-    """fc on the embeddings of tokens and, beside them, features."""
+    """A matrix on the embeddings of tokens and, beside them, one or several features."""
 
     bytes: int
 
-    def __call__(self, tokens: np.ndarray, states: Tensor, places: np.ndarray, norm: Tensor | None) -> Tensor:
-        """[tokens, hidden]. Features are states [n, hidden] at `places`, normed; -1 stands for zeros."""
+    def __call__(
+        self, tokens: np.ndarray, states: Tensor, boundaries: Sequence[int], places: np.ndarray, norms: Tensor | None
+    ) -> Tensor:
+        """[tokens, hidden]. Features are states [boundary, place, hidden] at each of the boundaries and at `places`,
+        each through its own of `norms` [boundaries, hidden], or as they are; the place -1 stands for zeros."""
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureScorer(_BranchScorer):
-    """One layer on the token's embedding and the feature of the position before it.
+    """Layers on the token's embedding and the feature of the position before it.
 
     A feature is the checkpoint's last state, normed, up to the last token but one of what the target has written: there
-    the target has been, or will have to go. Beyond that it is the drafter's own. So what it says depends on the
-    context and on how much of it is written, never on what happens to be kept.
+    the target has been, or will have to go. Beside it there may be states after other layers, `taps`. Beyond that it is
+    the drafter's own. So what it says depends on the context and on how much of it is written, never on what happens
+    to be kept.
     """
 
-    join: Join = field(kw_only=True)
-    norm: Tensor | None = field(kw_only=True)  # of its own features; None: as the layer gives them
+    first: Join = field(kw_only=True)  # where features are the checkpoint's
+    join: Join = field(kw_only=True)  # where they are its own
+    taps: tuple[int, ...] = field(kw_only=True)  # layers; the pool keeps states after them
+    first_norms: Tensor = field(kw_only=True)  # [1 + taps, hidden]: of the checkpoint's features
+    norm: Tensor | None = field(kw_only=True)  # [1, hidden], of its own; None: as the layers give them
     skips_first: bool = False  # the text's first token has no place
     # How many slots of a staircase were made from features of the checkpoint.
     _real: weakref.WeakKeyDictionary[Staircase, int] = field(default_factory=weakref.WeakKeyDictionary, init=False)
@@ -131,26 +138,29 @@ class FeatureScorer(_BranchScorer):
         def source(staircase: Staircase, slots: np.ndarray) -> Tensor:
             return self._joined(staircase, slots, places[id(staircase)])
 
+        own = self.layer.decoder
         # What follows a position of the drafter's own waits for it: wave by wave, mostly one.
         waiting = True
         while waiting:
             found = [_ready(staircase, places[id(staircase)].real) for staircase in staircases]
-            advance(self.layer.decoder, staircases, 1, source, [ready for ready, _ in found])
+            advance(own, staircases, own.config.layers, source, [ready for ready, _ in found])
             waiting = any(others for _, others in found)
         return [after(staircase, 0) for staircase in staircases]
 
     def _joined(self, staircase: Staircase, slots: np.ndarray, place: _Place) -> Tensor:
-        """What enters the layer at these slots. [slots, hidden]"""
+        """What enters the layers at these slots. [slots, hidden]"""
         count = int(np.searchsorted(slots, place.real))  # slots rise; so many follow features of the checkpoint
         parts = []
         if count:
             assert place.beneath is not None
             before = slots[:count] + (place.skip - 1)
-            states, norm = place.beneath.hidden[-1], self.decoder.norm
-            parts.append(self.join(staircase.tokens[slots[:count]], states, before, norm))
+            low = place.beneath
+            boundaries = [low.boundaries.index(layer) for layer in (self.layers, *self.taps)]
+            parts.append(self.first(staircase.tokens[slots[:count]], low.hidden, boundaries, before, self.first_norms))
         if count < len(slots):
             slots = slots[count:]
-            parts.append(self.join(staircase.tokens[slots], staircase.hidden[0], staircase.parents[slots], self.norm))
+            parents = staircase.parents[slots]
+            parts.append(self.join(staircase.tokens[slots], staircase.hidden, [0], parents, self.norm))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -175,16 +185,24 @@ def _ready(staircase: Staircase, real: int) -> tuple[np.ndarray, int]:
 class TorchJoin:
     """Through torch, on any device."""
 
-    def __init__(self, decoder: AnyDecoder, fc: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, decoder: AnyDecoder, matrix: Tensor, bias: Tensor | None) -> None:
         self._decoder = decoder
-        self._fc = fc.to(decoder.device, decoder.dtype)
+        self._matrix = matrix.to(decoder.device, decoder.dtype)
         self._bias = None if bias is None else bias.to(decoder.device, decoder.dtype)
-        self.bytes = self._fc.numel() * self._fc.element_size()
+        self.bytes = self._matrix.numel() * self._matrix.element_size()
 
-    def __call__(self, tokens: np.ndarray, states: Tensor, places: np.ndarray, norm: Tensor | None) -> Tensor:
+    def __call__(
+        self, tokens: np.ndarray, states: Tensor, boundaries: Sequence[int], places: np.ndarray, norms: Tensor | None
+    ) -> Tensor:
         decoder = self._decoder
-        features = states[torch.as_tensor(places.clip(0), device=decoder.device)]
-        if norm is not None:
-            features = functional.rms_norm(features, (features.shape[-1],), norm.to(features), decoder.config.norm_eps)
-        features[torch.as_tensor(places < 0, device=decoder.device)] = 0
-        return functional.linear(torch.cat((decoder.embed(tokens), features), dim=1), self._fc, self._bias)
+        index = torch.as_tensor(places.clip(0), device=decoder.device)
+        nowhere = torch.as_tensor(places < 0, device=decoder.device)
+        parts = [decoder.embed(tokens)]
+        for number, boundary in enumerate(boundaries):
+            feature = states[boundary, index]
+            if norms is not None:
+                weight = norms[number].to(feature)
+                feature = functional.rms_norm(feature, (feature.shape[-1],), weight, decoder.config.norm_eps)
+            feature[nowhere] = 0
+            parts.append(feature)
+        return functional.linear(torch.cat(parts, dim=1), self._matrix, self._bias)

@@ -21,6 +21,8 @@ from hierspec.models.vector_code import CODE, WIDE
 from hierspec.models.vector_writer import LANES
 
 _FLOAT = 4  # bytes
+_AT_ONCE = 32  # rows that are joined together
+_FEW = 6  # rows up to which waking the others takes longer than what they would take over
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -59,47 +61,76 @@ def run_draft_head(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def run_join(embedded, states, places, norm, eps, weights, kind, joined, inputs, records, out, code=CODE):
-    """out = (embedded rows, beside them normed states at `places`) times packed weights. One thread: it is little."""
-    rows, half = embedded.shape
-    for row in range(rows):
-        joined[row, :half] = embedded[row]
-        mine = joined[row, half:]
-        if places[row] < 0:
-            mine[:] = 0
-        elif len(norm):
-            normalise(states[places[row]], norm, eps, mine)
-        else:
-            mine[:] = states[places[row]]
-    x, ready, record = joined.ctypes.data, inputs.ctypes.data, records.ctypes.data
-    make_ready(x, rows, 2 * half, kind, ready, record)
-    product(x, ready, record, rows, weights, 2 * half, kind, out.ctypes.data, half, 0, half // LANES)
+def run_join(
+    thread, threads, embedded, states, boundaries, places, norms, eps, weights, kind, joined, inputs, records, out,
+    code=CODE,
+):  # fmt: skip
+    """out = (embedded rows, beside them features) times packed weights.
+
+    Features are states [boundary, place, hidden] at each of `boundaries` and a row's place, through one of `norms`;
+    where there are no norms, as they are; zeros for a place below zero. As many rows at once as `joined` has room for.
+    """
+    rows, size = embedded.shape
+    width, mine = (1 + len(boundaries)) * size, joined[thread]
+    x, ready, record = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
+    first, last = share(size // LANES, thread, threads)
+    start = 0
+    while start < rows:
+        count = min(len(mine), rows - start)
+        for row in range(count):
+            mine[row, :size] = embedded[start + row]
+            place = places[start + row]
+            for number in range(len(boundaries)):
+                part = mine[row, (1 + number) * size : (2 + number) * size]
+                if place < 0:
+                    part[:] = 0
+                elif len(norms):
+                    normalise(states[boundaries[number], place], norms[number], eps, part)
+                else:
+                    part[:] = states[boundaries[number], place]
+        make_ready(x, count, width, kind, ready, record)
+        product(
+            x, ready, record, count, weights, width, kind, out.ctypes.data + start * size * _FLOAT, size, first, last
+        )  # fmt: skip
+        start += count
 
 
 class CpuJoin:
     """`Join`, compiled."""
 
-    def __init__(self, decoder: AnyDecoder, fc: Tensor, bias: Tensor | None, kind: int) -> None:
-        self._decoder, self._kind, self._packed = decoder, kind, packed(fc, kind)
+    def __init__(self, decoder: AnyDecoder, matrix: Tensor, bias: Tensor | None, kind: int) -> None:
+        assert decoder.team is not None
+        self._decoder, self._team, self._kind, self._packed = decoder, decoder.team, kind, packed(matrix, kind)
         self._bias = None if bias is None else bias.float()
         self._eps = np.float32(decoder.config.norm_eps)
         self.bytes = self._packed.nbytes
-        self._address, self._norms, self._rows = self._packed.ctypes.data, Norms(), 0
+        self._address, self._norms = self._packed.ctypes.data, Norms()
+        self._scratch = _join_scratch(self._team.threads, matrix.shape[1])
 
-    def __call__(self, tokens: np.ndarray, states: Tensor, places: np.ndarray, norm: Tensor | None) -> Tensor:
-        rows, size = len(tokens), 2 * self._decoder.config.hidden
-        if rows > self._rows:
-            self._rows = max(rows, 2 * self._rows)
-            self._joined = np.empty((self._rows, size), np.float32)
-            self._inputs = np.empty((self._rows, size * (4 if WIDE else 1)), np.int8)
-            self._records = np.empty((self._rows, -(-size // GROUP) * RECORD), np.float32)
-        out = np.empty((rows, size // 2), np.float32)
-        run_join(
-            self._decoder.embed(tokens).numpy(), states.numpy(), places.astype(np.int64), self._norms.floats(norm),
-            self._eps, self._address, self._kind, self._joined, self._inputs, self._records, out,
+    def __call__(
+        self, tokens: np.ndarray, states: Tensor, boundaries: Sequence[int], places: np.ndarray, norms: Tensor | None
+    ) -> Tensor:
+        out = np.empty((len(tokens), self._decoder.config.hidden), np.float32)
+        arguments = (
+            self._decoder.embed(tokens).numpy(), states.numpy(), np.array(boundaries, np.int64),
+            places.astype(np.int64), self._norms.floats(norms, 2), self._eps, self._address, self._kind,
+            *self._scratch, out,
         )  # fmt: skip
+        if len(tokens) <= _FEW:
+            run_join(0, 1, *arguments)
+        else:
+            self._team.run(run_join, *arguments)
         found = torch.from_numpy(out)
         return found if self._bias is None else found + self._bias
+
+
+def _join_scratch(threads: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Memory of `run_join` between its parts: rows side by side, as products take them, and what goes with those."""
+    return (
+        np.empty((threads, _AT_ONCE, width), np.float32),
+        np.empty((threads, _AT_ONCE, width * (4 if WIDE else 1)), np.int8),
+        np.empty((threads, _AT_ONCE, -(-width // GROUP) * RECORD), np.float32),
+    )
 
 
 class Norms:
@@ -108,10 +139,10 @@ class Norms:
     def __init__(self) -> None:
         self._known: dict[int, tuple[Tensor | None, np.ndarray]] = {}
 
-    def floats(self, norm: Tensor | None) -> np.ndarray:
+    def floats(self, norm: Tensor | None, dimensions: int = 1) -> np.ndarray:
         found = self._known.get(id(norm))
         if found is None:  # the tensor is kept too, so that its id stays its own
-            floats = np.empty(0, np.float32) if norm is None else norm.float().numpy()
+            floats = np.empty((0,) * dimensions, np.float32) if norm is None else norm.float().numpy()
             found = self._known[id(norm)] = norm, floats
         return found[1]
 
@@ -191,11 +222,11 @@ def compile_now(team: Team) -> None:
     """Compile what is in this file, or read it compiled."""
     weight = torch.zeros(LANES, LANES)
     with torch.inference_mode():
-        nothing, row = np.empty(0, np.float32), weight[:1].numpy()
-        joint = packed(torch.zeros(LANES, 2 * LANES), FLOATS)
+        row, no_norms = weight[:1].numpy(), np.empty((0, 0), np.float32)
+        joint, zero = packed(torch.zeros(LANES, 2 * LANES), FLOATS), np.zeros(1, np.int64)
         run_join(
-            row, row, np.zeros(1, np.int64), nothing, np.float32(0), joint.ctypes.data, FLOATS,
-            np.empty((1, 2 * LANES), np.float32), np.empty((1, 8 * LANES), np.int8), row.copy(), row.copy(),
+            0, 1, row, row[None], zero, zero, no_norms, np.float32(0), joint.ctypes.data, FLOATS,
+            *_join_scratch(1, 2 * LANES), row.copy(),
         )  # fmt: skip
         head = CpuProduct(weight, np.arange(LANES, dtype=np.int32), 1e-5, FLOATS, team)
         head.logits(weight[:1], weight[0], [head.gather(np.empty(0, np.int32))], [1])

@@ -98,10 +98,17 @@ class Exits:
                 )
             kind = f"{source}, {self._size(small)}, {weights}"
             norm = None if branch.norm is None else branch.norm.to(self.decoder.norm)
+            last = self.decoder.norm
+            for tap in branch.taps:
+                self.pool.add_boundary(tap)
+            join = self._join(branch.fc, branch.fc_bias, weights)
             self._scorers[key] = FeatureScorer(
                 "feature drafter", self.decoder, self.pool, config.layers, self.head(norm, small, weights), kind,
-                layer=self._layer(branch, weights), join=self._join(branch.fc, branch.fc_bias, weights), norm=norm,
-                skips_first=branch.skips_first,
+                layer=self._layer(branch, weights), taps=branch.taps, join=join,
+                first=join if branch.first is None else self._join(branch.first, None, weights),
+                # States of taps are brought to one size and not weighed: a norm of ones.
+                first_norms=torch.stack([last, *(torch.ones_like(last) for _ in branch.taps)]),
+                norm=None if norm is None else norm[None], skips_first=branch.skips_first,
             )  # fmt: skip
         found = self._scorers[key]
         assert isinstance(found, FeatureScorer)
@@ -226,7 +233,7 @@ class Exits:
         self._layers.append(layer)
         return layer
 
-    def _join(self, fc: Tensor, bias: Tensor | None, weights: str | None) -> Join:
+    def _join(self, matrix: Tensor, bias: Tensor | None, weights: str | None) -> Join:
         target = self.decoder
         join: Join
         if self._compiled(weights):
@@ -234,8 +241,8 @@ class Exits:
             from hierspec.models.packed import unsuited_to_low_bits
 
             kind = self._kind(weights, unsuited_to_low_bits(target.config))
-            join = CpuJoin(target, fc.to(target.embedding.dtype), bias, kind)
+            join = CpuJoin(target, matrix.to(target.embedding.dtype), bias, kind)
         else:
-            join = TorchJoin(target, fc, bias)
+            join = TorchJoin(target, matrix, bias)
         self._bytes += join.bytes
         return join

@@ -11,19 +11,29 @@ from safetensors.torch import save_file
 
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 from hierspec.checkpoints.load import load_checkpoint
-from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, VOCABULARY, fingerprint, one_layer, write_pack
+from hierspec.checkpoints.packs import (
+    EARLY_EXIT,
+    EXITS,
+    FEATURE,
+    SMALL,
+    VOCABULARY,
+    fingerprint,
+    layers_like,
+    write_pack,
+)
 from hierspec.testing.checkpoints import random_weights
 
 _START = "model.layers.0."
 
 
 def tiny_pack(
-    folder: Path | str, model: Path | str, exits: Sequence[int] = (2, 4), tokens: int = 100, seed: int = 0
-) -> Path:
+    folder: Path | str, model: Path | str, exits: Sequence[int] = (2, 4), tokens: int = 100, seed: int = 0,
+    taps: Sequence[int] = (1, 3),
+) -> Path:  # fmt: skip
     """Writes a random pack with everything that one can hold, for the model in this folder."""
     checkpoint = load_checkpoint(model, torch.float32, pack="none")
     config, generator = checkpoint.config, torch.Generator().manual_seed(seed)
-    one = one_layer(config, 0)
+    one = layers_like(config, [0])
 
     def layer(prefix: str, number: int) -> dict[str, torch.Tensor]:
         weights = random_weights(one, seed + number)
@@ -36,12 +46,21 @@ def tiny_pack(
     for number in exits:
         adapters |= layer(f"exit.{number}.layer.", number) | {f"exit.{number}.norm.weight": norm()}
     fc = torch.randn(config.hidden, 2 * config.hidden, generator=generator) / config.hidden**0.5
-    feature = layer("feature.layer.", 99) | {"feature.norm.weight": norm(), "feature.fc.weight": fc}
+    feature = {"feature.norm.weight": norm(), "feature.fc.weight": fc}
+    for number in range(2):
+        feature |= layer(f"feature.layers.{number}.", 98 + number)
+    if taps:
+        widths = config.hidden, (2 + len(taps)) * config.hidden
+        feature["feature.first.weight"] = torch.randn(*widths, generator=generator) / config.hidden**0.5
+        feature["feature.taps"] = torch.tensor(taps, dtype=torch.int32)
     small = {"small.norm.weight": norm()}
     for number in range(2):
         small |= layer(f"small.layers.{number}.", 50 + number)
     frequent = np.random.default_rng(seed).permutation(config.vocabulary)[:tokens].astype(np.int32)
+    # One exit of the variant has a norm of its own, the others adapters.
     delta = {f"exit.{exits[0]}.norm.weight": norm()} if exits else {}
+    for number in exits[1:]:
+        delta |= layer(f"exit.{number}.layer.", 30 + number) | {f"exit.{number}.norm.weight": norm()}
     for number, name in ((0, "self_attn.q_proj.weight"), (config.layers - 1, "mlp.down_proj.weight")):
         outputs, inputs = checkpoint.weights[f"model.layers.{number}.{name}"].shape
         delta[f"layers.{number}.{name}.a"] = torch.randn(2, inputs, generator=generator) / inputs**0.5
@@ -72,7 +91,7 @@ def tiny_eagle(folder: Path | str, config: DecoderConfig, seed: int = 0, bias: b
         "bias": bias,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
-    one = one_layer(config, 0)
+    one = layers_like(config, [0])
     weights = random_weights(one, seed)
     tensors = {
         name.removeprefix("model."): weights[name].clone()

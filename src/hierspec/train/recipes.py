@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, VOCABULARY, fingerprint, write_pack
@@ -51,10 +50,15 @@ def train_feature(
     material: Material, folder: Path, settings: Settings, steps: int = 4, layers: int = 1, taps: Sequence[int] = (),
     prompts: Sequence[BenchPrompt] = (), progress: Progress = silent, report: Report | None = None,
 ) -> Result:  # fmt: skip
-    """A feature drafter of so many layers, trained on so many steps of its own. It reads the target's last state, and
-    those after the layers in `taps`."""
+    """A feature drafter of so many layers, trained on so many steps of its own.
+
+    It reads the target's last state, and beside it those after the layers in `taps`.
+    """
+    depth = material.checkpoint.config.layers
+    if not 1 <= layers <= depth:
+        raise HierspecError(f"A feature drafter has between 1 and {depth} layers, as many as its model, not {layers}.")
     if taps:
-        _check_exits(taps, material)
+        _check_exits(taps, material, "Taps")
     student = FeatureDrafter(material.target, steps, layers, taps)
     return _frozen(material, [student], FEATURE, folder, settings, prompts, progress, report)
 
@@ -114,11 +118,11 @@ def _measured_texts(
     return texts, [prompt.task for prompt in prompts]
 
 
-def _check_exits(layers: Sequence[int], material: Material) -> None:
+def _check_exits(layers: Sequence[int], material: Material, what: str = "Exits") -> None:
     depth = material.checkpoint.config.layers
     if not layers or list(layers) != sorted(set(layers)) or layers[0] < 1 or layers[-1] >= depth:
         raise HierspecError(
-            f"Exits must be rising layer numbers between 1 and {depth - 1}, not {', '.join(map(str, layers)) or 0}."
+            f"{what} must be rising layer numbers between 1 and {depth - 1}, not {', '.join(map(str, layers)) or 0}."
         )
 
 

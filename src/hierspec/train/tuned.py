@@ -71,7 +71,8 @@ class Tuned:
     def guesses(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         last = self.original.config.layers
         states = self.model(tokens, {last, *self.exits})
-        feature, found = self.model.norm(states[last]), {}
+        feature = self.model.norm(states[last])
+        found: dict[str, Tensor] = {}
         for adapter in self.adapters:
             found |= adapter.guesses(self.model, tokens, states, feature)  # type: ignore[operator]
         return feature, found
