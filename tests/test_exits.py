@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
@@ -478,7 +477,7 @@ def test_a_model_without_a_pack_says_so(folders, plan, told):
     assert bare.generate("x", plan="hispec", max_tokens=4).tokens == bare.generate("x", max_tokens=4).tokens
 
 
-def test_a_head_of_another_size_or_layout_is_told(model, tmp_path):
+def test_a_head_of_another_size_is_told(model, tmp_path):
     for changes, told in (
         ({"hidden": 128, "head_size": 32}, "hidden size 128, and this one has 64"),
         ({"vocabulary": 400}, "vocabulary 400"),
@@ -486,11 +485,6 @@ def test_a_head_of_another_size_or_layout_is_told(model, tmp_path):
         folder = tiny_eagle(tmp_path / told[:4], tiny_config("llama", **changes))
         with pytest.raises(HierspecError, match=told):
             model._judge(TierPlan(draft=str(folder)))
-    three = tiny_eagle(tmp_path / "three", model.config)
-    tensors = load_file(three / "model.safetensors")
-    save_file(tensors | {"midlayer.hidden_norm.weight": torch.zeros(64)}, three / "model.safetensors")
-    with pytest.raises(HierspecError, match="EAGLE-3"):
-        model._judge(TierPlan(draft=str(three)))
 
 
 @pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3", "smollm3"])

@@ -1,24 +1,43 @@
 """EAGLE heads: public folders with config.json and safetensors, read as feature drafters.
 
 The first layout (EAGLE, EAGLE-2): `fc.weight` on embedding and feature, one layer without an input norm, no last norm,
-and the target's own embeddings and head. EAGLE-3 taps three layers and is not read.
+and the target's own embeddings and head. The second (EAGLE-3): `fc.weight` on the target's states after three of its
+layers, one layer whose attention reads embedding and feature side by side, a last norm, and a head of its own for a
+draft vocabulary.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors, from_huggingface
-from hierspec.checkpoints.packs import FeatureBranch
+from hierspec.checkpoints.packs import Branch, FeatureBranch
 from hierspec.core.errors import HierspecError
 
-_START = "layers.0."
+_START, _MIDDLE = "layers.0.", "midlayer."
+_SIDE_BY_SIDE = tuple(f"self_attn.{part}_proj.weight" for part in "qkv")
+HIDDEN_NORM = "model.layers.0.hidden_norm.weight"
+
+
+@dataclass(frozen=True)
+class Eagle3Branch(Branch):
+    """An EAGLE-3 head. Where the target has been, its feature is fc on the states after the layers in `taps`.
+
+    The layer's queries, keys and values read the normed embedding and, beside it, the feature through the norm called
+    HIDDEN_NORM; what they find is added to the feature. What the layer gives is the feature of its own steps.
+    """
+
+    fc: Tensor  # [hidden, 3 * hidden]
+    taps: tuple[int, ...]
+    head: Tensor  # [draft vocabulary, hidden]
+    tokens: np.ndarray  # [draft vocabulary]: the target's
 
 
 def is_eagle(source: str | Path) -> bool:
@@ -30,7 +49,7 @@ def is_eagle(source: str | Path) -> bool:
         return False  # whoever opens it as a model says what is wrong
 
 
-def read_eagle(source: str | Path, target: DecoderConfig) -> FeatureBranch:
+def read_eagle(source: str | Path, target: DecoderConfig) -> FeatureBranch | Eagle3Branch:
     """The head in this folder, for a target with this configuration."""
     folder = Path(source).expanduser()
     try:
@@ -39,10 +58,6 @@ def read_eagle(source: str | Path, target: DecoderConfig) -> FeatureBranch:
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise HierspecError(f"{folder} is damaged or cannot be read ({error}): fetch it again.") from error
     present = {name for names in files.values() for name in names}
-    if any(name.startswith("midlayer.") for name in present):
-        raise HierspecError(
-            f"{folder} holds an EAGLE-3 head, which hierspec does not read yet: give an EAGLE or EAGLE-2 one."
-        )
     # A head is a layer of its family; keys it leaves out are those of the target.
     config = replace(
         from_huggingface({"num_hidden_layers": 1, **described}), norm_eps=described.get("rms_norm_eps", target.norm_eps)
@@ -58,11 +73,10 @@ def read_eagle(source: str | Path, target: DecoderConfig) -> FeatureBranch:
     if config.layers != 1 or "layers.1.self_attn.q_proj.weight" in present:
         raise HierspecError(f"{folder} has {config.layers} layers: heads of one layer are read.")
     config = replace(config, tied=True, context=target.context)
-    shapes = {
-        name.removeprefix("model."): shape
-        for name, shape in expected_tensors(config).items()
-        if name.startswith(f"model.{_START}") and "input_layernorm" not in name
-    }
+    if any(name.startswith(_MIDDLE) for name in present):
+        return _third(folder, files, described, config, target.layers)
+    shapes = _layer_shapes(config, _START)
+    shapes.pop(f"{_START}input_layernorm.weight")
     shapes["fc.weight"] = (config.hidden, 2 * config.hidden)
     optional = {
         "fc.bias": (config.hidden,),
@@ -70,7 +84,70 @@ def read_eagle(source: str | Path, target: DecoderConfig) -> FeatureBranch:
         "norm.weight": (config.hidden,),
     }
     shapes.update({name: shape for name, shape in optional.items() if name in present})
-    tensors: dict[str, torch.Tensor] = {}
+    tensors = _tensors(folder, files, shapes)
+    layer = {f"model.{name}": tensor for name, tensor in tensors.items() if name.startswith(_START)}
+    return FeatureBranch(
+        config, layer, tensors.get("norm.weight"), tensors["fc.weight"], tensors.get("fc.bias"), skips_first=True
+    )
+
+
+def _third(
+    folder: Path, files: dict[Path, list[str]], described: dict[str, Any], config: DecoderConfig, layers: int
+) -> Eagle3Branch:
+    more = described.get("eagle_config")
+    for key in ("norm_before_residual", "norm_before_fc", "eagle_aux_hidden_state_layer_ids"):
+        if described.get(key) or (isinstance(more, dict) and more.get(key)):
+            raise HierspecError(
+                f"The config.json of {folder} sets {key}, a form of EAGLE-3 that is not read: choose another head."
+            )
+    taps = (2, layers // 2, layers - 3)  # as the heads are trained: low, middle, high
+    if not 0 < taps[0] < taps[1] < taps[2]:
+        raise HierspecError(f"EAGLE-3 heads are for models of 7 layers and more, and this one has {layers}.")
+    hidden, present = config.hidden, {name for names in files.values() for name in names}
+    shapes = {
+        name: (shape[0], 2 * shape[1]) if name.endswith(_SIDE_BY_SIDE) else shape
+        for name, shape in _layer_shapes(config, _MIDDLE).items()
+    }
+    shapes |= {f"{_MIDDLE}hidden_norm.weight": (hidden,), "norm.weight": (hidden,), "fc.weight": (hidden, 3 * hidden)}
+    count = described.get("draft_vocab_size", config.vocabulary)
+    if not isinstance(count, int) or not 0 < count <= config.vocabulary:
+        raise HierspecError(
+            f"{folder} is damaged: its draft_vocab_size must lie between 1 and {config.vocabulary}, not {count!r}."
+        )
+    shapes["lm_head.weight"] = (count, hidden)
+    if "d2t" in present or count != config.vocabulary:
+        shapes["d2t"] = (count,)
+    tensors = _tensors(folder, files, shapes)
+    tokens: np.ndarray = np.arange(count, dtype=np.int64)
+    if "d2t" in tensors:  # how far a token lies from its place in the draft vocabulary
+        tokens = tokens + tensors["d2t"].numpy().astype(np.int64)
+    if tokens.min() < 0 or tokens.max() >= config.vocabulary or len(np.unique(tokens)) != count:
+        raise HierspecError(
+            f"{folder} is damaged: d2t does not name {count} tokens of a vocabulary of {config.vocabulary}."
+        )
+    layer = {
+        f"model.{_START}{name.removeprefix(_MIDDLE)}": tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_MIDDLE)
+    }
+    return Eagle3Branch(
+        config, layer, tensors["norm.weight"], tensors["fc.weight"], taps, tensors["lm_head.weight"],
+        tokens.astype(np.int32),
+    )  # fmt: skip
+
+
+def _layer_shapes(config: DecoderConfig, start: str) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of a decoder layer, whose names begin with `start` here."""
+    usual = f"model.{_START}"
+    return {
+        start + name.removeprefix(usual): shape
+        for name, shape in expected_tensors(config).items()
+        if name.startswith(usual)
+    }
+
+
+def _tensors(folder: Path, files: dict[Path, list[str]], shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
     for path, names in files.items():
         with safe_open(path, framework="pt", device="cpu") as opened:
             tensors.update({name: opened.get_tensor(name) for name in names if name in shapes})
@@ -80,10 +157,7 @@ def read_eagle(source: str | Path, target: DecoderConfig) -> FeatureBranch:
             raise HierspecError(
                 f"{folder} does not fit its config.json: {name} should be {list(shape)} and is {found}."
             )
-    layer = {f"model.{name}": tensor for name, tensor in tensors.items() if name.startswith(_START)}
-    return FeatureBranch(
-        config, layer, tensors.get("norm.weight"), tensors["fc.weight"], tensors.get("fc.bias"), skips_first=True
-    )
+    return tensors
 
 
 def _names(folder: Path) -> dict[Path, list[str]]:

@@ -95,15 +95,16 @@ class FeatureScorer(_BranchScorer):
     """Layers on the token's embedding and the feature of the position before it.
 
     A feature is the checkpoint's last state, normed, up to the last token but one of what the target has written: there
-    the target has been, or will have to go. Beside it there may be states after other layers, `taps`. Beyond that it is
-    the drafter's own. So what it says depends on the context and on how much of it is written, never on what happens
-    to be kept.
+    the target has been, or will have to go. States after other layers may stand beside it, or in its place. Beyond that
+    it is the drafter's own. So what it says depends on the context and on how much of it is written, never on what
+    happens to be kept.
     """
 
     first: Join = field(kw_only=True)  # where features are the checkpoint's
     join: Join = field(kw_only=True)  # where they are its own
-    taps: tuple[int, ...] = field(kw_only=True)  # layers; the pool keeps states after them
-    first_norms: Tensor = field(kw_only=True)  # [1 + taps, hidden]: of the checkpoint's features
+    # Layers of the checkpoint whose states are its features; the pool keeps them.
+    reads: tuple[int, ...] = field(kw_only=True)
+    first_norms: Tensor | None = field(kw_only=True)  # [reads, hidden]: of those; None: as they are
     norm: Tensor | None = field(kw_only=True)  # [1, hidden], of its own; None: as the layers give them
     skips_first: bool = False  # the text's first token has no place
     # How many slots of a staircase were made from features of the checkpoint.
@@ -155,7 +156,7 @@ class FeatureScorer(_BranchScorer):
             assert place.beneath is not None
             before = slots[:count] + (place.skip - 1)
             low = place.beneath
-            boundaries = [low.boundaries.index(layer) for layer in (self.layers, *self.taps)]
+            boundaries = [low.boundaries.index(layer) for layer in self.reads]
             parts.append(self.first(staircase.tokens[slots[:count]], low.hidden, boundaries, before, self.first_norms))
         if count < len(slots):
             slots = slots[count:]

@@ -128,7 +128,7 @@ class Decoder:
         ]
         for number in range(start, stop):
             layer = self.layers[number]
-            x = self._normed(hidden, layer.attention_norm)
+            hidden, x = self._entering(hidden, layer)
             hidden = hidden + self._attention(number, layer, x, cos, sin, places)
             x = self._normed(hidden, layer.mlp_norm)
             x = functional.silu(functional.linear(x, layer.gate, layer.gate_bias)) * functional.linear(
@@ -140,6 +140,10 @@ class Decoder:
     def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
         """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm, or another."""
         return functional.linear(self._normed(hidden, self.norm if norm is None else norm), self.head_weight).float()
+
+    def _entering(self, hidden: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        """What a layer adds to, and what its attention reads."""
+        return hidden, self._normed(hidden, layer.attention_norm)
 
     def _attention(
         self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, places: Sequence[_Place]

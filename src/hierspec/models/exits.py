@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.checkpoints.eagle import read_eagle
-from hierspec.checkpoints.packs import FEATURE, SMALL, Branch, Pack
+from hierspec.checkpoints.eagle import Eagle3Branch, read_eagle
+from hierspec.checkpoints.packs import FEATURE, SMALL, Branch, FeatureBranch, Pack
 from hierspec.core.errors import HierspecError
 from hierspec.models.branches import AdapterScorer, FeatureScorer, Join, Layer, SmallScorer, TorchJoin
 from hierspec.models.cache import StaircasePool
 from hierspec.models.decoder import Decoder
 from hierspec.models.draft_head import DraftHead, Product, TorchProduct
+from hierspec.models.eagle import EagleDecoder, EagleJoin, OwnHead
 from hierspec.models.scorer import AnyDecoder, Head, ModelScorer, StateScorer, WholeHead
 
 PACKED_FEATURE, PACKED_SMALL = "feature", "small"  # as drafts: the pack's feature drafter and small model
@@ -84,10 +85,12 @@ class Exits:
 
     def feature(self, source: str, vocabulary: str = "auto", weights: str | None = None) -> FeatureScorer:
         """The pack's feature drafter, or the one in a folder with an EAGLE head."""
-        small, config = self.is_small(vocabulary), self.decoder.config
-        key = ("feature", source, small, weights)
+        packed = source == PACKED_FEATURE
+        key = ("feature", source, self.is_small(vocabulary) if packed else vocabulary, weights)
         if key not in self._scorers:
-            if source != PACKED_FEATURE:
+            config = self.decoder.config
+            branch: FeatureBranch | Eagle3Branch
+            if not packed:
                 branch = read_eagle(source, config)
             elif self.pack is not None and self.pack.has(FEATURE):
                 branch = self.pack.feature(config)
@@ -96,23 +99,51 @@ class Exits:
                     f"{self.name} has no feature drafter: give a pack that has one (--pack FOLDER), or name a folder "
                     "with an EAGLE head as the draft."
                 )
-            kind = f"{source}, {self._size(small)}, {weights}"
-            norm = None if branch.norm is None else branch.norm.to(self.decoder.norm)
-            last = self.decoder.norm
-            for tap in branch.taps:
-                self.pool.add_boundary(tap)
-            join = self._join(branch.fc, branch.fc_bias, weights)
-            self._scorers[key] = FeatureScorer(
-                "feature drafter", self.decoder, self.pool, config.layers, self.head(norm, small, weights), kind,
-                layer=self._layer(branch, weights), taps=branch.taps, join=join,
-                first=join if branch.first is None else self._join(branch.first, None, weights),
-                # States of taps are brought to one size and not weighed: a norm of ones.
-                first_norms=torch.stack([last, *(torch.ones_like(last) for _ in branch.taps)]),
-                norm=None if norm is None else norm[None], skips_first=branch.skips_first,
-            )  # fmt: skip
+            if isinstance(branch, Eagle3Branch):
+                self._scorers[key] = self._eagle(branch, source, vocabulary, weights)
+            else:
+                self._scorers[key] = self._feature(branch, source, self.is_small(vocabulary), weights)
         found = self._scorers[key]
         assert isinstance(found, FeatureScorer)
         return found
+
+    def _feature(self, branch: FeatureBranch, source: str, small: bool, weights: str | None) -> FeatureScorer:
+        layers, last = self.decoder.config.layers, self.decoder.norm
+        for tap in branch.taps:
+            self.pool.add_boundary(tap)
+        norm = None if branch.norm is None else branch.norm.to(last)
+        join = self._join(branch.fc, branch.fc_bias, weights)
+        return FeatureScorer(
+            "feature drafter", self.decoder, self.pool, layers, self.head(norm, small, weights),
+            f"{source}, {self._size(small)}, {weights}", layer=self._layer(branch, weights), join=join,
+            first=join if branch.first is None else self._join(branch.first, None, weights),
+            reads=(layers, *branch.taps),
+            # States of taps are brought to one size and not weighed: a norm of ones.
+            first_norms=torch.stack([last, *(torch.ones_like(last) for _ in branch.taps)]),
+            norm=None if norm is None else norm[None], skips_first=branch.skips_first,
+        )  # fmt: skip
+
+    def _eagle(self, branch: Eagle3Branch, source: str, vocabulary: str, weights: str | None) -> FeatureScorer:
+        if vocabulary != "auto" or weights not in (None, "auto"):
+            which = "vocabulary" if vocabulary != "auto" else "weights"
+            raise HierspecError(
+                f"{source} is an EAGLE-3 head, which has its own vocabulary and runs as it is: leave {which} out."
+            )
+        target, norm = self.decoder, branch.norm
+        assert norm is not None
+        for tap in branch.taps:
+            self.pool.add_boundary(tap)
+        named = {name: tensor.to(target.dtype) for name, tensor in self._named(branch).items()}
+        decoder = EagleDecoder(branch.config, named, target.device)
+        weight, tokens, eps = branch.head.to(target.device, target.dtype), branch.tokens, branch.config.norm_eps
+        head = OwnHead(weight, norm.to(weight), tokens, target.config.vocabulary, eps)
+        first = EagleJoin(target, branch.fc)
+        self._bytes += head.bytes + first.bytes
+        return FeatureScorer(
+            "EAGLE-3 head", target, self.pool, target.config.layers, head, f"{source}, {len(tokens)}",
+            layer=self._kept(decoder), first=first, join=EagleJoin(target, None), reads=branch.taps, first_norms=None,
+            norm=None, skips_first=True,
+        )  # fmt: skip
 
     def small_model(self, vocabulary: str = "auto", weights: str | None = None) -> SmallScorer:
         """The pack's small model."""
@@ -210,12 +241,7 @@ class Exits:
         return self._products[key]
 
     def _layer(self, branch: Branch, weights: str | None) -> Layer:
-        target, config = self.decoder, branch.config
-        named = {
-            "model.embed_tokens.weight": torch.empty(0, config.hidden, dtype=target.dtype),  # nothing is embedded here
-            "model.norm.weight": target.norm if branch.norm is None else branch.norm,
-            **branch.layer,
-        }
+        target, config, named = self.decoder, branch.config, self._named(branch)
         decoder: AnyDecoder | None = None
         if self._compiled(weights) and "model.layers.0.input_layernorm.weight" in named:
             from hierspec.models.cpu_decoder import CpuDecoder, unsuited
@@ -229,6 +255,17 @@ class Exits:
                 decoder = CpuDecoder(config, named, target.team.threads, packed, target.team)
         if decoder is None:
             decoder = Decoder(config, {name: tensor.to(target.dtype) for name, tensor in named.items()}, target.device)
+        return self._kept(decoder)
+
+    def _named(self, branch: Branch) -> dict[str, Tensor]:
+        """What a decoder of the branch's layers needs: nothing is embedded there, and others norm what it gives."""
+        return {
+            "model.embed_tokens.weight": torch.empty(0, branch.config.hidden, dtype=self.decoder.dtype),
+            "model.norm.weight": self.decoder.norm if branch.norm is None else branch.norm,
+            **branch.layer,
+        }
+
+    def _kept(self, decoder: AnyDecoder) -> Layer:
         layer = Layer(decoder, StaircasePool(decoder, self.pool.budget))
         self._layers.append(layer)
         return layer

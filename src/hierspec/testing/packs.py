@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,17 +81,7 @@ def tiny_pack(
 
 def tiny_eagle(folder: Path | str, config: DecoderConfig, seed: int = 0, bias: bool = True) -> Path:
     """Writes a random EAGLE head for a target with this configuration, as such heads are published."""
-    import json
-
-    folder = Path(folder)
-    folder.mkdir(parents=True)
-    described = {
-        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": config.hidden, "vocab_size": config.vocabulary,
-        "num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "head_dim": config.head_size,
-        "intermediate_size": config.intermediate, "rms_norm_eps": config.norm_eps, "rope_theta": config.rotary.theta,
-        "bias": bias,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    folder = _described(folder, config, bias=bias)
     one = layers_like(config, [0])
     weights = random_weights(one, seed)
     tensors = {
@@ -104,4 +95,48 @@ def tiny_eagle(folder: Path | str, config: DecoderConfig, seed: int = 0, bias: b
         tensors["fc.bias"] = 0.1 * torch.randn(config.hidden, generator=generator)
     tensors["embed_tokens.weight"] = weights["model.embed_tokens.weight"]  # published too; the target's is used
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def tiny_eagle3(folder: Path | str, config: DecoderConfig, seed: int = 0, tokens: int | None = 100) -> Path:
+    """Writes a random EAGLE-3 head with a draft vocabulary of so many tokens; None: the target's, and no map to it."""
+    hidden, generator = config.hidden, torch.Generator().manual_seed(seed)
+    more = {} if tokens is None else {"draft_vocab_size": tokens}
+    folder = _described(folder, config, **more)
+    one = layers_like(config, [0])
+    weights = random_weights(one, seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) / hidden**0.5
+
+    tensors = {
+        "midlayer." + name.removeprefix(_START): weights[name].clone()
+        for name in expected_tensors(one)
+        if name.startswith(_START)
+    }
+    for part in "qkv":
+        name = f"midlayer.self_attn.{part}_proj.weight"
+        tensors[name] = random(len(tensors[name]), 2 * hidden)
+    for name in ("midlayer.hidden_norm.weight", "norm.weight"):
+        tensors[name] = 1 + random(hidden)
+    tensors["fc.weight"] = random(hidden, 3 * hidden)
+    tensors["lm_head.weight"] = 8 * random(tokens or config.vocabulary, hidden)
+    if tokens is not None:
+        chosen = torch.randperm(config.vocabulary, generator=generator)[:tokens].sort().values
+        tensors["d2t"] = chosen - torch.arange(tokens)
+        tensors["t2d"] = torch.isin(torch.arange(config.vocabulary), chosen)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _described(folder: Path | str, config: DecoderConfig, **more: object) -> Path:
+    """A folder with the config.json of a head for a target with this configuration."""
+    folder = Path(folder)
+    folder.mkdir(parents=True)
+    described = {
+        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": config.hidden, "vocab_size": config.vocabulary,
+        "num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "head_dim": config.head_size,
+        "intermediate_size": config.intermediate, "rms_norm_eps": config.norm_eps, "rope_theta": config.rotary.theta,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(described | more), encoding="utf-8")
     return folder
