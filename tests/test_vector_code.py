@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from hierspec.models import vector_code
+from hierspec.models import matrix_units, vector_code
+from hierspec.models.cpu_head import run_draft_head, run_join
+from hierspec.models.cpu_pass import run_head, run_layers
 from hierspec.models.cpu_product import half_tiles, over_turned_rows, tiles
 
 turn_8, turn_16 = vector_code.turn_8, vector_code.turn_16
@@ -58,3 +60,9 @@ def test_rows_turned_and_together_are_rows_alone(halves, rows, blocks, seed):
     assert (one.view(np.int32) == all_at_once.view(np.int32)).all()
     whole = (weights.astype(np.int32) << 16).view(np.float32) if halves else weights
     assert np.allclose(one, x.astype(np.float64) @ whole.astype(np.float64), atol=1e-4)
+
+
+def test_compiled_functions_share_one_number_as_their_default():
+    """With two, numba's quick way into a function is open to one of them only; a call of others takes 0.2 ms more."""
+    kept = [run_layers, run_head, run_join, run_draft_head]
+    assert {function.py_func.__defaults__ for function in kept} == {(matrix_units.CODE,)}

@@ -14,10 +14,11 @@ from hierspec.models.cpu_pass import normalise, share
 from hierspec.models.cpu_product import FLOATS, make_ready, product
 from hierspec.models.draft_head import Extra
 from hierspec.models.low_bits import GROUP, RECORD
+from hierspec.models.matrix_units import CODE
 from hierspec.models.packed import packed
 from hierspec.models.scorer import AnyDecoder
 from hierspec.models.team import Team
-from hierspec.models.vector_code import CODE, WIDE
+from hierspec.models.vector_code import WIDE
 from hierspec.models.vector_writer import LANES
 
 _FLOAT = 4  # bytes
