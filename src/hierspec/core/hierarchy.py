@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from bisect import bisect
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +17,9 @@ from hierspec.core.policy import CORRECTED, OWN, RUNNER_UP, STOOD, Policy, Writt
 from hierspec.core.proposal import NOTHING, Law, Proposal
 from hierspec.core.sampling import Dice, Sampling
 from hierspec.core.stats import Stats, TierStats
-from hierspec.core.verify import BY_LAWS, RULES, Answer
+from hierspec.core.verify import BY_LAWS, RULES, Answer, Candidate
+
+_LEADS = (0.25, 0.5, 1.0, 1.75, 2.75, 4.0, 6.0)  # bounds of the classes of leads, in nats
 
 
 class AnyRequest(Protocol):
@@ -110,6 +114,7 @@ class Ask:
     candidates: int
     laws: bool  # the rule needs whole laws, not picks
     stats: TierStats
+    leads: bool = False  # whoever is handed the picks may learn how sure they were
 
 
 Extension = Generator[Ask, Answer, list[Written]]
@@ -156,7 +161,10 @@ class Hierarchy:
             # The scorer adds a token of its own to what it accepts, so a guess fills at most one less than the room.
             asked, block = yield from self._asked(level, here, room - len(written) - 1, request)
             guess = _chosen(tier, asked, stats)
-            answer = yield Ask(tier.scorer, here, guess, request, tier.candidates, self.rule in BY_LAWS, stats)
+            laws = self.rule in BY_LAWS
+            answer = yield Ask(
+                tier.scorer, here, guess, request, tier.candidates, laws, stats, leads=level > 0 and not laws
+            )
             verdict = RULES[self.rule](guess, answer, request.dice, tier.candidates)
             for store in tier.stores:
                 own = request.stores[store.name]
@@ -167,14 +175,13 @@ class Hierarchy:
             if stopped:
                 del tokens[1 + next(place for place, token in enumerate(tokens) if token in request.stop_ids) :]
             accepted = verdict.accepted[: len(tokens)]
-            written += [
-                Written(found, guess.sources[node], STOOD)
-                for found, node in zip(verdict.written, accepted, strict=False)
-            ]
+            row = 0  # of the answer, where a token comes from
+            for found, node in zip(verdict.written, accepted, strict=False):
+                written.append(Written(found, guess.sources[node], STOOD, _sure(answer, row, found) if level else 0))
+                row = node + 1
             if len(accepted) < len(tokens):  # the scorer's own token is not beyond the end
-                last = accepted[-1] if accepted else -1
-                how = CORRECTED if last in guess.parents else OWN
-                written.append(Written(verdict.written[len(accepted)], tier.scorer.name, how))
+                found, how = verdict.written[len(accepted)], CORRECTED if row - 1 in guess.parents else OWN
+                written.append(Written(found, tier.scorer.name, how, _sure(answer, row, found) if level else 0))
             stats.count(guess, accepted, len(tokens))
             stats.expected_seconds += tier.seconds(len(guess))
             if tier.appraiser is not None:
@@ -246,17 +253,30 @@ def _own_tokens(answer: Answer) -> np.ndarray:
     return np.argmax(answer.laws, axis=1)
 
 
+def _sure(answer: Answer, row: int, found: Sequence[Candidate]) -> int:
+    """A class for how far the written token was ahead of all others, from 0 (hardly) up."""
+    if answer.leads is not None:
+        return bisect(_LEADS, float(answer.leads[row]))
+    token, law = found[0]
+    if law is None:
+        return 0
+    chance = min(float(law[token]), 1 - 1e-9)
+    return bisect(_LEADS, math.log(max(chance, 1e-9) / (1 - chance)))
+
+
 def _handed_up(written: list[Written], tier: str) -> Proposal:
     """What a tier wrote, as a proposal to the tier above: a spine, with its own runners-up as leaves beside it.
 
-    How a token came to be written is its evidence: the tier above may learn what that is worth.
+    How a token came to be written, and how sure its tier was, is its evidence: the tier above may learn what that is
+    worth.
     """
     nodes: list[tuple[int, int, str, Law | None, int]] = []
     spine = -1
-    for found, source, how in written:
+    for one in written:
         after, spine = spine, len(nodes)
+        beside = one._replace(how=RUNNER_UP)
         nodes += [
-            (token, after, tier if place else source, law, RUNNER_UP if place else how)
-            for place, (token, law) in enumerate(found)
+            (token, after, tier if place else one.source, law, beside.evidence if place else one.evidence)
+            for place, (token, law) in enumerate(one.candidates)
         ]
     return Proposal(*zip(*nodes, strict=True))

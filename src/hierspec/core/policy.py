@@ -15,6 +15,7 @@ from hierspec.core.proposal import Proposal
 from hierspec.core.verify import Candidate
 
 OWN, STOOD, CORRECTED, RUNNER_UP = range(4)  # how a token came to be written, or to be handed up beside one
+_HOWS = 4
 
 _TRIAL_BLOCKS = 16  # with which it begins
 _TRIAL_TOKENS = 4  # that a trial block has at least
@@ -26,15 +27,22 @@ _PROBE = 40.0  # where drafting does not pay: time without it for each second of
 
 
 class Written(NamedTuple):
-    """A position that a tier has written: its token and runners-up, who guessed it first, and how it came about."""
+    """A position that a tier has written: its token and runners-up, who guessed it first, how it came about, and a
+    class for how far the token was ahead of others."""
 
     candidates: list[Candidate]
     source: str
     how: int
+    sure: int = 0
 
     @property
     def token(self) -> int:
         return self.candidates[0][0]
+
+    @property
+    def evidence(self) -> int:
+        """The class that its chance to stand above is learnt by."""
+        return self.how + _HOWS * self.sure
 
 
 class Policy(Protocol):
@@ -109,7 +117,7 @@ class UntilWorth:
     def go_on(self, block: Sequence[Written]) -> bool:
         standing = 1.0
         for depth, one in enumerate(block):
-            standing *= self.chances.chance(one.source, one.how, depth)
+            standing *= self.chances.chance(one.source, one.evidence, depth)
         return standing * self._brings(len(block)) >= self._rate() * self._extra(len(block))
 
     def wrote(self, tokens: int, seconds: float) -> None:
@@ -123,7 +131,7 @@ class UntilWorth:
         guess = tuple(one.token for one in block)
         chain = Proposal(
             guess, tuple(range(-1, len(guess) - 1)), tuple(one.source for one in block),
-            evidence=tuple(one.how for one in block),
+            evidence=tuple(one.evidence for one in block),
         )  # fmt: skip
         self.chances.learn(chain, written)
         stood = next((i for i, pair in enumerate(zip(guess, written, strict=False)) if pair[0] != pair[1]), None)

@@ -20,10 +20,11 @@ Candidate = tuple[int, Law | None]  # a token and the law it was drawn from, giv
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a scorer says about context and proposal: picks [rows, candidates], or laws [rows, vocabulary]."""
+    """What a scorer says about context and proposal: picks [rows, candidates or more], or laws [rows, vocabulary]."""
 
     picks: np.ndarray | None = None
     laws: np.ndarray | None = None
+    leads: np.ndarray | None = None  # [rows]: how far each pick's score is ahead of the next best, where asked for
 
 
 @dataclass(frozen=True, slots=True)

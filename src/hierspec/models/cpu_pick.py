@@ -207,10 +207,11 @@ def _fill(found, scores):
 @njit(nogil=True, cache=True, error_model="numpy")
 def answer_rows(
     thread, threads, logits, temperature, filters, penalties, context, prompt, tokens, parents, bias_tokens,
-    bias_values, keys, found, laws, code=LAW_CODE,
+    bias_values, keys, found, leads, laws, code=LAW_CODE,
 ):  # fmt: skip
     """found [rows, candidates] = the picks of each row of logits [rows, vocabulary], or laws [rows, vocabulary] where
-    that has rows. found[row, 0] = -1: the logits are not numbers.
+    that has rows. found[row, 0] = -1: the logits are not numbers. leads [rows], where it has rows: how far the best
+    score is ahead of the second.
 
     filters: top_k (0: none), top_p, min_p. penalties: repetition, presence, frequency; `context` is empty where there
     are none. tokens and parents are the proposal's; keys [rows, 2] are `noise_keys` of each row's position. Threads
@@ -263,6 +264,8 @@ def answer_rows(
                 for token in range(vocabulary):
                     laws[row, token] = token == found[row, 0]
                 continue
+        if len(leads):
+            leads[row] = scores[0] - scores[min(1, len(scores) - 1)]
         _fill(found[row], scores)
 
 
@@ -271,6 +274,6 @@ def best_tokens(logits: np.ndarray, temperature: float, keys: np.ndarray, found:
     tokens, picks = np.empty(0, np.int32), np.empty((len(logits), 1), np.int64)
     answer_rows(
         0, 1, logits, float(temperature), (0, 1.0, 0.0), (1.0, 0.0, 0.0), tokens, 0, tokens, tokens, tokens,
-        np.empty(0), keys, picks, np.empty((0, logits.shape[1])),
+        np.empty(0), keys, picks, np.empty(0), np.empty((0, logits.shape[1])),
     )  # fmt: skip
     found[:] = picks[:, 0]

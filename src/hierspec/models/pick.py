@@ -39,11 +39,11 @@ def answer(ask: Ask, logits: Tensor, team: Team | None = None) -> Answer:
         return Answer(laws=_laws(z, sampling).cpu().numpy())
     if sampling.temperature > 0:
         z = z + _noise(ask, z)
-    if ask.candidates == 1:
-        picks = z.argmax(dim=1, keepdim=True)
-    else:
-        picks = z.topk(min(ask.candidates, z.shape[1]), dim=1).indices
-    return Answer(picks=picks.cpu().numpy())
+    if ask.candidates == 1 and not ask.leads:
+        return Answer(picks=z.argmax(dim=1, keepdim=True).cpu().numpy())
+    best = z.topk(min(_wanted(ask), z.shape[1]), dim=1)
+    leads = (best.values[:, 0] - best.values[:, -1 if z.shape[1] < 2 else 1]).cpu().numpy() if ask.leads else None
+    return Answer(picks=best.indices.cpu().numpy(), leads=leads)
 
 
 def _compiled_answer(ask: Ask, logits: Tensor, team: Team | None) -> Answer:
@@ -63,13 +63,14 @@ def _compiled_answer(ask: Ask, logits: Tensor, team: Team | None) -> Answer:
         depths = [0, *(depth + 1 for depth in proposal.depths())]
         by_depth = [noise_keys(seed, first + depth) for depth in range(max(depths) + 1)]
         keys[:] = [by_depth[depth] for depth in depths]
-    found = np.empty((rows, min(ask.candidates, vocabulary)), np.int64)
+    found = np.empty((rows, min(_wanted(ask), vocabulary)), np.int64)
+    leads = np.empty(rows if ask.leads else 0)
     laws = np.empty((rows if ask.laws else 0, vocabulary), np.float64)
     arguments = (
         logits.contiguous().numpy(), float(sampling.temperature),
         (sampling.top_k, float(sampling.top_p), float(sampling.min_p)),
         (float(sampling.repetition_penalty), float(sampling.presence_penalty), float(sampling.frequency_penalty)),
-        context, len(ask.request.prompt), tokens, parents, bias_tokens, bias_values, keys, found, laws,
+        context, len(ask.request.prompt), tokens, parents, bias_tokens, bias_values, keys, found, leads, laws,
     )  # fmt: skip
     if team is None or rows < _SHARED or sampling.temperature == 0:
         answer_rows(0, 1, *arguments)
@@ -77,7 +78,12 @@ def _compiled_answer(ask: Ask, logits: Tensor, team: Team | None) -> Answer:
         team.run(answer_rows, *arguments)
     if found[:, 0].min() < 0:
         raise _not_numbers(ask)
-    return Answer(laws=laws) if ask.laws else Answer(picks=found)
+    return Answer(laws=laws) if ask.laws else Answer(picks=found, leads=leads if ask.leads else None)
+
+
+def _wanted(ask: Ask) -> int:
+    """Tokens to be found for each row: a lead is that over the second."""
+    return max(ask.candidates, 2) if ask.leads else ask.candidates
 
 
 def _not_numbers(ask: Ask) -> HierspecError:
