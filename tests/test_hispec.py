@@ -47,14 +47,14 @@ class Watched:
         self._heights: dict[int, dict[tuple[int, ...], int]] = {}  # by request
         plain_run, plain_logits = model.decoder.run, ModelScorer.logits
 
-        def run(hidden, positions, spans, start, stop):
+        def run(hidden, positions, spans, start, stop, kept):
             for span in spans:
                 staircase = span.staircase
                 for slot in span.slots.tolist():
                     before = range(min(slot + 1, staircase.chain))
                     text = [int(staircase.tokens[place]) for place in (*before, *staircase.path(slot))]
                     self.runs.update((layer, *text) for layer in range(start, stop))
-            return plain_run(hidden, positions, spans, start, stop)
+            return plain_run(hidden, positions, spans, start, stop, kept)
 
         def logits(scorer, asks):
             for ask in asks:

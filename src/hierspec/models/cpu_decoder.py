@@ -18,7 +18,7 @@ from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
 from hierspec.models.cpu_pass import QUERIES, run_head, run_layers
 from hierspec.models.cpu_pick import best_tokens
 from hierspec.models.cpu_product import FLOATS, HALVES, TILE_ROOM
-from hierspec.models.decoder import Span
+from hierspec.models.decoder import Kept, Span
 from hierspec.models.low_bits import GROUP, RECORD
 from hierspec.models.matrix_units import DEPTH
 from hierspec.models.packed import PackedWeights, pack_in_memory
@@ -104,8 +104,11 @@ class CpuDecoder:
             return self.embedding[torch.from_numpy(tokens)].float()
         return torch.from_numpy(self._embedding[tokens])
 
-    def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
-        """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""
+    def run(
+        self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int, kept: Kept = ()
+    ) -> Tensor:
+        """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way, and the states
+        after the layers that `kept` names."""
         rows = len(positions)
         self.layer_rows += rows * (stop - start)
         most = int(positions.max()) if rows else 0
@@ -147,6 +150,7 @@ class CpuDecoder:
             self._packed.layers, self._packed.kind,
             self._norms, self._head_norms, self._biases, self._windows, self._rotary_layers, self._shape,
             np.float32(self.config.norm_eps), *scratch.arrays, self._scale,
+            np.array([(layer, after.data_ptr()) for layer, after in kept], np.int64).reshape(-1, 2),
         )  # fmt: skip
         return torch.from_numpy(states)
 

@@ -231,7 +231,9 @@ def run_layers(
     weights, kind,  # [layers, 5]: addresses of qkv, output, gate, up, down; how they are stored
     norms, head_norms, biases,  # [layers, 2, hidden]; [layers, 2, head_size] or empty; [layers, qkv] or empty
     windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate
-    normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, scale, code=CODE,
+    normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, scale,
+    kept,  # [n, 2]: layers, and addresses of [rows, hidden] where the states after each go
+    code=CODE,
 ):  # fmt: skip
     """Layers start..stop for all rows. Called once by each thread with its number."""
     rows, size = hidden.shape
@@ -281,6 +283,13 @@ def run_layers(
         first, last = _share(size // LANES, thread, threads)
         _add_product(gated, ready, record, weights[layer, 4], kind, delta, hidden, first, last)
         _meet(sync, threads)
+        for place in range(len(kept)):
+            if kept[place, 0] == layer + 1:
+                # States change next behind a meeting that a thread comes to when it has copied its rows.
+                for row in range(thread, rows, threads):
+                    target = kept[place, 1] + row * size * _FLOAT
+                    for i in range(0, size, LANES):
+                        copy_lanes(hidden[row].ctypes.data + i * _FLOAT, target + i * _FLOAT)
     if kind == MATRICES:
         end_tiles(record)
 

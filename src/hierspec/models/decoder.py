@@ -63,6 +63,9 @@ _NAMES = {
 }
 
 
+Kept = Sequence[tuple[int, Tensor]]  # layers, and where the states [rows, hidden] after each are written
+
+
 @dataclass(frozen=True)
 class Span:
     """The rows of one text in a packed pass, and the slots of its staircase that they stand for."""
@@ -118,8 +121,12 @@ class Decoder:
     def embed(self, tokens: np.ndarray) -> Tensor:
         return functional.embedding(torch.as_tensor(tokens, device=self.device), self.embedding)
 
-    def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
-        """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""
+    def run(
+        self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int, kept: Kept = ()
+    ) -> Tensor:
+        """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way, and the states
+        after the layers that `kept` names."""
+        on_the_way = dict(kept)
         cos, sin = self._rotary(positions)
         self.layer_rows += len(positions) * (stop - start)
         windows = set(self.config.windows[start:stop])
@@ -135,6 +142,8 @@ class Decoder:
                 x, layer.up, layer.up_bias
             )
             hidden = hidden + functional.linear(x, layer.down, layer.down_bias)
+            if number + 1 in on_the_way:
+                on_the_way[number + 1].copy_(hidden)
         return hidden
 
     def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:

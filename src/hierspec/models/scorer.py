@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from hierspec.core.hierarchy import AnyRequest, Ask
 from hierspec.core.verify import Answer
 from hierspec.models.cache import Judge, Staircase, StaircasePool
-from hierspec.models.decoder import Span
+from hierspec.models.decoder import Kept, Span
 from hierspec.models.pick import answer
 from hierspec.models.team import Team
 
@@ -37,8 +38,11 @@ class AnyDecoder(Judge, Protocol):
 
     def embed(self, tokens: np.ndarray) -> Tensor: ...
 
-    def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
-        """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way."""
+    def run(
+        self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int, kept: Kept = ()
+    ) -> Tensor:
+        """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way, and the states
+        after the layers that `kept` names."""
 
     def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
         """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm, or another."""
@@ -143,11 +147,12 @@ def advance(
             chunk.append(slots[:room])
             room -= len(chunk[-1])
             pending[number] = slots[len(chunk[-1]) :]
-        start = 0
-        for place, stop in enumerate(staircases[0].boundaries):
-            if stop <= to_layer:
-                _climb(decoder, staircases, chunk, start, stop, place, source)
-            start = stop
+        # Those that stand lowest first, up to where others wait to go on with them.
+        levels = sorted(
+            {int(height) for s, slots in zip(staircases, chunk, strict=True) for height in s.heights[slots]}
+        )
+        for start, stop in pairwise([*levels, to_layer]):
+            _climb(decoder, staircases, chunk, start, stop, source)
 
 
 def where(slots: np.ndarray, device: torch.device) -> slice | Tensor:
@@ -162,11 +167,11 @@ def _climb(
     chunk: Sequence[np.ndarray],
     start: int,
     stop: int,
-    place: int,
     source: Source | None,
 ) -> None:
-    """Layers start..stop for the slots of the chunk that stand at `start`; boundary number `place` is `stop`."""
-    device = decoder.device
+    """Layers start..stop, both boundaries, for the slots of the chunk that stand at `start`."""
+    device, boundaries = decoder.device, staircases[0].boundaries
+    between = [place for place, layer in enumerate(boundaries) if start < layer < stop]
     spans, inputs, positions, climbing = [], [], [], []
     row = 0
     for staircase, slots in zip(staircases, chunk, strict=True):
@@ -176,7 +181,7 @@ def _climb(
         index = where(slots, device)
         spans.append(Span(slice(row, row + len(slots)), staircase, slots))
         if start:
-            inputs.append(staircase.hidden[place - 1, index])
+            inputs.append(staircase.hidden[boundaries.index(start), index])
         elif source is None:
             inputs.append(decoder.embed(staircase.tokens[slots]))
         else:
@@ -190,7 +195,9 @@ def _climb(
     states, places = (inputs[0], positions[0]) if single else (torch.cat(inputs), np.concatenate(positions))
     # A slice of kept states is a view, and a decoder may write its result over what it is given.
     states = states.clone() if single and start else states
-    hidden = decoder.run(states, places, spans, start, stop)
+    kept = [(boundaries[place], torch.empty_like(states)) for place in between]
+    reached = [*(part for _, part in kept), decoder.run(states, places, spans, start, stop, kept)]
     for (staircase, slots, index), span in zip(climbing, spans, strict=True):
-        staircase.hidden[place, index] = hidden[span.rows]
+        for place, part in zip((*between, boundaries.index(stop)), reached, strict=True):
+            staircase.hidden[place, index] = part[span.rows]
         staircase.heights[slots] = stop

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hierspec.core.errors import HierspecError
 from hierspec.models.cache import KeyValueMemory, StaircasePool
-from hierspec.models.decoder import Span
+from hierspec.models.decoder import Kept, Span
 from hierspec.models.scorer import AnyDecoder, ModelScorer, WholeHead
 
 
@@ -41,8 +41,15 @@ class SkippingDecoder:
     def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
         return self._decoder.head(hidden, norm)
 
-    def run(self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int) -> Tensor:
-        """The layers of start..stop that are kept, in runs of neighbours."""
+    def run(
+        self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int, kept: Kept = ()
+    ) -> Tensor:
+        """The layers of start..stop that are not skipped, in runs of neighbours."""
+        if kept:  # from one of those layers to the next
+            for layer, states in kept:
+                hidden = self.run(hidden, positions, spans, start, layer)
+                states.copy_(hidden)
+                start = layer
         first = start
         for layer in range(start, stop + 1):
             if layer < stop and self._kept[layer]:
