@@ -116,7 +116,15 @@ class Appraiser:
         return (written + _USUAL_PASSES * usual) / (seconds + _USUAL_PASSES * alone)
 
     def choose(self, proposals: Iterable[Proposal], budget: int, rate: float) -> Proposal:
-        """The best of several proposals as one tree of at most `budget` nodes.
+        """The best of several proposals as one tree of at most `budget` nodes."""
+        return self._weighed(proposals, budget, rate)[1]
+
+    def value(self, proposals: Iterable[Proposal], budget: int, rate: float) -> float:
+        """What `choose` would gain: tokens that should stand, less what the time they add is worth."""
+        return self._weighed(proposals, budget, rate)[0]
+
+    def _weighed(self, proposals: Iterable[Proposal], budget: int, rate: float) -> tuple[float, Proposal]:
+        """The value of the best tree, and the tree.
 
         A node earns its place while its chance to stand is worth more than the time that it adds to the pass, at
         `rate` tokens a second. Where several guess the same, the first one's chance counts: the better of two
@@ -163,8 +171,8 @@ class Appraiser:
             if value > best or nodes[node][3] is not None:
                 kept, best = count, value
         if not kept:
-            return NOTHING
+            return 0.0, NOTHING
         chosen = sorted(order[:kept])
         new = {-1: -1} | {node: number for number, node in enumerate(chosen)}
         tokens, parents, sources, laws, reasons = zip(*(nodes[node] for node in chosen), strict=True)
-        return Proposal(tokens, tuple(new[parent] for parent in parents), sources, laws, reasons)
+        return best, Proposal(tokens, tuple(new[parent] for parent in parents), sources, laws, reasons)

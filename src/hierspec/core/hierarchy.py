@@ -189,7 +189,7 @@ class Hierarchy:
             if weighed:
                 seconds = _expected(request, level) - before
                 if below is not None:
-                    below.verified(block, tokens, seconds)
+                    below.verified(block, tokens, seconds, beside=len(asked) > 1)
                 if policy is not None:
                     policy.wrote(len(tokens), seconds)
             if stopped or len(written) >= gather:
@@ -223,8 +223,14 @@ class Hierarchy:
         if level + 1 == len(self.tiers) or (asked and not tier.merge):
             return asked, []
         below = self.tiers[level + 1]
-        if below.policy is not None and not below.policy.pays():
-            return asked, []
+        if below.policy is not None:
+            instead = 0.0
+            if asked and tier.appraiser is not None:
+                instead = tier.appraiser.value(
+                    asked, tier.budget, tier.appraiser.rate(stats.written, stats.expected_seconds)
+                )
+            if not below.policy.pays(instead):
+                return asked, []
         block = yield from self.extend(level + 1, here, min(below.gather, room), room, request)
         handed = _handed_up(block, below.scorer.name)
         return [handed.first(tier.budget), *asked], block

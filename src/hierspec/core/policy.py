@@ -23,6 +23,7 @@ _EVERY = 64  # of later blocks one is such a trial, so that what longer ones are
 _DOUBT = 8.0  # rounds that a depth must have seen to weigh as much as all depths together
 _FADING_PASSES = 0.99  # what a pass counts for after the next
 _FADING_ROUNDS = 256.0  # rounds after which older ones count half
+_LOOK = 16  # one in so many times there is drafting beside other guesses, however good they are
 _PROBE = 40.0  # where drafting does not pay: time without it for each second of trying again
 
 
@@ -48,8 +49,9 @@ class Written(NamedTuple):
 class Policy(Protocol):
     """Ends a tier's blocks before they have `gather` tokens. Shared by all requests of a model."""
 
-    def pays(self) -> bool:
-        """Whether the tier above should have anything drafted now, or run a plain pass."""
+    def pays(self, instead: float = 0.0) -> bool:
+        """Whether the tier above should have anything drafted now, or run a pass without. `instead` is what that pass
+        should bring by other guesses: tokens, less what its time is worth."""
 
     def at_least(self) -> int:
         """Tokens that the block which begins now should have in any case."""
@@ -60,14 +62,15 @@ class Policy(Protocol):
     def wrote(self, tokens: int, seconds: float) -> None:
         """What a round of this tier brought, and what it should have taken, the tiers below included."""
 
-    def verified(self, block: Sequence[Written], written: Sequence[int], seconds: float) -> None:
-        """What the tier above wrote in place of a block (of nothing, where none was drafted), and in which time."""
+    def verified(self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False) -> None:
+        """What the tier above wrote in place of a block (of nothing, where none was drafted), and in which time; and
+        whether there were other guesses beside it."""
 
 
 class UntilCorrection:
     """Hands up once the tier has replaced a guess by a token of its own: what comes after it seldom survives."""
 
-    def pays(self) -> bool:
+    def pays(self, instead: float = 0.0) -> bool:
         return True
 
     def at_least(self) -> int:
@@ -79,7 +82,7 @@ class UntilCorrection:
     def wrote(self, tokens: int, seconds: float) -> None:
         return
 
-    def verified(self, block: Sequence[Written], written: Sequence[int], seconds: float) -> None:
+    def verified(self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False) -> None:
         return
 
 
@@ -99,10 +102,20 @@ class UntilWorth:
         self._tokens = self._seconds = 0.0  # of the tier above, older passes fading
         self._round = [0.0, 0.0, 0.0]  # rounds of this tier, their tokens and seconds
         self._brought: dict[int, list[float]] = {}  # depth at which rounds began -> rounds, tokens that stood; -1: all
+        # Blocks beside other guesses, tokens that passes over both brought, and seconds beyond those of plain passes.
+        self._beside = [0.0, 0.0, 0.0]
+        self._passed_by = 0  # times that there were other guesses
         self._idle = 0.0  # seconds since drafting was last tried
 
-    def pays(self) -> bool:
-        if self._blocks < _TRIAL_BLOCKS or self.go_on(()):
+    def pays(self, instead: float = 0.0) -> bool:
+        if self._blocks < _TRIAL_BLOCKS:
+            return True
+        if instead > 0:
+            blocks, gained, extra = self._beside
+            self._passed_by += 1
+            if (gained - self._rate() * extra) / max(blocks, 1.0) < instead and self._passed_by % _LOOK:
+                return False
+        if self.go_on(()):
             return True
         self._idle += self._plain
         if self._idle < _PROBE * self._extra(0):
@@ -123,7 +136,7 @@ class UntilWorth:
     def wrote(self, tokens: int, seconds: float) -> None:
         _count(self._round, tokens, seconds)
 
-    def verified(self, block: Sequence[Written], written: Sequence[int], seconds: float) -> None:
+    def verified(self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False) -> None:
         self._tokens = _FADING_PASSES * self._tokens + len(written)
         self._seconds = _FADING_PASSES * self._seconds + seconds
         if not block:
@@ -136,6 +149,8 @@ class UntilWorth:
         self.chances.learn(chain, written)
         stood = next((i for i, pair in enumerate(zip(guess, written, strict=False)) if pair[0] != pair[1]), None)
         stood = min(len(guess), len(written)) if stood is None else stood
+        if beside:
+            _count(self._beside, len(written) - 1, seconds - self._plain)
         if stood >= self._rate() * self._extra(0):
             self._idle = math.inf  # it would have paid: where drafting is left out, try again at once
         start = 0
