@@ -151,9 +151,13 @@ class EnumeratingScorer(FakeScorer):
             others = [int(other) for other in np.argsort(-found, kind="stable") if other != token]
             return np.array([token, *others][: ask.candidates])
 
+        def lead(row: int) -> np.ndarray:
+            chance = float(own(row)[0][picks(row)[0]])
+            return np.array(np.log(chance / max(1 - chance, 1e-9)))
+
         if ask.laws:
             return Answer(laws=cast(Any, _Rows(lambda row: own(row)[0])))
-        return Answer(picks=cast(Any, _Rows(picks)))
+        return Answer(picks=cast(Any, _Rows(picks)), leads=cast(Any, _Rows(lead)) if ask.leads else None)
 
 
 class DrawnTree(Store):

@@ -80,13 +80,19 @@ def test_bench_ends_with_the_document_and_writes_it(tiny, tmp_path, capsys):
     assert document["plans"]["lookup"]["identical"] == 1
 
 
-def test_bench_does_not_ask_of_the_residual_rule_what_it_does_not_promise(tiny, tmp_path, capsys):
-    prompts, plan = tmp_path / "p.jsonl", tmp_path / "residual.toml"
+@pytest.mark.parametrize("rule", ["residual", "block"])
+def test_bench_does_not_ask_of_other_rules_what_they_do_not_promise(tiny, tmp_path, capsys, rule):
+    prompts, plan = tmp_path / "p.jsonl", tmp_path / f"{rule}.toml"
     prompts.write_text('{"task": "a", "turns": ["abc"]}\n')
-    plan.write_text('rule = "residual"\n[[tier]]\nexit_layer = 2\n')
+    plan.write_text(f'rule = "{rule}"\n[[tier]]\nexit_layer = 2\n')
     arguments = ["bench", tiny, "--prompts", str(prompts), "--plans", str(plan), "--max-tokens", "30", "--json"]
     assert main([*arguments, "--temperature", "1", "--seed", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["plans"][str(plan)]["identical"] == 0
+    found = json.loads(capsys.readouterr().out)["plans"]
+    assert found[str(plan)]["identical"] == 0
+    assert (found[str(plan)]["rule"], found[str(plan)]["promises_text"]) == (rule, False)
+    assert (found["plain"]["rule"], found["plain"]["promises_text"]) == ("coupled", True)
+    assert main([*arguments[:-1], "--temperature", "1", "--seed", "1"]) == 0
+    assert "same law" in capsys.readouterr().err
     assert main(arguments) == 0  # greedy there is only one law
     assert json.loads(capsys.readouterr().out)["plans"][str(plan)]["identical"] == 1
 

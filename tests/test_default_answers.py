@@ -31,7 +31,7 @@ def assert_same(model, prompt, sampling, one, other):
     assert difference is None or (difference.is_tie and not isinstance(model.decoder, CpuDecoder)), difference
 
 
-@pytest.mark.parametrize("plan", ["lookup", "layerskip", MIXTURE], ids=["lookup", "layerskip", "mixture"])
+@pytest.mark.parametrize("plan", ["lookup", "layerskip", "eagle", "hsd", MIXTURE], ids=lambda plan: str(plan)[:9])
 def test_every_plan_writes_what_plain_writes(default_model, plain, plan):
     sampling, answers = plain
     for prompt, answer in zip(PROMPTS, answers, strict=True):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import hierspec
+from hierspec.core.plan import NAMED
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 ROOT = Path(__file__).parent.parent
@@ -33,6 +34,11 @@ def test_python_blocks_run(path, capsys):
     for block in blocks(path, "python"):
         exec(compile(block, path, "exec"), names)
     assert capsys.readouterr().out
+
+
+def test_every_named_plan_is_told():
+    table = (ROOT / "docs/plans.md").read_text(encoding="utf-8").partition("## Named plans")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE) == list(NAMED)
 
 
 def test_plans_parse():

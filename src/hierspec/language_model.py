@@ -275,8 +275,9 @@ class LanguageModel:
 
     def memory(self) -> dict[str, int]:
         """Bytes: of the weights, of keys, values and states kept for texts, and the most that the process had."""
-        weights = self.decoder.weight_bytes + self._exits.weight_bytes()
-        texts = self._pool.bytes_held() + self._exits.bytes_held()
+        drafts = [draft.memory() for draft in self._drafts.values()]
+        weights = self.decoder.weight_bytes + self._exits.weight_bytes() + sum(draft["weights"] for draft in drafts)
+        texts = self._pool.bytes_held() + self._exits.bytes_held() + sum(draft["texts"] for draft in drafts)
         return {"weights": weights, "texts": texts, "peak": peak_memory()}
 
     def forget(self) -> None:

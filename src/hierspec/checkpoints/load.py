@@ -21,7 +21,7 @@ from hierspec.checkpoints.packs import EARLY_EXIT, Pack, open_pack, shipped_pack
 from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress, silent
 
-__all__ = ["Checkpoint", "expected_tensors", "load_checkpoint", "read_config"]
+__all__ = ["Checkpoint", "expected_tensors", "known_config", "load_checkpoint", "read_config"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _EARLY_EXIT_NAME = "default-ee"  # the default model with the delta of its pack
@@ -89,6 +89,12 @@ def _check_dtype(dtype: torch.dtype) -> None:
 def _config(place: Path) -> DecoderConfig:
     folder = place if place.is_dir() else converted(place)
     return gguf_config(place) if folder is None else read_config(folder)
+
+
+def known_config(source: str) -> DecoderConfig | None:
+    """The configuration of what is on this machine already; None where it would have to be fetched first."""
+    path = Path(source).expanduser()
+    return _config(path) if path.is_dir() or (path.suffix == ".gguf" and path.is_file()) else None
 
 
 def read_config(folder: Path) -> DecoderConfig:

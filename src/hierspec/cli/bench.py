@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from hierspec.cli import options
 from hierspec.cli.console import command_line, hand_out, note, progress_bars
 from hierspec.core.errors import HierspecError
+from hierspec.core.plan import Plan
 from hierspec.paths import whole_file
 
 if TYPE_CHECKING:
@@ -105,12 +106,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.record is not None:
         write_records(arguments.record, records(found[PLAIN]))
     result = document(found, peers, about)
+    # Sampling under a rule that draws gives other tokens of the same law: only the coupled rule promises the same text.
+    for name, figures in result["plans"].items():
+        rule = plans.get(name.split(", batch of")[0], Plan()).rule
+        figures["rule"], figures["promises_text"] = rule, rule == "coupled" or sampling.temperature == 0
     if not arguments.json:
         _table(result)
     hand_out(result, arguments.output)
-    # Sampling under the residual rule gives other tokens of the same law: only the coupled rule promises the same text.
-    exact = [name for name, plan in plans.items() if plan.rule == "coupled" or sampling.temperature == 0]
-    promised = [figures for name, figures in result["plans"].items() if name.split(", batch of")[0] in exact]
+    promised = [figures for figures in result["plans"].values() if figures["promises_text"]]
     return 1 if any(plan["identical"] + plan["ties"] < plan["prompts"] for plan in promised) else 0
 
 
@@ -236,6 +239,8 @@ def _table(result: dict[str, Any]) -> None:
     table = Table("plan", "identical", "speed-up", "95%", "tokens/s", "decode tokens/s", "tokens/pass")
     for name, plan in (result["plans"] | result["peers"]).items():
         same = f"{plan['identical']} of {plan['prompts']}" + (f", {plan['ties']} ties" if plan["ties"] else "")
+        if not plan.get("promises_text", True):
+            same = f"same law ({plan['rule']})"
         low, high = plan["speedup_interval"]
         marked = name + (" (synthetic)" if plan.get("synthetic") else "")  # and once more below: cells are narrow
         table.add_row(

@@ -38,7 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--colour", "--color", action="store_true", help="show which tier guessed each token")
     parser.add_argument("--check", action="store_true", help="write it plainly first and compare")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the text")
-    parser.add_argument("--verbose", action="store_true", help="memory, dtype, and counters of every tier")
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="memory (what tiers will add is said before they load), dtype, and counters of every tier",
+    )
     options.add_plan(parser)
     options.add_sampling(parser)
 
@@ -49,6 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     model = options.load_model(arguments)
     plan = options.chosen_plan(model, arguments)
     ids = model.encode(_messages(arguments, prompt), arguments.raw)
+    if arguments.verbose:
+        from hierspec.planner.memory import added_weights, stated
+
+        note(stated(added_weights(model, plan)))
     plain = None
     if arguments.check:
         sampling = replace(sampling, seed=sampling.seed if sampling.seed is not None else 0)

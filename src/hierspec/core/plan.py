@@ -169,8 +169,14 @@ NAMED = {
             TierPlan(exit_layer=max(1, round(layers / 8)), gather=4, until="worth"),
         ),
     ),
-    # A drafter on the model's own last states: four tokens, with the two next best of each as leaves.
-    "eagle": lambda layers: Plan(budget=12, tiers=(TierPlan(draft="feature", gather=4, candidates=3),)),
+    # What a pack adds. The best single draft, which reads the model's own states.
+    "draft": lambda layers: Plan(budget=12, adapt=True, tiers=(TierPlan(draft="feature", gather=8, until="worth"),)),
+    # The same as a tree: the two next best of each token hang beside it as leaves.
+    "eagle": lambda layers: Plan(
+        budget=12, adapt=True, tiers=(TierPlan(draft="feature", gather=6, until="worth", candidates=3),)
+    ),
+    # A ladder of draft models in the paper's fixed blocks, the better draft above.
+    "hsd": lambda layers: Plan(tiers=(TierPlan(draft="feature", gather=4), TierPlan(draft="small", gather=2))),
 }
 
 

@@ -22,6 +22,10 @@ from hierspec.models.eagle import EagleDecoder, EagleJoin, OwnHead
 from hierspec.models.scorer import AnyDecoder, Head, ModelScorer, StateScorer, WholeHead
 
 PACKED_FEATURE, PACKED_SMALL = "feature", "small"  # as drafts: the pack's feature drafter and small model
+_OTHERWISE = (
+    "train one (hierspec train draft), give a pack that has one (--pack FOLDER), name the folder of {} as the draft "
+    "in a plan file, or choose a plan without it, such as lookup"
+)
 
 
 class Exits:
@@ -96,8 +100,7 @@ class Exits:
                 branch = self.pack.feature(config)
             else:
                 raise HierspecError(
-                    f"{self.name} has no feature drafter: give a pack that has one (--pack FOLDER), or name a folder "
-                    "with an EAGLE head as the draft."
+                    f"{self.name} has no feature drafter: {_OTHERWISE.format('an EAGLE head or another model')}."
                 )
             if isinstance(branch, Eagle3Branch):
                 self._scorers[key] = self._eagle(branch, source, vocabulary, weights)
@@ -151,9 +154,7 @@ class Exits:
         key = ("small", small, weights)
         if key not in self._scorers:
             if self.pack is None or not self.pack.has(SMALL):
-                raise HierspecError(
-                    f"{self.name} has no small model: give a pack that has one (--pack FOLDER), or name a draft model."
-                )
+                raise HierspecError(f"{self.name} has no small model: {_OTHERWISE.format('another model')}.")
             branch = self.pack.small(self.decoder.config)
             self._scorers[key] = SmallScorer(
                 "small model", self.decoder, self.pool, 0, self.head(branch.norm, small, weights),
