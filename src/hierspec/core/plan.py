@@ -175,6 +175,14 @@ NAMED = {
     "eagle": lambda layers: Plan(
         budget=12, adapt=True, tiers=(TierPlan(draft="feature", gather=6, until="worth", candidates=3),)
     ),
+    # Everything together: stores, and the drafter where it brings more than they do.
+    "eagle+": lambda layers: Plan(
+        stores=("context", "history", "corpus?"),
+        budget=24,
+        merge=True,
+        adapt=True,
+        tiers=(TierPlan(draft="feature", gather=8, until="worth", candidates=2),),
+    ),
     # A ladder of draft models in the paper's fixed blocks, the better draft above.
     "hsd": lambda layers: Plan(tiers=(TierPlan(draft="feature", gather=4), TierPlan(draft="small", gather=2))),
 }
