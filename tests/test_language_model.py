@@ -1,5 +1,6 @@
 """Any mixture of tiers on real (tiny) models writes what plain decoding writes; caches and batches change nothing."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -21,6 +22,11 @@ def folders(tmp_path_factory):
     tiny_checkpoint(root / "target", "llama", layers=6)
     tiny_checkpoint(root / "draft", "qwen3", layers=2, seed=1)
     tiny_checkpoint(root / "foreign", "llama", vocabulary=400)
+    swapped = tiny_checkpoint(root / "swapped", "llama") / "tokenizer.json"  # as many tokens, two of them exchanged
+    described = json.loads(swapped.read_text())
+    words = described["model"]["vocab"]
+    words["a"], words["b"] = words["b"], words["a"]
+    swapped.write_text(json.dumps(described))
     return root
 
 
@@ -236,6 +242,7 @@ def test_a_chat_reads_the_same_conversation_as_the_template(model):
         (lambda m, f: m.generate("x", plan=Plan(tiers=(TierPlan(exit_layer=7),))), "6 layers"),
         (lambda m, f: m.generate("x", plan=Plan(stores=("contxt",))), "did you mean 'context'"),
         (lambda m, f: m.generate("x", plan=Plan(tiers=(TierPlan(draft=str(f / "foreign")),))), "another vocabulary"),
+        (lambda m, f: m.generate("x", plan=Plan(tiers=(TierPlan(draft=str(f / "swapped")),))), "another vocabulary"),
         (lambda m, f: m.generate("x", logit_bias={9999: 1.0}), "outside the model's vocabulary"),
         (lambda m, f: hierspec.load(f / "nothing"), "no model at"),
         (lambda m, f: hierspec.load(f / "target", dtype="int3"), "Unknown dtype"),

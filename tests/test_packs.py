@@ -17,7 +17,7 @@ from hierspec.checkpoints import load as loading
 from hierspec.checkpoints import packs
 from hierspec.checkpoints.eight_bits import from_eight_bits, in_eight_bits
 from hierspec.checkpoints.load import load_checkpoint
-from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, VOCABULARY, fingerprint, write_pack
+from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, VOCABULARY, fingerprint, write_pack
 from hierspec.models.branches import AdapterScorer
 from hierspec.models.scorer import ModelScorer
 from hierspec.testing.checkpoints import tiny_checkpoint
@@ -111,27 +111,35 @@ def test_a_pack_that_does_not_belong_is_refused_at_once(folders, copied, model, 
         (lambda f: damaged(f, EXITS), {"exit_layer": 1}, "its hash is not the one"),
         (lambda f: damaged(f, FEATURE), {"draft": "feature"}, "its hash is not the one"),
         (lambda f: (f / FEATURE).unlink(), {"draft": "feature"}, "cannot be read"),
+        (lambda f: damaged(f, SMALL), {"draft": "small"}, "its hash is not the one"),
+        (lambda f: (f / SMALL).write_bytes(b""), {"draft": "small"}, "its hash is not the one"),
+        (lambda f: damaged(f, VOCABULARY), {"exit_layer": 1}, "its hash is not the one"),
     ],
 )
 def test_a_damaged_file_is_told_when_it_is_needed(folders, copied, change, plan, told):
     change(copied)
     model = hierspec.load(folders / "target", backend="torch", pack=copied)
     assert model.generate("x", plan="plain", max_tokens=2).tokens
-    with pytest.raises(HierspecError, match=told):
+    with pytest.raises(HierspecError, match=told) as error:
         model.generate("x", plan=hierspec.Plan(tiers=(hierspec.TierPlan(**plan),)))
+    assert "\n" not in str(error.value)
+    assert "--pack none" in str(error.value)
 
 
 def test_a_foreign_vocabulary_and_a_wrong_shape_are_told(folders, copied):
     known = load_checkpoint(folders / "target", pack=copied).pack
     about = {"hidden": known.hidden, "vocabulary": known.vocabulary}
     feature = load_file(copied / FEATURE) | {"feature.fc.weight": torch.zeros(64, 64)}
-    files = {VOCABULARY: {"tokens": torch.tensor([1, 320], dtype=torch.int32)}, FEATURE: feature}
+    small = load_file(copied / SMALL) | {"small.norm.weight": torch.zeros(128)}
+    files = {VOCABULARY: {"tokens": torch.tensor([1, 320], dtype=torch.int32)}, FEATURE: feature, SMALL: small}
     write_pack(copied, known.model, known.target, files, **about)
     again = load_checkpoint(folders / "target", pack=copied)
     with pytest.raises(HierspecError, match="outside the model's vocabulary"):
         again.pack.draft_vocabulary()
     with pytest.raises(HierspecError, match=r"fc.weight should be \[64, 128\] and is \[64, 64\]"):
         again.pack.feature(again.config)
+    with pytest.raises(HierspecError, match=r"small.norm.weight should be \[64\] and is \[128\]"):
+        again.pack.small(again.config)
 
 
 @pytest.mark.parametrize(
