@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hierspec.bench.plot import Axis, Chart, Line
+from hierspec.plot import Axis, Chart, Line
 
 SPACE = "{http://www.w3.org/2000/svg}"
 numbers = st.floats(1e-3, 1e9)

@@ -10,20 +10,30 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
+import hierspec
 from hierspec.checkpoints.config import ARCHITECTURES
 from hierspec.checkpoints.load import load_checkpoint
-from hierspec.checkpoints.packs import layers_like, open_pack
+from hierspec.checkpoints.packs import EXITS, FEATURE, SMALL, fingerprint, layers_like, open_pack, write_pack
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
+from hierspec.prompts import BenchPrompt
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.text.tokenizer import Tokenizer
 from hierspec.train import recipes
 from hierspec.train.divergence import Judged
+from hierspec.train.examine import charts, examine, students_of
 from hierspec.train.loop import Course, Settings, fit
 from hierspec.train.material import Material, Wanted, gather_material
 from hierspec.train.measure import agreement
 from hierspec.train.network import Network
-from hierspec.train.students import ExitAdapter, FeatureDrafter, Frozen, draft_vocabulary, free_running
+from hierspec.train.students import (
+    ExitAdapter,
+    FeatureDrafter,
+    Frozen,
+    SmallModel,
+    draft_vocabulary,
+    free_running,
+)
 from hierspec.train.synthesise import Template, greedy_answers, synthesise
 
 
@@ -212,6 +222,34 @@ def test_every_recipe_writes_its_part_of_one_pack(material: Material, tmp_path: 
     assert delta["layers.0.self_attn.q_proj.weight.b"].dtype == torch.int8
     assert "small.layers.0.mlp.up_proj.weight" in load_file(folder / "small.safetensors")
     assert "Share of answer tokens" in (folder / "exits.md").read_text()
+
+
+def test_a_pack_is_measured_as_it_was_trained(material: Material, tmp_path: Path) -> None:
+    """What is read back from a pack guesses what the students did, but for 8 bits; shares are of the model's answers."""
+    folder, target = tmp_path / "pack", material.target
+    students = [ExitAdapter(target, 2), FeatureDrafter(target, 2, 2, (1,)), SmallModel(target, 1)]
+    config, names = material.checkpoint.config, (EXITS, FEATURE, SMALL)
+    write_pack(
+        folder, "x", fingerprint(config, material.checkpoint.weights),
+        {name: student.tensors() for name, student in zip(names, students, strict=True)},
+        hidden=config.hidden, vocabulary=config.vocabulary,
+    )  # fmt: skip
+    checkpoint = load_checkpoint(material.checkpoint.folder, pack=folder)
+    assert checkpoint.pack is not None
+    tokens = material.texts.tokens[:1, :32].long()
+    every = torch.arange(config.vocabulary)
+    with torch.no_grad():
+        _, before = Frozen(target, students, every).guesses(tokens)
+        _, after = Frozen(target, students_of(target, checkpoint.pack), every).guesses(tokens)
+    for name in ("exit 2", "step 1", "step 2", "small"):
+        torch.testing.assert_close(after[name], before[name], atol=0.15, rtol=0.1)
+    model = hierspec.load(material.checkpoint.folder, pack=folder)
+    prompts = [BenchPrompt("a", ("hello there",)), BenchPrompt("b", ("some text",))]
+    found = examine(model, checkpoint, prompts, max_tokens=12)
+    assert found["tokens"]["all"] == found["tokens"]["a"] + found["tokens"]["b"] > 0
+    assert set(found["agreement"]["a"]) >= {"exit 2", "step 1", "top 3 step 4", "small"}
+    assert all(0 <= share <= 1 for by_name in found["agreement"].values() for share in by_name.values())
+    assert "<svg" in charts(found["agreement"])["steps"].svg()
 
 
 def test_exits_beyond_the_depth_are_refused(material: Material, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ examples:
   hierspec train draft --kind feature --minutes 20 --output my-pack
   hierspec train draft --kind feature --depth 2 --taps 8,16,24 --output my-pack
   hierspec train skip --output skip.toml
+  hierspec train measure --prompts prompts.jsonl --limit 60
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hierspec.cli import train_skip
+from hierspec.cli import train_measure, train_skip
 from hierspec.cli.console import note, progress_bars
 from hierspec.core.errors import HierspecError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parts = parser.add_subparsers(dest="part", metavar="exits|draft|skip", required=True)
+    parts = parser.add_subparsers(dest="part", metavar="exits|draft|skip|measure", required=True)
     exits = parts.add_parser("exits", help="exits of the model: adapters beside it, or an early-exit variant of it")
     exits.add_argument("--recipe", choices=("adapters", "tuned"), default="adapters", help="default: adapters")
     exits.add_argument("--layers", default="", metavar="N,N", help="default: near 1/8 and 1/4 of the depth")
@@ -46,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description=train_skip.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     train_skip.add_arguments(skip)
+    measure = parts.add_parser(
+        "measure", help="how often a pack's exits and drafts agree with their model, by task",
+        description=train_measure.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    train_measure.add_arguments(measure)
     for part in (exits, draft):
         part.add_argument("model", nargs="?", metavar="MODEL", help="a folder, a GGUF file, a hub name (default model)")
         part.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="the pack, made or added to")
@@ -67,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.part == "skip":
         return train_skip.run(arguments)
+    if arguments.part == "measure":
+        return train_measure.run(arguments)
     from hierspec.prompts import read_prompts
     from hierspec.train import recipes
     from hierspec.train.loop import Settings

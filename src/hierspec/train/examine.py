@@ -1,0 +1,110 @@
+"""How often what a pack adds guesses what its model writes: on the model's own answers to prompts, by task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hierspec.checkpoints.load import Checkpoint
+from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, Pack
+from hierspec.core.errors import HierspecError
+from hierspec.language_model import LanguageModel
+from hierspec.plot import Axis, Chart, Line
+from hierspec.progress import Progress, silent
+from hierspec.prompts import BenchPrompt
+from hierspec.train.measure import agreement
+from hierspec.train.network import Network
+from hierspec.train.students import ExitAdapter, FeatureDrafter, Frozen, SmallModel
+from hierspec.train.synthesise import Texts
+
+_STEPS = 4  # of its own that a feature drafter is followed for
+
+Figures = dict[str, dict[str, float]]  # by task and over "all", then by who guessed
+
+
+def examine(
+    model: LanguageModel, checkpoint: Checkpoint, prompts: Sequence[BenchPrompt], max_tokens: int = 128,
+    progress: Progress = silent,
+) -> dict[str, Any]:  # fmt: skip
+    """`agreement` by task as `train.measure` counts it, and the tokens it was counted over.
+
+    Greedy answers of the model to the first turns. The checkpoint is the model's own, in float32; the parts of its pack
+    are read as they were stored, and run in float32 too.
+    """
+    pack = checkpoint.pack
+    if pack is None:
+        raise HierspecError(f"{model.name} has no pack to measure: give one (--pack FOLDER), or train one.")
+    target = Network(checkpoint.config, checkpoint.weights).frozen("cpu", torch.float32)
+    known = pack.draft_vocabulary()
+    vocabulary = torch.arange(checkpoint.config.vocabulary) if known is None else torch.from_numpy(known)
+    objective = Frozen(target, students_of(target, pack), vocabulary)
+    pairs = [(f"exit {low}", f"exit {high}") for low, high in pairwise(pack.exits())]
+    sums: Figures = {}
+    counts: dict[str, int] = {}
+    for done, prompt in enumerate(prompts):
+        progress("Measuring agreement", done, len(prompts))
+        begin = model.encode(prompt.turns[0])
+        answer = model.generate(begin, max_tokens=max_tokens).tokens
+        tokens = torch.tensor([[*begin, *answer]], dtype=torch.int32)
+        answers = torch.arange(tokens.shape[1])[None] >= len(begin)
+        # One text at a time: they are of all lengths.
+        found = agreement(objective, target.head, Texts(tokens, answers), [prompt.task], pairs)["all"]
+        for task in (prompt.task, "all"):
+            counts[task] = counts.get(task, 0) + len(answer)
+            by_name = sums.setdefault(task, {})
+            for name, share in found.items():
+                by_name[name] = by_name.get(name, 0.0) + share * len(answer)
+    progress("Measuring agreement", len(prompts), len(prompts))
+    shares = {
+        task: {name: round(hits / counts[task], 4) for name, hits in by_name.items()} for task, by_name in sums.items()
+    }
+    return {"agreement": shares, "tokens": counts}
+
+
+def students_of(target: Network, pack: Pack) -> list[nn.Module]:
+    """What a pack holds, as it was when it was trained."""
+    students: list[nn.Module] = []
+    exits = pack.read(EARLY_EXIT if pack.is_variant else EXITS) if pack.exits() else {}
+    students += [restored(ExitAdapter(target, layer), exits) for layer in pack.exits()]
+    if pack.has(FEATURE):
+        feature = pack.read(FEATURE)
+        taps = feature["feature.taps"].tolist() if "feature.taps" in feature else ()
+        students.append(restored(FeatureDrafter(target, _STEPS, _layers(feature, "feature"), taps), feature))
+    if pack.has(SMALL):
+        small = pack.read(SMALL)
+        students.append(restored(SmallModel(target, _layers(small, "small")), small))
+    return students
+
+
+def _layers(tensors: Mapping[str, Tensor], name: str) -> int:
+    return len({key.split(".")[2] for key in tensors if key.startswith(f"{name}.layers.")})
+
+
+def restored(student: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The student with these weights, which have the names that it gives its own."""
+    with torch.no_grad():
+        for name, own in student.tensors().items():  # type: ignore[operator]
+            own.copy_(tensors[name])
+    return student
+
+
+def charts(figures: Figures) -> dict[str, Chart]:
+    """Agreement by exit, and by step of the feature drafter, a line for each task."""
+    found = {}
+    for name, word, label in (("exits", "exit", "layers run"), ("steps", "step", "step of the drafter's own")):
+        lines = []
+        for task, by_name in sorted(figures.items()):
+            points = [
+                (float(key.split()[1]), 100 * share)
+                for key, share in by_name.items()
+                if key.startswith(f"{word} ") and len(key.split()) == 2
+            ]
+            lines.append(Line(task, points, dashed=task == "all"))
+        if lines and len(lines[0].points) > 1:
+            title = "Exits: agreement with the target" if name == "exits" else "Feature drafter: agreement by step"
+            found[name] = Chart(title, Axis(label), Axis("% of answer tokens"), lines, "best guess, by task")
+    return found
