@@ -170,6 +170,27 @@ def test_what_does_not_pay_is_left_out_and_tried_again():
     assert sum(policy.pays() for _ in range(100)) == 100
 
 
+def test_beside_better_guesses_there_is_no_drafting_but_a_look_now_and_then():
+    policy = learnt(0.6, 0.1)
+    for _ in range(100):  # passes over a draft and other guesses bring 2 tokens beyond the target's own, in 1.5 passes
+        policy.verified(block(OWN), [0, 1, 2], 1.5, beside=True)
+    assert policy.pays(instead=0.5)
+    assert sum(policy.pays(instead=1.9) for _ in range(160)) == 10
+    assert policy.pays()  # without other guesses as before
+
+
+def test_how_sure_a_draft_was_is_learnt():
+    """Of tokens written alike, those that were far ahead stand and the others do not: only the sure ones go on."""
+    policy, unsure, sure = UntilWorth(costs(1.0)), 0, 7
+    for number in range(600):
+        policy.at_least()
+        level = sure if number % 2 else unsure
+        policy.wrote(1, 0.3)
+        policy.verified([Written([(0, None)], "exit", OWN, level)], [0, 1] if level else [9], 1.3)
+    assert policy.go_on([Written([(0, None)], "exit", OWN, sure)])
+    assert not policy.go_on([Written([(0, None)], "exit", OWN, unsure)])
+
+
 # A simulation: three tiers that agree at given rates, costs as a formula says, nothing timed.
 
 

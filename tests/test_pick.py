@@ -308,3 +308,19 @@ def test_forbidding_every_token_is_told():
     ask = ask_for(Sampling(logit_bias=dict.fromkeys(range(VOCABULARY), -np.inf)), [1])
     with pytest.raises(HierspecError, match="logit_bias forbids every token"):
         pick.answer(ask, torch.zeros(1, VOCABULARY))
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("way", ["compiled", "torch"])
+def test_a_lead_is_that_of_the_best_over_the_second(seed, way, monkeypatch):
+    if way == "torch":
+        monkeypatch.setattr(pick, "answer_rows", None)
+    rng = random.Random(seed)
+    sampling = Sampling(temperature=rng.choice([0, 0.7]), seed=seed)
+    ask = make_ask(rng, sampling, candidates=rng.choice([1, 3]))
+    logits = torch.randn(1 + len(ask.proposal), VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
+    without, found = pick.answer(ask, logits), pick.answer(replace(ask, leads=True), logits)
+    assert without.leads is None
+    assert np.array_equal(found.picks[:, : ask.candidates], without.picks)
+    scores = pick.perturbed(logits, ask).sort(dim=1, descending=True).values
+    assert np.allclose(found.leads, (scores[:, 0] - scores[:, 1]).numpy(), atol=1e-3)

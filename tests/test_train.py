@@ -225,7 +225,7 @@ def test_every_recipe_writes_its_part_of_one_pack(material: Material, tmp_path: 
 
 
 def test_a_pack_is_measured_as_it_was_trained(material: Material, tmp_path: Path) -> None:
-    """What is read back from a pack guesses what the students did, but for 8 bits; shares are of the model's answers."""
+    """What is read back from a pack guesses what the students did, but for 8 bits; shares are of its answers."""
     folder, target = tmp_path / "pack", material.target
     students = [ExitAdapter(target, 2), FeatureDrafter(target, 2, 2, (1,)), SmallModel(target, 1)]
     config, names = material.checkpoint.config, (EXITS, FEATURE, SMALL)

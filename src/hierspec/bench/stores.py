@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.plot import Axis, Chart, Line
 from hierspec.core.hierarchy import Store
+from hierspec.plot import Axis, Chart, Line
 from hierspec.progress import Progress, silent
 from hierspec.stores.context import ContextStore
 
