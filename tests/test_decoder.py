@@ -171,10 +171,10 @@ def test_every_layer_runs_once_for_a_kept_position(tmp_path: Path):
     runs: dict[int, int] = {}
     plain_run = decoder.run
 
-    def counted(hidden, positions, spans, start, stop):
+    def counted(hidden, positions, spans, start, stop, kept):
         for layer in range(start, stop):
             runs[layer] = runs.get(layer, 0) + len(positions)
-        return plain_run(hidden, positions, spans, start, stop)
+        return plain_run(hidden, positions, spans, start, stop, kept)
 
     decoder.run = counted  # type: ignore[method-assign]
     staircase, tokens = new_staircase(decoder, boundaries=(1, 2)), random_tokens(30)

@@ -242,7 +242,7 @@ def test_a_pack_is_measured_as_it_was_trained(material: Material, tmp_path: Path
         _, before = Frozen(target, students, every).guesses(tokens)
         _, after = Frozen(target, students_of(target, checkpoint.pack), every).guesses(tokens)
     for name in ("exit 2", "step 1", "step 2", "small"):
-        torch.testing.assert_close(after[name], before[name], atol=0.15, rtol=0.1)
+        assert float(functional.cosine_similarity(after[name], before[name], dim=-1).min()) > 0.98
     model = hierspec.load(material.checkpoint.folder, pack=folder)
     prompts = [BenchPrompt("a", ("hello there",)), BenchPrompt("b", ("some text",))]
     found = examine(model, checkpoint, prompts, max_tokens=12)
