@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.prompts import BenchPrompt
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.text.tokenizer import Tokenizer
+from hierspec.train import examine as examining
 from hierspec.train import recipes
 from hierspec.train.divergence import Judged
 from hierspec.train.examine import charts, examine, students_of
@@ -297,9 +299,27 @@ def test_the_command_line_gives_every_draft_its_own_depth(
     monkeypatch.setattr("hierspec.train.material.gather_material", lambda *_: None)
     for name in ("train_feature", "train_small"):
         monkeypatch.setattr(recipes, name, noted)
+    monkeypatch.setattr(hierspec, "load", lambda *given, **options: None)
+    monkeypatch.setattr(examining, "step_costs", lambda model, kind: {"draft step ms": 1.0, "target pass ms": 2.0})
     common = ["train", "draft", "--output", str(tmp_path / "pack")]
     assert main(common) == main([*common, "--depth", "2", "--taps", "8,16"]) == main([*common, "--kind", "small"]) == 0
     assert seen == [(4, 1, []), (4, 2, [8, 16]), (4,)]
     capsys.readouterr()
     assert main([*common, "--taps", "8,x"]) != 0
     assert "--taps takes layer numbers separated by commas, not '8,x'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["feature", "small"])
+def test_training_a_draft_ends_with_its_agreement_and_its_cost(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(tiny_checkpoint(tmp_path / "model"))
+    (tmp_path / "ask.jsonl").write_text('{"task": "a", "turns": ["hello there"]}\n', encoding="utf-8")
+    sizes = ["--steps", "2", "--conversations", "8", "--length", "64", "--vocabulary", "64", "--batch", "4"]
+    sizes += ["--measure", str(tmp_path / "ask.jsonl")]
+    options = ["--kind", kind, "--depth", "1", "--device", "cpu", "--output", str(tmp_path / "pack")]
+    assert main(["train", "draft", model, *sizes, *options]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert ("step 4" if kind == "feature" else "small") in last["agreement"]["all"]
+    assert last["draft step ms"] > 0
+    assert last["target pass ms"] > 0

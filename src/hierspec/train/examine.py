@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hierspec.checkpoints.load import Checkpoint
 from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, Pack
 from hierspec.core.errors import HierspecError
+from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import LanguageModel
+from hierspec.models.scorer import StateScorer
+from hierspec.planner.costs import PassTimer
 from hierspec.plot import Axis, Chart, Line
 from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
@@ -22,6 +26,7 @@ from hierspec.train.students import ExitAdapter, FeatureDrafter, Frozen, SmallMo
 from hierspec.train.synthesise import Texts
 
 _STEPS = 4  # of its own that a feature drafter is followed for
+_CONTEXT, _RUNS = 64, 10  # tokens before a timed step; steps, of which the quickest counts
 
 Figures = dict[str, dict[str, float]]  # by task and over "all", then by who guessed
 
@@ -63,6 +68,18 @@ def examine(
         task: {name: round(hits / counts[task], 4) for name, hits in by_name.items()} for task, by_name in sums.items()
     }
     return {"agreement": shares, "tokens": counts}
+
+
+def step_costs(model: LanguageModel, draft: str) -> dict[str, float]:
+    """Milliseconds of one more token by the pack's draft (`feature` or `small`), and of a plain pass of the target."""
+    hierarchy = model.hierarchy(Plan(tiers=(TierPlan(draft=draft),)))
+    found = {}
+    for name, tier in zip(("target pass ms", "draft step ms"), hierarchy.tiers, strict=True):
+        assert isinstance(tier.scorer, StateScorer)
+        timer = PassTimer(tier.scorer, np.arange(_CONTEXT, dtype=np.int32) % model.config.vocabulary)
+        found[name] = round(1e3 * min(sum(timer.run(np.array([1], np.int32))) for _ in range(_RUNS)), 3)
+        timer.close()
+    return found
 
 
 def students_of(target: Network, pack: Pack) -> list[nn.Module]:
