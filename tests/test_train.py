@@ -263,6 +263,12 @@ def test_exits_beyond_the_depth_are_refused(material: Material, tmp_path: Path) 
         recipes.train_feature(material, tmp_path, Settings(steps=1), layers=5)
 
 
+@pytest.mark.parametrize(("drift", "rank"), [(0.0, 2), (0.05, 0)])
+def test_a_variant_must_be_able_to_move(material: Material, tmp_path: Path, drift: float, rank: int) -> None:
+    with pytest.raises(HierspecError, match="drift must be more than 0 and rank at least 1"):
+        recipes.train_tuned(material, [1, 2], tmp_path, Settings(steps=1), drift, rank)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -117,14 +117,10 @@ class Appraiser:
 
     def choose(self, proposals: Iterable[Proposal], budget: int, rate: float) -> Proposal:
         """The best of several proposals as one tree of at most `budget` nodes."""
-        return self._weighed(proposals, budget, rate)[1]
+        return self.weighed(proposals, budget, rate)[1]
 
-    def value(self, proposals: Iterable[Proposal], budget: int, rate: float) -> float:
-        """What `choose` would gain: tokens that should stand, less what the time they add is worth."""
-        return self._weighed(proposals, budget, rate)[0]
-
-    def _weighed(self, proposals: Iterable[Proposal], budget: int, rate: float) -> tuple[float, Proposal]:
-        """The value of the best tree, and the tree.
+    def weighed(self, proposals: Iterable[Proposal], budget: int, rate: float) -> tuple[float, Proposal]:
+        """The tree that `choose` gives, and before it what it should gain: tokens, less what its time is worth.
 
         A node earns its place while its chance to stand is worth more than the time that it adds to the pass, at
         `rate` tokens a second. Where several guess the same, the first one's chance counts: the better of two

@@ -159,8 +159,9 @@ class Hierarchy:
                 here = np.concatenate((context, np.array([one.token for one in written], np.int32)))
             before = _expected(request, level) if weighed else 0.0
             # The scorer adds a token of its own to what it accepts, so a guess fills at most one less than the room.
-            asked, block = yield from self._asked(level, here, room - len(written) - 1, request)
-            guess = _chosen(tier, asked, stats)
+            asked, block, guess = yield from self._asked(level, here, room - len(written) - 1, request)
+            if guess is None:
+                guess = _chosen(tier, asked, stats)
             laws = self.rule in BY_LAWS
             answer = yield Ask(
                 tier.scorer, here, guess, request, tier.candidates, laws, stats, leads=level > 0 and not laws
@@ -200,15 +201,16 @@ class Hierarchy:
 
     def _asked(
         self, level: int, here: np.ndarray, room: int, request: AnyRequest
-    ) -> Generator[Ask, Answer, tuple[list[Proposal], list[Written]]]:
+    ) -> Generator[Ask, Answer, tuple[list[Proposal], list[Written], Proposal | None]]:
         """What the tiers below and the tier's stores say comes next, at most `room` deep; drawn tokens come first.
 
-        With it what the tier below has written, as it stood there.
+        With it what the tier below has written, as it stood there, and the best tree where that was worked out already.
         """
         tier, stats = self.tiers[level], request.stats.tiers[level]
         asked: list[Proposal] = []
+        chosen: Proposal | None = None
         if room < 1:
-            return asked, []
+            return asked, [], chosen
         began = time.perf_counter()
         for store in tier.stores:
             found = request.stores[store.name].propose(here, tier.budget).cut(room)
@@ -221,19 +223,18 @@ class Hierarchy:
                 break
         stats.store_seconds += time.perf_counter() - began
         if level + 1 == len(self.tiers) or (asked and not tier.merge):
-            return asked, []
+            return asked, [], chosen
         below = self.tiers[level + 1]
         if below.policy is not None:
             instead = 0.0
             if asked and tier.appraiser is not None:
-                instead = tier.appraiser.value(
-                    asked, tier.budget, tier.appraiser.rate(stats.written, stats.expected_seconds)
-                )
+                rate = tier.appraiser.rate(stats.written, stats.expected_seconds)
+                instead, chosen = tier.appraiser.weighed(asked, tier.budget, rate)
             if not below.policy.pays(instead):
-                return asked, []
+                return asked, [], chosen
         block = yield from self.extend(level + 1, here, min(below.gather, room), room, request)
         handed = _handed_up(block, below.scorer.name)
-        return [handed.first(tier.budget), *asked], block
+        return [handed.first(tier.budget), *asked], block, None
 
 
 def _expected(request: AnyRequest, level: int) -> float:

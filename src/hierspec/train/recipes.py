@@ -79,6 +79,8 @@ def train_tuned(
 ) -> Result:  # fmt: skip
     """The low-rank change of an early-exit variant. `text` is rows that nobody trained on, for its perplexity."""
     _check_exits(layers, material)
+    if drift <= 0 or rank < 1:
+        raise HierspecError(f"drift must be more than 0 and rank at least 1, not {drift} and {rank}.")
     checkpoint, target = material.checkpoint, material.target
     device, dtype = target.embedding.device, target.embedding.dtype
     copied = Network(checkpoint.config, checkpoint.weights).frozen(device, dtype)
