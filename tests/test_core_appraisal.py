@@ -151,3 +151,25 @@ def test_what_is_written_stays_the_same_and_dear_guesses_are_dropped(rule):
     narrow = run(Tier(scorer, 1, (store,), 7, appraiser=dear), 0.0)
     assert wide.output == narrow.output == plain.output
     assert sum(narrow.stats.tiers[0].proposed.values()) < sum(wide.stats.tiers[0].proposed.values()) / 4
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=3, max_size=6), st.integers(1, 20), st.integers(1, 40))
+def test_requests_side_by_side_share_a_pass(steps, requests, rows):
+    """A share is an equal part of the wide pass, at the widths that guesses have."""
+    widths = [1, 2, 4, 8, 16, 32][: len(steps)]
+    costs = Costs(widths, np.cumsum(steps).tolist())
+    shared = costs.shared(requests)
+    if rows <= 8 or rows in widths:
+        assert shared.seconds(rows) == pytest.approx(costs.seconds(requests * rows) / requests)
+    assert shared.seconds(rows) <= shared.seconds(rows + 1) + 1e-12
+    assert costs.shared(1) is costs
+
+
+def test_a_full_batch_guesses_less():
+    costs = Costs((1, 8, 64), (1.0, 1.0, 8.0))  # eight rows for the price of one, then a price for each
+    appraiser = Appraiser(costs, table({"store": 0.7}))
+    guess = Proposal.chain([1, 2, 3, 4], "store")
+    sizes = [len(appraiser.choose([guess], 7, appraiser.rate(0, 0.0, n), n)) for n in (1, 2, 4, 8, 16)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == 4
+    assert sizes[-1] == 0

@@ -32,9 +32,9 @@ class Counting(Appraiser):
 
     left_out = 0
 
-    def choose(self, proposals: Iterable[Proposal], budget: int, rate: float) -> Proposal:
+    def choose(self, proposals: Iterable[Proposal], budget: int, rate: float, requests: int = 1) -> Proposal:
         given = list(proposals)
-        found = super().choose(given, budget, rate)
+        found = super().choose(given, budget, rate, requests)
         Counting.left_out += any(len(proposal) > len(found) for proposal in given)
         return found
 
@@ -73,9 +73,11 @@ def test_ladders_of_four(
     for kind in (UntilWorth, UntilCorrection):
         honest = kind.go_on
 
-        def watched(self: UntilWorth, block: list[Written], honest: Callable[..., bool] = honest) -> bool:
+        def watched(
+            self: UntilWorth, block: list[Written], requests: int = 1, honest: Callable[..., bool] = honest
+        ) -> bool:
             nonlocal ended
-            found = honest(self, block)
+            found = honest(self, block, requests)
             ended += bool(block) and not found
             return found
 

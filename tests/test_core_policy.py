@@ -122,7 +122,7 @@ def test_the_hierarchy_knows_how_each_token_came_about():
     seen: list[list[int]] = []
 
     class Watching(UntilCorrection):
-        def go_on(self, block):
+        def go_on(self, block, requests=1):
             seen.append([one.how for one in block])
             return True
 
@@ -258,3 +258,31 @@ def test_a_bad_exit_costs_little():
     rates, prices = (Rates(0.03, 0.03),), [costs(1.0, 0.05), costs(0.4)]
     assert cost_per_token(rates, prices, [4], "count") > 2.0
     assert cost_per_token(rates, prices, [4], "worth") < 1.12
+
+
+def test_a_batch_that_fills_the_machine_drafts_nothing():
+    """Alone a wider pass is free, and drafting pays; sixteen side by side pay for every row, and it does not."""
+    costs = Costs((1, 8, 9, 128), (1.0, 1.0, 1.1, 13.0))
+    policy = UntilWorth(costs)
+    for trial in range(400):
+        policy.at_least()
+        policy.wrote(1, 0.1)
+        policy.verified(block(OWN), [0, 1] if trial % 10 < 6 else [9], 1.1)  # 6 of 10 stand
+    assert policy.pays()
+    assert policy.go_on(block())
+    assert not policy.go_on(block(), requests=16)
+    assert sum(policy.pays(requests=16) for _ in range(100)) <= 2  # but for a look now and then
+    assert policy.go_on(block())  # and alone again it goes on at once
+
+
+def test_seconds_under_load_are_those_of_requests_alone():
+    """Of two policies one learns alone, one among eight whose shared passes cost an eighth each: they decide alike."""
+    costs = Costs((1, 64), (1.0, 1.0))
+    alone, among = UntilWorth(costs), UntilWorth(costs)
+    for trial in range(200):
+        written = [0, 1] if trial % 2 else [9]
+        for policy, requests in ((alone, 1), (among, 8)):
+            policy.wrote(1, 0.2 / requests, requests)
+            policy.verified(block(OWN), written, 1.2 / requests, requests=requests)
+    assert alone._rate() == pytest.approx(among._rate())
+    assert alone._extra(0) == pytest.approx(among._extra(0))

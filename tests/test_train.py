@@ -14,7 +14,16 @@ from torch.nn import functional
 import hierspec
 from hierspec.checkpoints.config import ARCHITECTURES
 from hierspec.checkpoints.load import load_checkpoint
-from hierspec.checkpoints.packs import EXITS, FEATURE, SMALL, fingerprint, layers_like, open_pack, write_pack
+from hierspec.checkpoints.packs import (
+    EARLY_EXIT,
+    EXITS,
+    FEATURE,
+    SMALL,
+    fingerprint,
+    layers_like,
+    open_pack,
+    write_pack,
+)
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
 from hierspec.prompts import BenchPrompt
@@ -208,22 +217,51 @@ def test_every_recipe_writes_its_part_of_one_pack(material: Material, tmp_path: 
     recipes.train_exits(material, [1, 2], folder, settings)
     recipes.train_feature(material, folder, settings, steps=2, layers=2, taps=(1, 3))
     recipes.train_small(material, folder, settings, layers=1)
-    result = recipes.train_tuned(material, [1, 2], folder, settings, rank=2, text=material.held_back.tokens)
-    assert set(result.figures["all"]) >= {"exit 1", "exit 2", "exit 1 with exit 2", "top 3 exit 1"}
-    assert set(result.more) == {"perplexity before", "perplexity after"}
     checkpoint = material.checkpoint
+    begin = open_pack(folder, checkpoint.config, checkpoint.weights)
+    result = recipes.train_tuned(
+        material, [1, 2], folder, settings, rank=2, norms=[3], begin=begin, text=material.held_back.tokens
+    )
+    assert set(result.figures["all"]) >= {"exit 1", "exit 3", "exit 1 with exit 2", "exit 2 with exit 3"}
+    assert set(result.more) == {"perplexity before", "perplexity after"}
     pack = open_pack(folder, checkpoint.config, checkpoint.weights)
     assert pack.exits() == (1, 2)
     feature = pack.feature(checkpoint.config)
     assert (feature.fc.shape, feature.taps, feature.config.layers) == ((64, 128), (1, 3), 2)
     variant = pack.early_exit()
-    assert variant.exits() == (1, 2)
+    assert (variant.exits(), variant.exits_with_norm(), pack.exits_with_norm()) == ((1, 2), (3,), ())
+    own = variant.exit_norm(3)
+    assert own is not None
+    assert own.shape == (64,)
+    assert variant.exit_norm(1) is None
     assert variant.adapter(1, checkpoint.config).norm is not None
     delta = load_file(folder / "early-exit.safetensors")
     assert delta["layers.0.self_attn.q_proj.weight.a"].shape == (2, 64)
     assert delta["layers.0.self_attn.q_proj.weight.b"].dtype == torch.int8
     assert "small.layers.0.mlp.up_proj.weight" in load_file(folder / "small.safetensors")
     assert "Share of answer tokens" in (folder / "exits.md").read_text()
+
+
+def test_adapters_go_on_from_a_pack(material: Material, tmp_path: Path) -> None:
+    """One step at a rate of next to nothing leaves them where the pack had them; exit 3, which it has not, is new."""
+    recipes.train_exits(material, [1, 2], tmp_path / "first", Settings(steps=6, batch=4, rate=1e-2))
+    checkpoint = material.checkpoint
+    begin = open_pack(tmp_path / "first", checkpoint.config, checkpoint.weights)
+    still = Settings(steps=1, batch=2, rate=1e-9)
+    recipes.train_exits(material, [1, 3], tmp_path / "second", still, begin)
+    recipes.train_tuned(material, [1, 3], tmp_path / "third", still, rank=2, begin=begin)
+    had = begin.read(EXITS)
+    for folder, file in (("second", EXITS), ("third", EARLY_EXIT)):
+        found = open_pack(tmp_path / folder, checkpoint.config, checkpoint.weights).read(file)
+        name = "exit.1.layer.mlp.up_proj.weight"
+        torch.testing.assert_close(found[name], had[name], atol=2e-3, rtol=0)
+        assert not torch.equal(had[name], had["exit.2.layer.mlp.up_proj.weight"])
+        assert f"exit.3.{name.removeprefix('exit.1.')}" in found
+
+
+def test_an_exit_has_an_adapter_or_a_norm(material: Material, tmp_path: Path) -> None:
+    with pytest.raises(HierspecError, match="Exit 2 cannot have both an adapter and a norm only"):
+        recipes.train_tuned(material, [1, 2], tmp_path, Settings(steps=1), norms=[2, 3])
 
 
 def test_a_pack_is_measured_as_it_was_trained(material: Material, tmp_path: Path) -> None:

@@ -149,6 +149,11 @@ class Pack:
             )
         return tokens.astype(np.int32)
 
+    def exits_with_norm(self) -> tuple[int, ...]:
+        """Exits of the early-exit variant that have a norm of their own and no adapter."""
+        known = {int(name.split(".")[1]) for name in self._exit_norms} if self.is_variant else set()
+        return tuple(sorted(known - set(self.exits())))
+
     def exit_norm(self, exit_layer: int) -> Tensor | None:
         """The norm that an exit of the early-exit variant has in place of the last one, where it has no adapter."""
         if not self.is_variant or exit_layer in self.exits():

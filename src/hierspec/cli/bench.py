@@ -11,6 +11,7 @@ examples:
   hierspec bench --store-times --output stores.json
   hierspec bench --store-soak --output soak.json
   hierspec bench --synthetic --rates token --limit 8 --max-tokens 128
+  hierspec bench default-ee --exits 2,4,8,12 --prompts prompts.jsonl --limit 12 --output exits.json
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hierspec.paths import whole_file
 
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
+    from hierspec.prompts import BenchPrompt
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rates", choices=("block", "token"), default="block",
         help="synthetic: what the paper's rates are shares of (all drafted tokens, or those whose predecessors stood)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--exits", default="", metavar="N,N,…",
+        help="every pair of these exits as draft and verifier, and each alone, beside what the formula predicts",
     )  # fmt: skip
     parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
     parser.add_argument("--plans", default="lookup", help="plans or TOML files, separated by commas (default: lookup)")
@@ -87,6 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
         prompts = spread(prompts, arguments.limit)
     batches = _batches(arguments.batch)
     model = options.load_model(arguments)
+    if arguments.exits:
+        return _exits(arguments, model, prompts)
     plans = {name: model.plan(name) for name in arguments.plans.split(",") if name}
     for plan in plans.values():
         model.hierarchy(plan)  # a plan that cannot run is told before anything is measured
@@ -219,6 +227,37 @@ def _synthetic(arguments: argparse.Namespace) -> int:
         for pair, measured in result["setting"]["measured"].items():
             formula, paper = (result["setting"][which].get(pair, "-") for which in ("formula", "paper"))
             note(f"{pair}: measured {measured}x, the formula {formula}, the paper {paper}")
+    hand_out(result, arguments.output)
+    return 1 if any(plan["identical"] + plan["ties"] < plan["prompts"] for plan in result["plans"].values()) else 0
+
+
+def _exits(arguments: argparse.Namespace, model: LanguageModel, prompts: list[BenchPrompt]) -> int:
+    import torch
+
+    from hierspec.bench import exits
+    from hierspec.bench.report import document
+    from hierspec.bench.run import run_plans
+    from hierspec.checkpoints.load import load_checkpoint
+    from hierspec.train.examine import examine
+
+    sampling = options.chosen_sampling(arguments)
+    layers = options.numbers("--exits", arguments.exits)
+    exits.check_exits(layers, model.config.layers)
+    with progress_bars() as progress:
+        checkpoint = load_checkpoint(arguments.model, torch.float32, progress, arguments.pack)
+        agreement = examine(model, checkpoint, prompts, sampling.max_tokens, progress, layers)["agreement"]["all"]
+        plans, predicted = exits.exit_plans(model, layers, agreement, progress)
+        found = run_plans(model, prompts, plans, sampling, (), progress)
+    result = document(found, [], _about(model) | {"temperature": sampling.temperature,
+                      "max_tokens": sampling.max_tokens, "prompts": arguments.prompts.name})  # fmt: skip
+    result["agreement"], result["exits"] = agreement, exits.side_by_side(result, plans, predicted)
+    if not arguments.json:
+        for row in result["exits"]:
+            verifier = f"verifier {row['verifier']}" if row["verifier"] else f"alone, {row['gather'][0]} tokens"
+            note(f"draft {row['draft']}, {verifier}: {row['measured']}x, the formula {row['formula']}x")
+    if arguments.output is not None:
+        with whole_file(arguments.output.with_suffix(".svg")) as temporary:
+            temporary.write_text(exits.chart(result["exits"]).svg(), encoding="utf-8")
     hand_out(result, arguments.output)
     return 1 if any(plan["identical"] + plan["ties"] < plan["prompts"] for plan in result["plans"].values()) else 0
 

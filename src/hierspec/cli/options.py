@@ -128,3 +128,11 @@ def parse_size(text: str) -> int:
     if not match:
         raise HierspecError(f"{text!r} is not a size; write it like 500M or 4G.")
     return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Layer numbers that an option was given, separated by commas."""
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise HierspecError(f"{option} takes layer numbers separated by commas, not {text!r}.") from None

@@ -6,7 +6,7 @@ goes on where it was.
 
 examples:
   hierspec train exits --layers 4,8 --minutes 20 --output my-pack
-  hierspec train exits --recipe tuned --layers 4,8 --text books/*.txt --output my-pack
+  hierspec train exits --recipe tuned --layers 4,8 --begin my-pack --text books/*.txt --output my-pack
   hierspec train draft --kind feature --minutes 20 --output my-pack
   hierspec train draft --kind feature --depth 2 --taps 8,16,24 --output my-pack
   hierspec train skip --output skip.toml
@@ -20,9 +20,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hierspec.cli import train_measure, train_skip
+from hierspec.cli import options, train_measure, train_skip
 from hierspec.cli.console import note, progress_bars
-from hierspec.core.errors import HierspecError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +30,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     exits.add_argument("--recipe", choices=("adapters", "tuned"), default="adapters", help="default: adapters")
     exits.add_argument("--layers", default="", metavar="N,N", help="default: near 1/8 and 1/4 of the depth")
     exits.add_argument(
-        "--drift", type=float, default=0.05, help="tuned: nats a token it may move from the original (0.05)"
+        "--drift", type=float, default=0.075, help="tuned: nats a token it may move from the original (0.075)"
     )
-    exits.add_argument("--rank", type=int, default=32, help="tuned: of the change (default 32)")
+    exits.add_argument(
+        "--rank", type=int, default=128, help="tuned: of the change before the first exit (128); less behind it"
+    )
+    exits.add_argument(
+        "--norm-layers", default="", metavar="N,N", help="tuned: more exits, each with a norm only (default none)"
+    )
+    exits.add_argument(
+        "--begin", type=Path, metavar="PACK", help="adapters begin as they are in this pack (default: as layers)"
+    )
     draft = parts.add_parser("draft", help="a draft that shares the model's embeddings and head")
     draft.add_argument("--kind", choices=("feature", "small"), default="feature", help="default: feature")
     draft.add_argument("--steps-ahead", type=int, default=4, metavar="N", help="feature: own steps trained on (4)")
@@ -75,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         return train_skip.run(arguments)
     if arguments.part == "measure":
         return train_measure.run(arguments)
+    from hierspec.checkpoints.packs import open_pack
     from hierspec.prompts import read_prompts
     from hierspec.train import recipes
     from hierspec.train.loop import Settings
@@ -82,8 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.train.measure import table
 
     # Before anything is written or read: a slip of the pen should not wait for it.
-    chosen = _numbers("--layers", arguments.layers) if arguments.part == "exits" else []
-    taps = _numbers("--taps", arguments.taps) if arguments.part == "draft" else []
+    chosen = options.numbers("--layers", arguments.layers) if arguments.part == "exits" else []
+    norms = options.numbers("--norm-layers", arguments.norm_layers) if arguments.part == "exits" else []
+    taps = options.numbers("--taps", arguments.taps) if arguments.part == "draft" else []
     given = [prompt.turns[0] for prompt in read_prompts(arguments.prompts)] if arguments.prompts else []
     measured = read_prompts(arguments.measure) if arguments.measure else []
     tuned = arguments.part == "exits" and arguments.recipe == "tuned"
@@ -110,15 +119,18 @@ def run(arguments: argparse.Namespace) -> int:
             depth = 4 if arguments.depth is None else arguments.depth
             result = recipes.train_small(material, arguments.output, settings, depth, **common)
         else:
-            layers = chosen or _usual_exits(material.checkpoint.config.layers)
+            checkpoint = material.checkpoint
+            layers = chosen or _usual_exits(checkpoint.config.layers)
+            begin = arguments.begin and open_pack(arguments.begin, checkpoint.config, checkpoint.weights)
             if tuned:
                 held = arguments.held_text
                 text = text_rows(material.tokenizer, held, arguments.length, progress) if held else None
                 result = recipes.train_tuned(
-                    material, layers, arguments.output, settings, arguments.drift, arguments.rank, text, **common
-                )
+                    material, layers, arguments.output, settings, arguments.drift, arguments.rank, norms, begin, text,
+                    **common,
+                )  # fmt: skip
             else:
-                result = recipes.train_exits(material, layers, arguments.output, settings, **common)
+                result = recipes.train_exits(material, layers, arguments.output, settings, begin, **common)
     note(table(result.figures))
     for what, value in result.more.items():
         note(f"{what}: {value:.2f}")
@@ -145,10 +157,3 @@ def _say(step: int, loss: float, figures: dict[str, float]) -> None:
 
 def _usual_exits(depth: int) -> list[int]:
     return sorted({max(1, round(depth / 8)), max(1, round(depth / 4))})
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")] if text else []
-    except ValueError:
-        raise HierspecError(f"{option} takes layer numbers separated by commas, not {text!r}.") from None

@@ -73,16 +73,31 @@ class Costs:
     def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
         self.rows, self.measured = tuple(rows), tuple(seconds)
         rising = np.maximum.accumulate(seconds)  # a wider pass is never really cheaper
-        slope = (rising[-1] - rising[0]) / max(1, rows[-1] - rows[0])
+        self._slope = float(rising[-1] - rising[0]) / max(1, rows[-1] - rows[0])
         widths = np.arange(4 * rows[-1] + 1)
         inside = np.interp(widths, rows, rising)
         self._seconds: list[float] = np.where(
-            widths > rows[-1], rising[-1] + slope * (widths - rows[-1]), inside
+            widths > rows[-1], rising[-1] + self._slope * (widths - rows[-1]), inside
         ).tolist()
         self._least_steps: list[float] = np.minimum.accumulate(np.diff(self._seconds[1:])).tolist()
+        self._shared: dict[int, Costs] = {1: self}
 
     def seconds(self, rows: int) -> float:
-        return self._seconds[min(rows, len(self._seconds) - 1)]
+        if rows < len(self._seconds):
+            return self._seconds[rows]
+        return self._seconds[-1] + self._slope * (rows - len(self._seconds) + 1)
+
+    def shared(self, requests: int) -> Costs:
+        """What falls to each of so many requests whose passes, all of one width, are run as one.
+
+        Where width is nearly free it is less than the pass alone. Where a batch fills the machine a row costs what it
+        costs anybody, and a guess must be nearly certain to be worth it.
+        """
+        if requests not in self._shared:
+            # By single rows where guesses begin, so that no kink of the wide pass is lost.
+            rows = sorted({*range(1, 9), *self.rows})
+            self._shared[requests] = Costs(rows, [self.seconds(requests * count) / requests for count in rows])
+        return self._shared[requests]
 
     def least_step(self, nodes: int) -> float:
         """The least that one of up to `nodes` nodes adds to a pass."""
@@ -91,35 +106,42 @@ class Costs:
 
 @dataclass
 class Appraiser:
-    """Chooses what a tier's scorer is asked to verify. Shared by all requests of a model."""
+    """Chooses what a tier's scorer is asked to verify. Shared by all requests of a model.
+
+    `requests` is how many are run side by side: they share the time of a pass.
+    """
 
     costs: Costs
     chances: Chances = field(default_factory=Chances)
     written: float = 0.0  # tokens over all requests, older ones fading,
     seconds: float = 0.0  # and what their passes should have taken
 
-    def learn(self, asked: Iterable[Proposal], written: Sequence[int], nodes: int) -> None:
+    def learn(self, asked: Iterable[Proposal], written: Sequence[int], nodes: int, requests: int = 1) -> None:
         """What came of a pass over `nodes` nodes: the tokens in place of what was proposed."""
         for proposal in asked:
             self.chances.learn(proposal, written)
         self.written = _FADING_PASSES * self.written + len(written)
-        self.seconds = _FADING_PASSES * self.seconds + self.costs.seconds(1 + nodes)
+        costs = self.costs.shared(requests)
+        relative = costs.seconds(1 + nodes) / costs.seconds(1)  # whatever the load, so that loads may change
+        self.seconds = _FADING_PASSES * self.seconds + relative * self.costs.seconds(1)
 
-    def rate(self, written: int, seconds: float) -> float:
+    def rate(self, written: int, seconds: float, requests: int = 1) -> float:
         """Tokens a second that a request may expect: its own so far, beginning at that of those before it.
 
         Time is worth what could have been written in it; whoever counts it at the rate of plain decoding guesses
         too much.
         """
-        alone = self.costs.seconds(1)
+        alone, plain = self.costs.seconds(1), self.costs.shared(requests).seconds(1)
         usual = (self.written + 1) / (self.seconds + alone) * alone  # tokens in the time of a plain pass
-        return (written + _USUAL_PASSES * usual) / (seconds + _USUAL_PASSES * alone)
+        return (written + _USUAL_PASSES * usual) / (seconds + _USUAL_PASSES * plain)
 
-    def choose(self, proposals: Iterable[Proposal], budget: int, rate: float) -> Proposal:
+    def choose(self, proposals: Iterable[Proposal], budget: int, rate: float, requests: int = 1) -> Proposal:
         """The best of several proposals as one tree of at most `budget` nodes."""
-        return self.weighed(proposals, budget, rate)[1]
+        return self.weighed(proposals, budget, rate, requests)[1]
 
-    def weighed(self, proposals: Iterable[Proposal], budget: int, rate: float) -> tuple[float, Proposal]:
+    def weighed(
+        self, proposals: Iterable[Proposal], budget: int, rate: float, requests: int = 1
+    ) -> tuple[float, Proposal]:
         """The tree that `choose` gives, and before it what it should gain: tokens, less what its time is worth.
 
         A node earns its place while its chance to stand is worth more than the time that it adds to the pass, at
@@ -127,7 +149,8 @@ class Appraiser:
         estimates is too often the luckier one. Drawn tokens always stay, and first: dropping one for its value would
         bend the law.
         """
-        least = rate * self.costs.least_step(budget)  # no tree is better for a node of a smaller chance than this
+        costs = self.costs.shared(requests)
+        least = rate * costs.least_step(budget)  # no tree is better for a node of a smaller chance than this
         nodes: list[tuple[int, int, str, Law | None, int]] = []  # as in a proposal
         chances: list[float] = []  # of the whole path to a node
         depths: list[int] = []
@@ -159,7 +182,7 @@ class Appraiser:
         if drawn:
             order.sort(key=lambda node: nodes[node][3] is None)  # otherwise the order stays
         kept, best, gain = 0, 0.0, 0.0
-        seconds = self.costs.seconds
+        seconds = costs.seconds
         alone = seconds(1)
         for count, node in enumerate(order[:budget], 1):
             gain += chances[node]

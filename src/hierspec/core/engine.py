@@ -61,6 +61,7 @@ class Request:
         self.ended: str | None = None
         self.error: HierspecError | None = None
         self.stats = hierarchy.new_stats()
+        self.side_by_side = 1
         self.stores: dict[str, Store] = {}
         for tier in hierarchy.tiers:
             for store in tier.stores:
@@ -140,6 +141,9 @@ class Engine:
 
     def step(self) -> list[tuple[Request, Step]]:
         steps: list[tuple[Request, Step]] = []
+        running = [*self._fresh, *(request for request, _ in self._asking if request.ended is None)]
+        for request in running:
+            request.side_by_side = len(running)
         for request in self._fresh:
             self._go_on(request, None, steps)
         self._fresh = []

@@ -33,6 +33,7 @@ class AnyRequest(Protocol):
     stop_ids: frozenset[int]
     stats: Stats
     stores: dict[str, Store]  # by name, as this request sees them
+    side_by_side: int  # requests that are run together now, this one included
 
 
 class Scorer(Protocol):
@@ -97,10 +98,10 @@ class Tier:
     policy: Policy | None = None  # may hand up before `gather` tokens, or have nothing drafted; None: never
     costs: Costs | None = None  # of this tier's passes, where something weighs time; default: the appraiser's
 
-    def seconds(self, nodes: int) -> float:
-        """What a pass over so many nodes should take; 0 where nobody asked for costs."""
+    def seconds(self, nodes: int, requests: int = 1) -> float:
+        """What a pass over so many nodes should take each of so many requests; 0 where nobody asked for costs."""
         costs = self.costs or (self.appraiser.costs if self.appraiser is not None else None)
-        return 0.0 if costs is None else costs.seconds(1 + nodes)
+        return 0.0 if costs is None else costs.shared(requests).seconds(1 + nodes)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -161,7 +162,7 @@ class Hierarchy:
             # The scorer adds a token of its own to what it accepts, so a guess fills at most one less than the room.
             asked, block, guess = yield from self._asked(level, here, room - len(written) - 1, request)
             if guess is None:
-                guess = _chosen(tier, asked, stats)
+                guess = _chosen(tier, asked, stats, request.side_by_side)
             laws = self.rule in BY_LAWS
             answer = yield Ask(
                 tier.scorer, here, guess, request, tier.candidates, laws, stats, leads=level > 0 and not laws
@@ -184,19 +185,19 @@ class Hierarchy:
                 found, how = verdict.written[len(accepted)], CORRECTED if row - 1 in guess.parents else OWN
                 written.append(Written(found, tier.scorer.name, how, _sure(answer, row, found) if level else 0))
             stats.count(guess, accepted, len(tokens))
-            stats.expected_seconds += tier.seconds(len(guess))
+            stats.expected_seconds += tier.seconds(len(guess), request.side_by_side)
             if tier.appraiser is not None:
-                tier.appraiser.learn(asked, tokens, len(guess))
+                tier.appraiser.learn(asked, tokens, len(guess), request.side_by_side)
             if weighed:
                 seconds = _expected(request, level) - before
                 if below is not None:
-                    below.verified(block, tokens, seconds, beside=len(asked) > 1)
+                    below.verified(block, tokens, seconds, len(asked) > 1, request.side_by_side)
                 if policy is not None:
-                    policy.wrote(len(tokens), seconds)
+                    policy.wrote(len(tokens), seconds, request.side_by_side)
             if stopped or len(written) >= gather:
                 return written
             # Decided from what is written, before the next token is drawn: so no law is bent (METHODS 5.1).
-            if policy is not None and len(written) >= at_least and not policy.go_on(written):
+            if policy is not None and len(written) >= at_least and not policy.go_on(written, request.side_by_side):
                 return written
 
     def _asked(
@@ -228,9 +229,9 @@ class Hierarchy:
         if below.policy is not None:
             instead = 0.0
             if asked and tier.appraiser is not None:
-                rate = tier.appraiser.rate(stats.written, stats.expected_seconds)
-                instead, chosen = tier.appraiser.weighed(asked, tier.budget, rate)
-            if not below.policy.pays(instead):
+                rate = tier.appraiser.rate(stats.written, stats.expected_seconds, request.side_by_side)
+                instead, chosen = tier.appraiser.weighed(asked, tier.budget, rate, request.side_by_side)
+            if not below.policy.pays(instead, request.side_by_side):
                 return asked, [], chosen
         block = yield from self.extend(level + 1, here, min(below.gather, room), room, request)
         handed = _handed_up(block, below.scorer.name)
@@ -242,14 +243,15 @@ def _expected(request: AnyRequest, level: int) -> float:
     return sum(tier.expected_seconds for tier in request.stats.tiers[level:])
 
 
-def _chosen(tier: Tier, asked: list[Proposal], stats: TierStats) -> Proposal:
+def _chosen(tier: Tier, asked: list[Proposal], stats: TierStats, requests: int) -> Proposal:
     """One tree of all that was proposed: as much as the budget holds, or as is worth its time."""
     if tier.appraiser is None:
         together = NOTHING
         for proposal in asked:
             together = together.merge(proposal, tier.budget)
         return together
-    return tier.appraiser.choose(asked, tier.budget, tier.appraiser.rate(stats.written, stats.expected_seconds))
+    rate = tier.appraiser.rate(stats.written, stats.expected_seconds, requests)
+    return tier.appraiser.choose(asked, tier.budget, rate, requests)
 
 
 def _own_tokens(answer: Answer) -> np.ndarray:

@@ -110,7 +110,7 @@ class Plan:
                 "TOML file."
             )
         plan = NAMED[name](layers)
-        if name == "layerskip" and early_exit is not None:
+        if name.startswith("layerskip") and early_exit is not None:
             return replace(plan, tiers=(replace(plan.tiers[0], exit_layer=early_exit),))
         return plan
 
@@ -162,6 +162,9 @@ NAMED = {
         )
     ),
     # The same exits; how many tokens they gather follows what was learnt and measured.
+    "layerskip+": lambda layers: Plan(
+        budget=12, adapt=True, tiers=(TierPlan(exit_layer=max(1, round(layers / 8)), gather=8, until="worth"),)
+    ),
     "hispec+": lambda layers: Plan(
         budget=12,
         tiers=(

@@ -24,7 +24,7 @@ _DOUBT = 8.0  # rounds that a depth must have seen to weigh as much as all depth
 _FADING_PASSES = 0.99  # what a pass counts for after the next
 _FADING_ROUNDS = 256.0  # rounds after which older ones count half
 _LOOK = 16  # one in so many times there is drafting beside other guesses, however good they are
-_PROBE = 40.0  # where drafting does not pay: time without it for each second of trying again
+_PROBE = 64.0  # where drafting does not pay: time without it for each second of trying again
 
 
 class Written(NamedTuple):
@@ -47,22 +47,25 @@ class Written(NamedTuple):
 
 
 class Policy(Protocol):
-    """Ends a tier's blocks before they have `gather` tokens. Shared by all requests of a model."""
+    """Ends a tier's blocks before they have `gather` tokens. Shared by all requests of a model; `requests` is how many
+    are run side by side now, which share the time of a pass."""
 
-    def pays(self, instead: float = 0.0) -> bool:
+    def pays(self, instead: float = 0.0, requests: int = 1) -> bool:
         """Whether the tier above should have anything drafted now, or run a pass without. `instead` is what that pass
         should bring by other guesses: tokens, less what its time is worth."""
 
     def at_least(self) -> int:
         """Tokens that the block which begins now should have in any case."""
 
-    def go_on(self, block: Sequence[Written]) -> bool:
+    def go_on(self, block: Sequence[Written], requests: int = 1) -> bool:
         """Whether a block that is not yet long enough should get another round."""
 
-    def wrote(self, tokens: int, seconds: float) -> None:
+    def wrote(self, tokens: int, seconds: float, requests: int = 1) -> None:
         """What a round of this tier brought, and what it should have taken, the tiers below included."""
 
-    def verified(self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False) -> None:
+    def verified(
+        self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False, requests: int = 1
+    ) -> None:
         """What the tier above wrote in place of a block (of nothing, where none was drafted), and in which time; and
         whether there were other guesses beside it."""
 
@@ -70,19 +73,21 @@ class Policy(Protocol):
 class UntilCorrection:
     """Hands up once the tier has replaced a guess by a token of its own: what comes after it seldom survives."""
 
-    def pays(self, instead: float = 0.0) -> bool:
+    def pays(self, instead: float = 0.0, requests: int = 1) -> bool:
         return True
 
     def at_least(self) -> int:
         return 1
 
-    def go_on(self, block: Sequence[Written]) -> bool:
+    def go_on(self, block: Sequence[Written], requests: int = 1) -> bool:
         return block[-1].how != CORRECTED
 
-    def wrote(self, tokens: int, seconds: float) -> None:
+    def wrote(self, tokens: int, seconds: float, requests: int = 1) -> None:
         return
 
-    def verified(self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False) -> None:
+    def verified(
+        self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False, requests: int = 1
+    ) -> None:
         return
 
 
@@ -92,6 +97,9 @@ class UntilWorth:
     A round brings what survives above: the chance that the block so far stands, by how its tokens came about and
     their depths, times what rounds brought that began where the text still stood. It takes its own time and that of
     the wider pass above. The same weighing with an empty block says whether to draft at all.
+
+    Seconds are kept as those of one request alone: where several share passes, as many plain passes alone as they are
+    of the plain passes shared. So what was learnt under one load serves under another.
     """
 
     def __init__(self, above: Costs) -> None:
@@ -107,7 +115,7 @@ class UntilWorth:
         self._passed_by = 0  # times that there were other guesses
         self._idle = 0.0  # seconds since drafting was last tried
 
-    def pays(self, instead: float = 0.0) -> bool:
+    def pays(self, instead: float = 0.0, requests: int = 1) -> bool:
         if self._blocks < _TRIAL_BLOCKS:
             return True
         if instead > 0:
@@ -115,10 +123,10 @@ class UntilWorth:
             self._passed_by += 1
             if (gained - self._rate() * extra) / max(blocks, 1.0) < instead and self._passed_by % _LOOK:
                 return False
-        if self.go_on(()):
+        if self.go_on((), requests):
             return True
         self._idle += self._plain
-        if self._idle < _PROBE * self._extra(0):
+        if self._idle < _PROBE * self._extra(0, requests):
             return False
         self._idle = 0.0
         return True
@@ -127,16 +135,19 @@ class UntilWorth:
         self._blocks += 1
         return _TRIAL_TOKENS if self._blocks <= _TRIAL_BLOCKS or self._blocks % _EVERY == 0 else 1
 
-    def go_on(self, block: Sequence[Written]) -> bool:
+    def go_on(self, block: Sequence[Written], requests: int = 1) -> bool:
         standing = 1.0
         for depth, one in enumerate(block):
             standing *= self.chances.chance(one.source, one.evidence, depth)
-        return standing * self._brings(len(block)) >= self._rate() * self._extra(len(block))
+        return standing * self._brings(len(block)) >= self._rate() * self._extra(len(block), requests)
 
-    def wrote(self, tokens: int, seconds: float) -> None:
-        _count(self._round, tokens, seconds)
+    def wrote(self, tokens: int, seconds: float, requests: int = 1) -> None:
+        _count(self._round, tokens, self._alone(seconds, requests))
 
-    def verified(self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False) -> None:
+    def verified(
+        self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False, requests: int = 1
+    ) -> None:
+        seconds = self._alone(seconds, requests)
         self._tokens = _FADING_PASSES * self._tokens + len(written)
         self._seconds = _FADING_PASSES * self._seconds + seconds
         if not block:
@@ -151,7 +162,7 @@ class UntilWorth:
         stood = min(len(guess), len(written)) if stood is None else stood
         if beside:
             _count(self._beside, len(written) - 1, seconds - self._plain)
-        if stood >= self._rate() * self._extra(0):
+        if stood >= self._rate() * self._extra(0, requests):
             self._idle = math.inf  # it would have paid: where drafting is left out, try again at once
         start = 0
         for place, one in enumerate(block):
@@ -171,11 +182,19 @@ class UntilWorth:
             known = (tokens + _DOUBT * known) / (rounds + _DOUBT)
         return known
 
-    def _extra(self, depth: int) -> float:
+    def _extra(self, depth: int, requests: int = 1) -> float:
         """Seconds that a round after so many tokens adds: its own, and those of the wider pass above."""
         rounds, tokens, seconds = self._round
         wider = 1 + depth + (round(tokens / rounds) if rounds else 1)
-        return (seconds / rounds if rounds else 0.0) + self.above.seconds(wider) - self.above.seconds(1 + depth)
+        above = self.above.shared(requests)
+        return (seconds / rounds if rounds else 0.0) + self._alone(
+            above.seconds(wider) - above.seconds(1 + depth), requests
+        )
+
+    def _alone(self, seconds: float, requests: int) -> float:
+        """These seconds of shared passes as seconds of passes alone."""
+        shared = self.above.shared(requests).seconds(1)
+        return seconds * self._plain / shared if shared else seconds
 
     def _rate(self) -> float:
         """Tokens a second of the tier above: what time is worth. Plain passes are always to be had."""

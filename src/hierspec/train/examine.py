@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
 from hierspec.train.measure import agreement
 from hierspec.train.network import Network
-from hierspec.train.students import ExitAdapter, FeatureDrafter, Frozen, SmallModel
+from hierspec.train.students import ExitAdapter, ExitNorm, FeatureDrafter, Frozen, SmallModel, restored
 from hierspec.train.synthesise import Texts
 
 _STEPS = 4  # of its own that a feature drafter is followed for
@@ -33,21 +33,27 @@ Figures = dict[str, dict[str, float]]  # by task and over "all", then by who gue
 
 def examine(
     model: LanguageModel, checkpoint: Checkpoint, prompts: Sequence[BenchPrompt], max_tokens: int = 128,
-    progress: Progress = silent,
+    progress: Progress = silent, exits: Sequence[int] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """`agreement` by task as `train.measure` counts it, and the tokens it was counted over.
 
     Greedy answers of the model to the first turns. The checkpoint is the model's own, in float32; the parts of its pack
-    are read as they were stored, and run in float32 too.
+    are read as they were stored, and run in float32 too. With `exits` only those are measured, each as a plan runs it:
+    by an adapter of the pack, a norm of its own, or the last one.
     """
     pack = checkpoint.pack
-    if pack is None:
+    if pack is None and not exits:
         raise HierspecError(f"{model.name} has no pack to measure: give one (--pack FOLDER), or train one.")
     target = Network(checkpoint.config, checkpoint.weights).frozen("cpu", torch.float32)
-    known = pack.draft_vocabulary()
+    known = None if pack is None else pack.draft_vocabulary()
     vocabulary = torch.arange(checkpoint.config.vocabulary) if known is None else torch.from_numpy(known)
-    objective = Frozen(target, students_of(target, pack), vocabulary)
-    pairs = [(f"exit {low}", f"exit {high}") for low, high in pairwise(pack.exits())]
+    students = [] if pack is None else students_of(target, pack)
+    if exits:
+        have = {student.layer: student for student in students if isinstance(student, (ExitAdapter, ExitNorm))}
+        students = [have.get(layer) or ExitNorm(target, layer) for layer in exits]
+    objective = Frozen(target, students, vocabulary)
+    measured = sorted(student.layer for student in students if isinstance(student, (ExitAdapter, ExitNorm)))
+    pairs = [(f"exit {low}", f"exit {high}") for low, high in combinations(measured, 2)]
     sums: Figures = {}
     counts: dict[str, int] = {}
     for done, prompt in enumerate(prompts):
@@ -85,8 +91,9 @@ def step_costs(model: LanguageModel, draft: str) -> dict[str, float]:
 def students_of(target: Network, pack: Pack) -> list[nn.Module]:
     """What a pack holds, as it was when it was trained."""
     students: list[nn.Module] = []
-    exits = pack.read(EARLY_EXIT if pack.is_variant else EXITS) if pack.exits() else {}
+    exits = pack.read(EARLY_EXIT if pack.is_variant else EXITS) if pack.exits() or pack.exits_with_norm() else {}
     students += [restored(ExitAdapter(target, layer), exits) for layer in pack.exits()]
+    students += [restored(ExitNorm(target, layer), exits) for layer in pack.exits_with_norm()]
     if pack.has(FEATURE):
         feature = pack.read(FEATURE)
         taps = feature["feature.taps"].tolist() if "feature.taps" in feature else ()
@@ -99,14 +106,6 @@ def students_of(target: Network, pack: Pack) -> list[nn.Module]:
 
 def _layers(tensors: Mapping[str, Tensor], name: str) -> int:
     return len({key.split(".")[2] for key in tensors if key.startswith(f"{name}.layers.")})
-
-
-def restored(student: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The student with these weights, which have the names that it gives its own."""
-    with torch.no_grad():
-        for name, own in student.tensors().items():  # type: ignore[operator]
-            own.copy_(tensors[name])
-    return student
 
 
 def charts(figures: Figures) -> dict[str, Chart]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hierspec.train.network import Network
+from hierspec.train.network import Network, as_written
 from hierspec.train.synthesise import Texts
 
 _BATCH = 8  # texts: logits of a whole vocabulary are large
@@ -38,7 +38,7 @@ def agreement(
     for start in range(0, len(texts), _BATCH):
         tokens = texts.tokens[start : start + _BATCH].to(device, torch.long)
         answers = texts.answers[start : start + _BATCH].to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=cuda):
+        with torch.autocast(device.type, torch.bfloat16, enabled=cuda), as_written(device):
             feature, found = objective.guesses(tokens)
         here = torch.zeros_like(answers)
         here[:, :-1] = answers[:, 1:]
@@ -80,7 +80,7 @@ def perplexity(network: Network, tokens: Tensor) -> float:
     last = network.config.layers
     for start in range(0, len(tokens), _BATCH):
         part = tokens[start : start + _BATCH].to(device, torch.long)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"), as_written(device):
             logits = functional.linear(network.norm(network(part, {last})[last]), network.head)
         lost = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), part[:, 1:].flatten(), reduction="sum")
         total, count = total + float(lost), count + part[:, 1:].numel()

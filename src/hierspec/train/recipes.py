@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -11,15 +11,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, VOCABULARY, fingerprint, write_pack
+from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, VOCABULARY, Pack, fingerprint, write_pack
 from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
 from hierspec.train.loop import Course, Settings, fit
 from hierspec.train.material import Material
 from hierspec.train.measure import agreement, perplexity, table
-from hierspec.train.network import Network
-from hierspec.train.students import ExitAdapter, FeatureDrafter, Frozen, SmallModel
+from hierspec.train.network import Network, compile_blocks
+from hierspec.train.students import ExitAdapter, FeatureDrafter, Frozen, SmallModel, restored
 from hierspec.train.synthesise import Texts, greedy_answers
 from hierspec.train.tuned import Tuned
 
@@ -37,12 +37,13 @@ class Result:
 
 
 def train_exits(
-    material: Material, layers: Sequence[int], folder: Path, settings: Settings, prompts: Sequence[BenchPrompt] = (),
-    progress: Progress = silent, report: Report | None = None,
+    material: Material, layers: Sequence[int], folder: Path, settings: Settings, begin: Pack | None = None,
+    prompts: Sequence[BenchPrompt] = (), progress: Progress = silent, report: Report | None = None,
 ) -> Result:  # fmt: skip
-    """An adapter for each of these exits; the target stays as it is."""
+    """An adapter for each of these exits; the target stays as it is. Those that `begin` has begin as they are there."""
     _check_exits(layers, material)
     students = [ExitAdapter(material.target, layer) for layer in layers]
+    _begin_as(begin, students)
     return _frozen(material, students, EXITS, folder, settings, prompts, progress, report)
 
 
@@ -73,26 +74,38 @@ def train_small(
 
 
 def train_tuned(
-    material: Material, layers: Sequence[int], folder: Path, settings: Settings, drift: float = 0.05, rank: int = 32,
-    text: Tensor | None = None, prompts: Sequence[BenchPrompt] = (), progress: Progress = silent,
-    report: Report | None = None,
+    material: Material, layers: Sequence[int], folder: Path, settings: Settings, drift: float = 0.075, rank: int = 128,
+    norms: Sequence[int] = (), begin: Pack | None = None, text: Tensor | None = None,
+    prompts: Sequence[BenchPrompt] = (), progress: Progress = silent, report: Report | None = None,
 ) -> Result:  # fmt: skip
-    """The low-rank change of an early-exit variant. `text` is rows that nobody trained on, for its perplexity."""
+    """The low-rank change of an early-exit variant, and its exits: those in `layers` with an adapter, those in `norms`
+    with a norm only. `text` is rows that nobody trained on, for its perplexity."""
     _check_exits(layers, material)
+    if norms:
+        _check_exits(norms, material)
+    if both := set(layers) & set(norms):
+        raise HierspecError(f"Exit {min(both)} cannot have both an adapter and a norm only; name it once.")
     if drift <= 0 or rank < 1:
         raise HierspecError(f"drift must be more than 0 and rank at least 1, not {drift} and {rank}.")
     checkpoint, target = material.checkpoint, material.target
     device, dtype = target.embedding.device, target.embedding.dtype
     copied = Network(checkpoint.config, checkpoint.weights).frozen(device, dtype)
-    objective = Tuned(target, copied, layers, material.vocabulary, drift, lambda layer: rank)
+
+    def own_rank(layer: int) -> int:
+        # Layers before the exits learn the most; those behind the last need only follow.
+        return rank if layer < layers[0] else max(1, rank // 2) if layer < layers[-1] else max(1, rank // 16)
+
+    objective = Tuned(target, copied, layers, material.vocabulary, drift, own_rank, norms=norms)
+    _begin_as(begin, objective.adapters)
+    compile_blocks(target, copied, objective.adapters)
     course = fit(objective, material.texts, settings, progress, report)
-    pairs = [(f"exit {low}", f"exit {high}") for low, high in pairwise(layers)]
+    pairs = [(f"exit {low}", f"exit {high}") for low, high in pairwise(sorted((*layers, *norms)))]
     texts, tasks = _measured_texts(copied, material, prompts, progress)
     figures = agreement(objective, target.head, texts, tasks, pairs)
     more = {}
     if text is not None:
         more = {"perplexity before": perplexity(target, text), "perplexity after": perplexity(copied, text)}
-    about = {"recipe": "tuned", "layers": list(layers), "drift": drift, "rank": rank}
+    about = {"recipe": "tuned", "layers": list(layers), "norms": list(norms), "drift": drift, "rank": rank}
     _write(material, EARLY_EXIT, objective.tensors(), folder, settings, course, figures, {**about, **more})
     return Result(folder, course, figures, more)
 
@@ -102,12 +115,21 @@ def _frozen(
     prompts: Sequence[BenchPrompt], progress: Progress, report: Report | None,
 ) -> Result:  # fmt: skip
     objective = Frozen(material.target, students, material.vocabulary)
+    compile_blocks(material.target, objective.students)
     course = fit(objective, material.texts, settings, progress, report)
     texts, tasks = _measured_texts(material.target, material, prompts, progress)
     figures = agreement(objective, material.target.head, texts, tasks)
     about = {"recipe": type(students[0]).__name__, "students": len(students)}
     _write(material, file, objective.tensors(), folder, settings, course, figures, about)
     return Result(folder, course, figures)
+
+
+def _begin_as(pack: Pack | None, students: Iterable[nn.Module]) -> None:
+    """Adapters that the pack has go on from there."""
+    exits = pack.read(EXITS) if pack is not None and pack.has(EXITS) else {}
+    for student in students:
+        if isinstance(student, ExitAdapter) and set(student.tensors()) <= set(exits):
+            restored(student, exits)
 
 
 def _measured_texts(

@@ -7,7 +7,7 @@ divergence from the target's own law over the draft vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -50,6 +50,22 @@ class ExitAdapter(nn.Module):
         start = f"exit.{self.layer}."
         block = {f"{start}layer.{name}": tensor for name, tensor in self.block.state_dict().items()}
         return {**block, f"{start}norm.weight": self.norm.weight}
+
+
+class ExitNorm(nn.Module):
+    """Only a norm after so many layers of a target that learns beside it: an exit that takes next to no room."""
+
+    def __init__(self, target: Network, layer: int) -> None:
+        super().__init__()
+        self.layer, self.taps = layer, (layer,)
+        self.norm = _norm_like(target)
+        self.float()
+
+    def guesses(self, target: Network, tokens: Tensor, states: dict[int, Tensor], feature: Tensor) -> dict[str, Tensor]:
+        return {f"exit {self.layer}": self.norm(states[self.layer])}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"exit.{self.layer}.norm.weight": self.norm.weight}
 
 
 class FeatureDrafter(nn.Module):
@@ -193,6 +209,14 @@ class Frozen:
                 total = total + 0.1 * functional.smooth_l1_loss(guess.float(), feature.float())
             measured[name] = judged.agrees(guess)
         return total, measured
+
+
+def restored(student: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """The student with these weights, which have the names that it gives its own."""
+    with torch.no_grad():
+        for name, own in student.tensors().items():  # type: ignore[operator]
+            own.copy_(tensors[name])
+    return student
 
 
 def _norm_like(target: Network) -> nn.RMSNorm:

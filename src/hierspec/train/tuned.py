@@ -11,10 +11,11 @@ from torch.nn import functional
 
 from hierspec.train.divergence import Judged
 from hierspec.train.network import Network
-from hierspec.train.students import ExitAdapter
+from hierspec.train.students import ExitAdapter, ExitNorm
 
 _ANCHORED = 4  # every so many positions it is compared with the original
 _FIRMER = 0.02  # how quickly the anchor's weight follows
+_BESIDE = 0.2  # what an exit without an adapter counts for: it must not cost those that have one much
 
 
 class LowRank(nn.Module):
@@ -36,16 +37,20 @@ class Tuned:
 
     `drift` is how far it may move, in nats a token: an anchor to the original is weighed heavier while it has moved
     further, lighter while it has not. `pull` lets exits draw the last layer a little towards what they can guess.
+    Exits in `norms` have a norm only, in place of an adapter.
     """
 
     def __init__(
         self, original: Network, copied: Network, exits: Sequence[int], vocabulary: Tensor, drift: float = 0.05,
-        rank: Callable[[int], int] = lambda layer: 32, pull: float = 0.1,
+        rank: Callable[[int], int] = lambda layer: 32, pull: float = 0.25, norms: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        self.original, self.model, self.exits, self.drift, self.pull = original, copied, tuple(exits), drift, pull
+        self.original, self.model, self.drift, self.pull = original, copied, drift, pull
+        self.exits, self._beside = (*exits, *norms), {f"exit {layer}" for layer in norms}
         self._anchor = 1.0
         device = original.embedding.device
-        self.adapters = nn.ModuleList(ExitAdapter(copied, layer) for layer in exits).to(device)
+        self.adapters = nn.ModuleList(ExitAdapter(copied, layer) for layer in exits)
+        self.adapters.extend(ExitNorm(copied, layer) for layer in norms)
+        self.adapters.to(device)
         self.changes: dict[str, LowRank] = {}
         for number, block in enumerate(copied.blocks):
             for part in ("self_attn", "mlp"):
@@ -94,8 +99,9 @@ class Tuned:
         judged = Judged(last_feature.detach(), self._head)
         for name, guess in found.items():
             guess = guess[here]
-            total = total + judged.divergence(guess).mean()
-            if self.pull:
+            beside = name in self._beside
+            total = total + (_BESIDE if beside else 1.0) * judged.divergence(guess).mean()
+            if self.pull and not beside:
                 total = total + self.pull * Judged(guess.detach(), self._head).divergence(last_feature).mean()
             measured[name] = judged.agrees(guess)
         return total, measured
