@@ -142,7 +142,7 @@ def test_errors(text: str, says: str, tmp_path: Path) -> None:
 
 
 def test_unknown_plan_names() -> None:
-    with pytest.raises(HierspecError, match=r"'hispek' \(did you mean 'hispec'\?\); plans are plain, lookup"):
+    with pytest.raises(HierspecError, match=r"'hispek' \(did you mean 'hispec'\?\); plans are auto, plain, lookup"):
         Plan.named("hispek", 30)
     with pytest.raises(HierspecError, match=r"'qqq'; plans are .* or give a TOML file"):
         Plan.named("qqq", 30)

@@ -31,6 +31,7 @@ from hierspec.models.scorer import AnyDecoder, ModelScorer, StateScorer
 from hierspec.models.skipping import skipping_scorer
 from hierspec.models.synthetic import Synthetics
 from hierspec.paths import cache_folder
+from hierspec.planner.auto import AUTO, kept_plan, usual_plan
 from hierspec.planner.costs import CostBook
 from hierspec.planner.dtypes import DtypeChoice, choose_dtype
 from hierspec.planner.policies import PolicyBook
@@ -40,7 +41,7 @@ from hierspec.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
 
-DEFAULT_PLAN = "lookup"
+DEFAULT_PLAN = AUTO
 DEFAULT_KV_MEMORY = 4 << 30  # bytes
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -134,6 +135,15 @@ class LanguageModel:
         self._added: dict[str, Store] = {}  # those that came through add_store
         self._lasting = True  # whether a history may be written to the disk
         self.costs = CostBook(str(folder), dtype, weights)
+        # What tells it from other models where something is kept that was measured of it.
+        self.about = (
+            name,
+            str(folder),
+            dtype,
+            weights,
+            decoder.products,
+            *(() if pack is None else (str(pack.folder),)),
+        )
         self._appraisers: dict[str, Appraiser] = {}  # by the name of the scorer
         self._policies = PolicyBook(self.costs)
         self._skipping: dict[tuple[int, ...], ModelScorer] = {}  # by the layers left out
@@ -199,6 +209,8 @@ class LanguageModel:
         """A plan from its name or file."""
         if isinstance(plan, Plan):
             return plan
+        if plan == AUTO:
+            return kept_plan(self.about) or usual_plan(self.config, self.pack)
         if str(plan).endswith(".toml") or Path(plan).is_file():
             return Plan.read(plan)
         return Plan.named(str(plan), self.config.layers, self.config.early_exit)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from hierspec.core.errors import HierspecError
 
+_OWN = Path(__file__).parent / "data" / "prompts.jsonl"
+
 
 @dataclass(frozen=True)
 class BenchPrompt:
@@ -16,6 +18,11 @@ class BenchPrompt:
 
     task: str
     turns: tuple[str, ...]
+
+
+def own_prompts() -> list[BenchPrompt]:
+    """36 prompts written for this project: six of each of six families."""
+    return read_prompts(_OWN)
 
 
 def read_prompts(path: Path) -> list[BenchPrompt]:

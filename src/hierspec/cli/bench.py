@@ -1,6 +1,6 @@
-"""Compare plans on a file of prompts: equality with plain decoding first, then time.
+"""Compare plans on prompts: equality with plain decoding first, then time.
 
-The file has one JSON object a line, with `task` and `turns`. Plans run interleaved, prompt by prompt. The last line
+Prompts are 36 that ship, or those of a file with one JSON object a line, with `task` and `turns`. Plans run interleaved, prompt by prompt. The last line
 of standard output is one JSON document. Exits with 1 where a plan that promises the same text wrote something else and
 no tie explains it.
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    parser.add_argument("--prompts", type=Path, help="JSON lines with task and turns")
+    parser.add_argument("--prompts", type=Path, help="JSON lines with task and turns (default: 36 that ship)")
     parser.add_argument(
         "--passes", action="store_true", help="measure single passes instead: by width, context and part"
     )
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="every pair of these exits as draft and verifier, and each alone, beside what the formula predicts",
     )  # fmt: skip
     parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
-    parser.add_argument("--plans", default="lookup", help="plans or TOML files, separated by commas (default: lookup)")
+    parser.add_argument("--plans", default="auto", help="plans or TOML files, separated by commas (default: auto)")
     parser.add_argument("--peers", default="", help="transformers, transformers:lookup (greedy only)")
     parser.add_argument(
         "--batch", default="", metavar="N,…", help="run every plan also with so many prompts side by side"
@@ -82,11 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
         return _store_soak(arguments)
     if arguments.synthetic:
         return _synthetic(arguments)
-    if arguments.prompts is None:
-        raise HierspecError("There are no prompts; give a file with --prompts, or measure single passes with --passes.")
-    from hierspec.prompts import read_prompts, spread
+    from hierspec.prompts import own_prompts, read_prompts, spread
 
-    prompts = read_prompts(arguments.prompts)
+    prompts = own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts)
     if arguments.limit is not None:
         if arguments.limit < 1:
             raise HierspecError(f"--limit must be at least 1, not {arguments.limit}.")
@@ -108,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_bars() as progress:
         found = run_plans(model, prompts, plans, sampling, opened, progress, batches)
     about = _about(model) | {
-        "temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "prompts": arguments.prompts.name,
+        "temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "prompts": _prompts_name(arguments),
         "stores": model.home.beginning(),
     }  # fmt: skip
     if arguments.record is not None:
@@ -123,6 +121,10 @@ def run(arguments: argparse.Namespace) -> int:
     hand_out(result, arguments.output)
     promised = [figures for figures in result["plans"].values() if figures["promises_text"]]
     return 1 if any(plan["identical"] + plan["ties"] < plan["prompts"] for plan in promised) else 0
+
+
+def _prompts_name(arguments: argparse.Namespace) -> str:
+    return "own" if arguments.prompts is None else str(arguments.prompts.name)
 
 
 def _batches(text: str) -> list[int]:
@@ -249,7 +251,7 @@ def _exits(arguments: argparse.Namespace, model: LanguageModel, prompts: list[Be
         plans, predicted = exits.exit_plans(model, layers, agreement, progress)
         found = run_plans(model, prompts, plans, sampling, (), progress)
     result = document(found, [], _about(model) | {"temperature": sampling.temperature,
-                      "max_tokens": sampling.max_tokens, "prompts": arguments.prompts.name})  # fmt: skip
+                      "max_tokens": sampling.max_tokens, "prompts": _prompts_name(arguments)})  # fmt: skip
     result["agreement"], result["exits"] = agreement, exits.side_by_side(result, plans, predicted)
     if not arguments.json:
         for row in result["exits"]:

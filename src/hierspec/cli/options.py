@@ -46,7 +46,7 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("plan")
-    group.add_argument("--plan", default="lookup", help=f"{', '.join(NAMED)} or a TOML file (default: lookup)")
+    group.add_argument("--plan", default="auto", help=f"auto (default), {', '.join(NAMED)}, or a TOML file")
     group.add_argument("--exit", type=int, metavar="LAYER", help="add a tier: the model's own exit after LAYER layers")
     group.add_argument(
         "--draft",
@@ -108,12 +108,13 @@ def load_home(arguments: argparse.Namespace) -> tuple[Tokenizer, int, Home]:
 
 def chosen_plan(model: LanguageModel, arguments: argparse.Namespace) -> Plan:
     """The named plan or file, with the tiers that options add below it."""
-    plan = model.plan(arguments.plan)
     added = []
     if arguments.draft is not None:
         added.append(TierPlan(draft=arguments.draft, gather=arguments.gather))
     if arguments.exit is not None:
         added.append(TierPlan(exit_layer=arguments.exit, gather=arguments.gather))
+    # Whoever names tiers wants those, not what `auto` would find beside them.
+    plan = model.plan("lookup" if added and arguments.plan == "auto" else arguments.plan)
     return replace(plan, tiers=(*plan.tiers, *added))
 
 

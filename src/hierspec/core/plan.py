@@ -106,8 +106,8 @@ class Plan:
         """One of the well-known plans, for a target of this many layers and, where it says so, with this exit."""
         if name not in NAMED:
             raise HierspecError(
-                f"There is no plan or plan file {name!r}{_nearest(name, NAMED)}; plans are {_listed(NAMED)}, or give a "
-                "TOML file."
+                f"There is no plan or plan file {name!r}{_nearest(name, NAMED)}; plans are auto, {_listed(NAMED)}, or "
+                "give a TOML file."
             )
         plan = NAMED[name](layers)
         if name.startswith("layerskip") and early_exit is not None:

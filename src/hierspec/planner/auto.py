@@ -1,0 +1,59 @@
+"""The plan `auto`: what `hierspec plan` found for this model on this machine, else all that there is for the model.
+
+Whichever it is, how much is guessed, by whom and whether at all is decided anew at every pass from what was measured
+and learnt (`core/appraisal.py`, `core/policy.py`). So a plan that does not suit a text or a load costs little.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from hierspec.checkpoints.config import DecoderConfig
+from hierspec.checkpoints.packs import FEATURE, Pack
+from hierspec.core.errors import HierspecError
+from hierspec.core.plan import Plan, TierPlan
+from hierspec.machine import machine
+from hierspec.paths import cache_folder, whole_file
+
+AUTO = "auto"
+_STORES = ("context", "history", "corpus?")
+_VERSION = 1  # count up when plans found before should be found anew
+
+
+def usual_plan(config: DecoderConfig, pack: Pack | None) -> Plan:
+    """Stores, and beside them the best drafter that the model has."""
+    tiers: tuple[TierPlan, ...] = ()
+    if pack is not None and pack.has(FEATURE):
+        tiers = (TierPlan(draft="feature", gather=8, until="worth", candidates=2),)
+    elif pack is not None and pack.exits():
+        tiers = (TierPlan(exit_layer=pack.exits()[0], gather=8, until="worth"),)
+    elif config.early_exit is not None:
+        tiers = (TierPlan(exit_layer=config.early_exit, gather=8, until="worth"),)
+    return Plan(stores=_STORES, budget=24, merge=True, adapt=True, tiers=tiers)
+
+
+def kept_plan(about: tuple[str, ...]) -> Plan | None:
+    """The plan that was found for a model on this machine, if any. `about` tells the model from others."""
+    path = _path(about)
+    with suppress(HierspecError):  # damaged, or of another version: as if there were none
+        return Plan.read(path) if path.is_file() else None
+    return None
+
+
+def keep_plan(plan: Plan, about: tuple[str, ...], note: str = "") -> Path:
+    """Let `auto` be this plan for this model on this machine."""
+    path = _path(about)
+    with whole_file(path) as temporary:
+        temporary.write_text("".join(f"# {line}\n" for line in note.splitlines()) + plan.to_toml(), encoding="utf-8")
+    return path
+
+
+def _path(about: tuple[str, ...]) -> Path:
+    identity = [machine(), torch.get_num_threads(), about, _VERSION]
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
+    return cache_folder() / "plans" / f"{key}.toml"
