@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from types import MappingProxyType
 
 from hierspec.core.appraisal import Costs
 from hierspec.core.errors import HierspecError
 from hierspec.core.policy import CORRECTED, OWN, STOOD
 
 HANDS_UP = ("count", "correction")  # what `until` may be here; "worth" is decided on the way and has no closed form
-
-_NONE: Mapping[str, Costs] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -25,7 +22,8 @@ class TierFigures:
 
     name: str
     costs: Costs
-    over: Mapping[str, Costs] = _NONE  # the same for tokens of a tier below whose states it goes on from, by its name
+    # The same for tokens of a tier below whose states it goes on from, by that tier's name.
+    over: Mapping[str, Costs] = field(default_factory=dict)
     overhead: float = 0.0  # seconds that every pass takes beside
 
     def seconds(self, rows: int, below: str | None = None) -> float:
@@ -108,9 +106,9 @@ class Figures:
 
     tiers: tuple[TierFigures, ...]
     survivals: Mapping[Pair, Survival]  # a pair that is missing cannot be stacked
-    stores: Mapping[str, tuple[StoreFigures, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    stores: Mapping[str, tuple[StoreFigures, ...]] = field(default_factory=dict)
     # Survival of a middle tier's tokens by who is below it, where that is known better than by the pair alone.
-    through: Mapping[tuple[str, str, str], Survival] = field(default_factory=lambda: MappingProxyType({}))
+    through: Mapping[tuple[str, str, str], Survival] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         places = {tier.name: place for place, tier in enumerate(self.tiers)}

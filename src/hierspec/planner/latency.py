@@ -119,8 +119,8 @@ def _round(figures: Figures, ladder: Ladder, level: int) -> _Round:
         seconds += rest * chance * tier.seconds(nodes, lower.tier)
     spent = [one.times(rest * block.rounds) for one in below.spent]
     handed = sum(size * chance for size, chance in block.sizes.items())
-    stood = sum(stood * chance for (stood, _), chance in block.law.items())
-    spent[0] = replace(spent[0], blocks=rest, handed=rest * handed, stood=rest * stood)
+    standing = sum(stood * chance for (stood, _), chance in block.law.items())
+    spent[0] = replace(spent[0], blocks=rest, handed=rest * handed, stood=rest * standing)
     return _Round(law, (_Spent(1.0, rows, seconds, store_seconds), *spent))
 
 

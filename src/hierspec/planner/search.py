@@ -100,33 +100,34 @@ def _ways(
     tier = figures.tier(name)
     lower = [one for one in lower if (name, one) in figures.survivals and known[one]]
     found: list[tuple[float, str | None, _Way | None, int, int]] = []  # seconds, store, way below, gather, candidates
-    gathers = np.arange(1, limits.longest + 1)
+    asked = []
     for store in (None, *figures.stores.get(name, ())):
-        share, called = (0.0, None) if store is None else (store.share, store.name)
-        seconds, tokens = _of_store(figures, name, store)
-        if may_end:
-            alone = (seconds + (1 - share) * tier.seconds(1)) / (tokens + (1 - share))
-            found.append((alone, called, None, 1, 1))
-        for below in lower:
-            survival = figures.survivals[name, below]
-            prices = np.array([way.seconds for way in known[below]])
-            options = []
-            for candidates in limits.candidates:
-                own = np.array([tier.seconds(1 + int(gather) * candidates, below) for gather in gathers])
-                brought = tokens + (1 - share) * _tokens(survival, limits.longest, candidates)
-                # [ways below, gathers]: affine and rising in what a token below costs
-                options.append((seconds + (1 - share) * (np.outer(prices, gathers) + own)) / brought)
-            values = np.stack(options, axis=1).reshape(len(prices), -1)
-            for way, row, at in zip(known[below], values, values.argmin(axis=1), strict=True):
-                which, gather = divmod(int(at), limits.longest)
-                found.append((float(row[at]), called, way, 1 + gather, limits.candidates[which]))
+        rest = 1.0 if store is None else 1.0 - store.share
+        asked.append((None if store is None else store.name, rest, *_of_store(figures, name, store)))
+    if may_end:
+        for called, rest, seconds, tokens in asked:
+            found.append(((seconds + rest * tier.seconds(1)) / (tokens + rest), called, None, 1, 1))
+    gathers = np.arange(1, limits.longest + 1)
+    for below in lower:
+        drafted = np.outer([way.seconds for way in known[below]], gathers)  # [ways, gathers]
+        own = [[tier.seconds(1 + count * many, below) for count in gathers.tolist()] for many in limits.candidates]
+        rounds = drafted[:, None, :] + np.array(own)  # [ways, candidates, gathers]
+        survival = figures.survivals[name, below]
+        brought = np.array([_tokens(survival, limits.longest, many) for many in limits.candidates])
+        for called, rest, seconds, tokens in asked:
+            # Affine in what a token below costs, and rising with it.
+            values = ((seconds + rest * rounds) / (tokens + rest * brought)).reshape(len(drafted), -1)
+            places = values.argmin(axis=1).tolist()
+            for way, place, value in zip(known[below], places, values.min(axis=1).tolist(), strict=True):
+                which, gather = divmod(place, limits.longest)
+                found.append((value, called, way, 1 + gather, limits.candidates[which]))
     found.sort(key=lambda one: one[0])
     ways = []
     for value, called, under, gather, candidates in found[: limits.kept]:
-        rest: Ladder = ()
+        down: Ladder = ()
         if under is not None:
-            rest = (replace(under.ladder[0], gather=gather, candidates=candidates), *under.ladder[1:])
-        ways.append(_Way(value, (Rung(name, store=called), *rest)))
+            down = (replace(under.ladder[0], gather=gather, candidates=candidates), *under.ladder[1:])
+        ways.append(_Way(value, (Rung(name, store=called), *down)))
     return ways
 
 
@@ -145,14 +146,23 @@ def _tokens(survival: Survival, longest: int, candidates: int) -> np.ndarray:
 
 
 def _polished(figures: Figures, candidate: Candidate, limits: Limits) -> Candidate:
-    """The same hierarchy tuned by the exact score: down the steepest step while there is one."""
-    best = candidate.score
+    """The same hierarchy tuned by the exact score: from what the formula says and from short blocks, since costs that
+    jump at some width leave more than one valley."""
+    ladder = candidate.ladder
+    short = (ladder[0], *(replace(rung, gather=min(2, limits.longest)) for rung in ladder[1:]))
+    starts = [candidate.score] + ([score(figures, short)] if len(ladder) > 2 else [])
+    best = min((_descended(figures, start, limits) for start in starts), key=_seconds)
+    return Candidate(best.ladder, estimate(figures, best.ladder), best)
+
+
+def _descended(figures: Figures, best: Score, limits: Limits) -> Score:
+    """Down the steepest step while there is one."""
     for _ in range(_STEPS):
         nearest = min((score(figures, one) for one in _beside(best.ladder, limits)), key=_seconds, default=best)
         if nearest.seconds >= best.seconds:
             break
         best = nearest
-    return Candidate(best.ladder, estimate(figures, best.ladder), best)
+    return best
 
 
 def _seconds(found: Score) -> float:
@@ -160,12 +170,18 @@ def _seconds(found: Score) -> float:
 
 
 def _beside(ladder: Ladder, limits: Limits) -> Iterator[Ladder]:
-    """One token more or less gathered somewhere, or another end of blocks."""
-    for place in range(1, len(ladder)):
+    """A token or two more or less gathered somewhere, at two neighbours at once too, or another end of blocks."""
+    last = len(ladder) - 1
+    steps = [{place: by} for place in range(1, last + 1) for by in (-2, -1, 1, 2)]
+    steps += [{place: by, place + 1: other} for place in range(1, last) for by in (-1, 1) for other in (-1, 1)]
+    for step in steps:
+        if all(1 <= ladder[place].gather + by <= limits.longest for place, by in step.items()):
+            yield tuple(
+                replace(rung, gather=rung.gather + step[place]) if place in step else rung
+                for place, rung in enumerate(ladder)
+            )
+    for place in range(1, last + 1):
         rung = ladder[place]
-        gathers = (gather for gather in (rung.gather - 1, rung.gather + 1) if 1 <= gather <= limits.longest)
-        changed = [replace(rung, gather=gather) for gather in gathers]
-        if place + 1 < len(ladder) or rung.store is not None:  # whoever only drafts corrects nothing
-            changed.append(replace(rung, until="count" if rung.until == "correction" else "correction"))
-        for one in changed:
-            yield (*ladder[:place], one, *ladder[place + 1 :])
+        if place < last or rung.store is not None:  # whoever only drafts corrects nothing
+            other = replace(rung, until="count" if rung.until == "correction" else "correction")
+            yield (*ladder[:place], other, *ladder[place + 1 :])
