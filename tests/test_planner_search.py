@@ -68,9 +68,9 @@ def every_ladder(known, limits):
 
 
 @settings(max_examples=60, deadline=None)
-@given(figures(), st.sampled_from([Limits(3), Limits(2, (1, 2)), Limits(3, kept=3)]), st.data())
+@given(figures(), st.sampled_from([Limits(3), Limits(2, (1, 2)), Limits(3, deepest=3, kept=2)]), st.data())
 def test_the_shortest_paths_are_the_best_of_all(known, limits, data):
-    """By the formula: the best value of every shape, and of those the best so many; the same through each tier."""
+    """By the formula: the best of every shape, and of each depth the best shapes; the same through each tier."""
     through = data.draw(st.none() | st.sampled_from([tier.name for tier in known.tiers]))
     best = {}
     for ladder in every_ladder(known, limits):
@@ -78,7 +78,12 @@ def test_the_shortest_paths_are_the_best_of_all(known, limits, data):
             value = estimate(known, ladder)
             best[shape(ladder)] = min(value, best.get(shape(ladder), value))
     found = shortest(known, limits, through)
-    assert [way.seconds for way in found] == pytest.approx(sorted(best.values())[: limits.kept])
+    for depth in range(1, limits.deepest + 1):
+        values = sorted(value for names, value in best.items() if len(names) == depth)
+        kept = len(values) if depth == 1 else limits.kept
+        assert [way.seconds for way in found if len(way.ladder) == depth] == pytest.approx(values[:kept])
+    assert all(len(way.ladder) <= limits.deepest for way in found)
+    assert [way.seconds for way in found] == sorted(way.seconds for way in found)
     for way in found:
         assert estimate(known, way.ladder) == pytest.approx(way.seconds)
         assert best[shape(way.ladder)] == pytest.approx(way.seconds)

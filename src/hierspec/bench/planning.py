@@ -74,7 +74,7 @@ def chart(measured: Sequence[dict[str, Any]]) -> Chart:
             Line("whole search", [(row["tiers"], row["search_seconds"]) for row in measured]),
             Line("shortest path alone", [(row["tiers"], row["path_seconds"]) for row in measured]),
         ],
-        f"blocks of up to {USUAL.longest}, a store at every tier, {USUAL.kept} hierarchies kept at every tier",
+        f"blocks of up to {USUAL.longest}, stacks of up to {USUAL.deepest} tiers, a store at every tier",
     )
 
 

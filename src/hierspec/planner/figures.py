@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 
 from hierspec.core.appraisal import Costs
@@ -126,10 +127,13 @@ class Figures:
     def target(self) -> TierFigures:
         return self.tiers[0]
 
+    @cached_property
+    def _named(self) -> dict[str, TierFigures]:
+        return {tier.name: tier for tier in self.tiers}
+
     def tier(self, name: str) -> TierFigures:
-        for tier in self.tiers:
-            if tier.name == name:
-                return tier
+        if name in self._named:
+            return self._named[name]
         raise HierspecError(f"There is no tier {name!r}; tiers are {', '.join(tier.name for tier in self.tiers)}.")
 
     def store(self, tier: str, name: str) -> StoreFigures:

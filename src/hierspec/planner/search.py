@@ -4,7 +4,8 @@ What a token of a tier costs is, for given tiers below it, an affine function of
 and it rises with it. So the cheapest way down from each tier is found once, from the bottom up (Bellman), and the same
 holds for the second cheapest and so on: as many different hierarchies are kept at every tier as are asked for. The
 formula takes blocks to hold exactly `gather` tokens and all tokens of a tier to be alike; the score of `latency.py`
-does not, so it has the last word, also over a few steps aside from what the formula prefers.
+does not, so it has the last word, also over a few steps aside from what the formula prefers. The more tiers, the more
+the formula promises: so the best of every depth are kept.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Limits:
 
     longest: int = 16  # tokens of a block
     candidates: tuple[int, ...] = (1,)  # tokens a position
-    kept: int = 16  # different hierarchies
+    deepest: int = 5  # tiers, the target among them
+    kept: int = 8  # different hierarchies of each depth
 
 
 USUAL = Limits()
@@ -43,7 +45,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class _Way:
+class Way:
     """The best known of one shape, from some tier down."""
 
     seconds: float  # a token, by the formula
@@ -81,9 +83,9 @@ def estimate(figures: Figures, ladder: Ladder) -> float:
     return (seconds + (1 - share) * (drafted + own)) / (tokens + (1 - share) * float(brought))
 
 
-def shortest(figures: Figures, limits: Limits, through: str | None = None) -> list[_Way]:
-    """The best hierarchies by `estimate`, one of each shape, the best first."""
-    known: dict[str, list[_Way]] = {}
+def shortest(figures: Figures, limits: Limits, through: str | None = None) -> list[Way]:
+    """The best hierarchies by `estimate`: of every depth the best `kept` shapes, the best first."""
+    known: dict[str, list[Way]] = {}
     names = [tier.name for tier in figures.tiers]
     gate = -1 if through is None else names.index(figures.tier(through).name)
     for place in reversed(range(len(names))):
@@ -94,41 +96,52 @@ def shortest(figures: Figures, limits: Limits, through: str | None = None) -> li
 
 
 def _ways(
-    figures: Figures, name: str, lower: list[str], known: dict[str, list[_Way]], limits: Limits, may_end: bool
-) -> list[_Way]:
+    figures: Figures, name: str, lower: list[str], known: dict[str, list[Way]], limits: Limits, may_end: bool
+) -> list[Way]:
     """The best ways down from this tier."""
     tier = figures.tier(name)
-    lower = [one for one in lower if (name, one) in figures.survivals and known[one]]
-    found: list[tuple[float, str | None, _Way | None, int, int]] = []  # seconds, store, way below, gather, candidates
-    asked = []
+    asked = []  # the store, the share of passes without a guess of it, and what it adds to a pass
     for store in (None, *figures.stores.get(name, ())):
         rest = 1.0 if store is None else 1.0 - store.share
         asked.append((None if store is None else store.name, rest, *_of_store(figures, name, store)))
+    found = []
     if may_end:
         for called, rest, seconds, tokens in asked:
-            found.append(((seconds + rest * tier.seconds(1)) / (tokens + rest), called, None, 1, 1))
-    gathers = np.arange(1, limits.longest + 1)
+            found.append(Way((seconds + rest * tier.seconds(1)) / (tokens + rest), (Rung(name, store=called),)))
+    under: list[Way] = []
+    counts, own, brought = [], [], []  # of each tier below: its ways; seconds of a pass, and tokens that it brings
+    gathers = range(1, limits.longest + 1)
     for below in lower:
-        drafted = np.outer([way.seconds for way in known[below]], gathers)  # [ways, gathers]
-        own = [[tier.seconds(1 + count * many, below) for count in gathers.tolist()] for many in limits.candidates]
-        rounds = drafted[:, None, :] + np.array(own)  # [ways, candidates, gathers]
+        ways = [way for way in known[below] if len(way.ladder) < limits.deepest]
+        if (name, below) not in figures.survivals or not ways:
+            continue
         survival = figures.survivals[name, below]
-        brought = np.array([_tokens(survival, limits.longest, many) for many in limits.candidates])
-        for called, rest, seconds, tokens in asked:
-            # Affine in what a token below costs, and rising with it.
-            values = ((seconds + rest * rounds) / (tokens + rest * brought)).reshape(len(drafted), -1)
-            places = values.argmin(axis=1).tolist()
-            for way, place, value in zip(known[below], places, values.min(axis=1).tolist(), strict=True):
-                which, gather = divmod(place, limits.longest)
-                found.append((value, called, way, 1 + gather, limits.candidates[which]))
-    found.sort(key=lambda one: one[0])
-    ways = []
-    for value, called, under, gather, candidates in found[: limits.kept]:
-        down: Ladder = ()
-        if under is not None:
-            down = (replace(under.ladder[0], gather=gather, candidates=candidates), *under.ladder[1:])
-        ways.append(_Way(value, (Rung(name, store=called), *down)))
-    return ways
+        passes = [[tier.seconds(1 + count * many, below) for count in gathers] for many in limits.candidates]
+        tokens_of = [_tokens(survival, limits.longest, many) for many in limits.candidates]
+        under += ways
+        counts.append(len(ways))
+        own.append(passes)
+        brought.append(tokens_of)
+    if under:
+        prices = np.array([way.seconds for way in under])
+        # [ways, candidates, gathers]
+        rounds = prices[:, None, None] * np.array(gathers) + np.repeat(np.array(own), counts, axis=0)
+        bring = np.repeat(np.array(brought), counts, axis=0)
+        # Affine in what a token below costs, and rising with it.
+        values = np.stack(
+            [(seconds + rest * rounds) / (tokens + rest * bring) for _, rest, seconds, tokens in asked]
+        ).reshape(len(asked), len(under), -1)
+        least, places = values.min(axis=2).ravel(), values.argmin(axis=2).ravel()
+        depths = np.tile([len(way.ladder) for way in under], len(asked))
+        for depth in range(1, limits.deepest):
+            of_depth = np.flatnonzero(depths == depth)
+            for index in of_depth[np.argsort(least[of_depth], kind="stable")[: limits.kept]].tolist():
+                asking, way = divmod(index, len(under))
+                which, gather = divmod(int(places[index]), limits.longest)
+                first, *rest_of = under[way].ladder
+                lowered = replace(first, gather=1 + gather, candidates=limits.candidates[which])
+                found.append(Way(float(least[index]), (Rung(name, store=asked[asking][0]), lowered, *rest_of)))
+    return sorted(found, key=lambda way: way.seconds)
 
 
 def _of_store(figures: Figures, tier: str, store: StoreFigures | None) -> tuple[float, float]:
