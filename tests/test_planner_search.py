@@ -343,8 +343,25 @@ def test_the_command_shows_explains_and_draws(tmp_path, capsys):
         assert one["predicted_ms"] == pytest.approx(one["played_ms"], abs=5 * one["error_ms"] + 1e-3)
 
 
-def _speedups(path):
-    read = whatif.read(EXAMPLES / path)
-    plain = read.figures.target.seconds(1)
-    found = {name: plain / score(read.figures, ladder).seconds for name, ladder in read.ladders.items()}
-    return read, found | {"best": plain / search(read.figures, read.limits)[0].score.seconds}
+def speedups(name):
+    read = whatif.read(EXAMPLES / name)
+    plain, found = read.figures.target.seconds(1), search(read.figures, read.limits)
+    given_ladders = {called: plain / score(read.figures, ladder).seconds for called, ladder in read.ladders.items()}
+    return (
+        plain / found[0].score.seconds,
+        given_ladders,
+        {shape(one.ladder): plain / one.score.seconds for one in found},
+    )
+
+
+def test_the_example_of_hispec_says_what_the_documents_say():
+    best, given_ladders, _ = speedups("whatif_hispec.toml")
+    assert given_ladders == pytest.approx({"single layer": 1.59, "hispec": 1.97}, abs=0.005)
+    assert best == pytest.approx(2.20, abs=0.005)
+
+
+def test_the_example_of_hsd_says_what_the_documents_say():
+    best, _, by_shape = speedups("whatif_hsd.toml")
+    single = max(speed for names, speed in by_shape.items() if len(names) == 2)
+    assert best / single == pytest.approx(1.17, abs=0.005)
+    assert best == pytest.approx(2.98, abs=0.005)

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(asked.title)
     _show(
         f"The best hierarchy: {in_words(best.ladder)}",
-        ("tier", "ms a pass", "rows", "stand above", "gathered", "share of time", "predicted ms a token"),
+        ("tier", "ms/pass", "rows", "stand above", "gathered", "time", "predicted ms/token"),
         [
             (
                 row["tier"] + (f" + {row['store']}" if row["store"] else ""),
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     named = [one for one in listed[_SHOWN:] if one.name or len(one.score.ladder) == 1]
     _show(
         "Hierarchies, the fastest first",
-        ("hierarchy", "predicted ms a token", "over plain", "tokens a pass", "played with coins"),
+        ("hierarchy", "ms/token", "over plain", "tokens/pass", "with coins"),
         [
             (
                 (f"{one.name}: " if one.name else "") + in_words(one.score.ladder),
