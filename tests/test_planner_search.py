@@ -365,3 +365,10 @@ def test_the_example_of_hsd_says_what_the_documents_say():
     single = max(speed for names, speed in by_shape.items() if len(names) == 2)
     assert best / single == pytest.approx(1.17, abs=0.005)
     assert best == pytest.approx(2.98, abs=0.005)
+
+
+def test_the_file_in_the_documents_is_read():
+    text = (EXAMPLES.parent / "docs" / "planning.md").read_text(encoding="utf-8")
+    read = whatif.from_toml(text.partition("```toml\n")[2].partition("```")[0])
+    assert list(read.ladders) == ["mine"]
+    assert search(read.figures, read.limits)[0].score.seconds < read.figures.target.seconds(1)
