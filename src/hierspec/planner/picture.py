@@ -74,8 +74,9 @@ def picture(figures: Figures, best: Score, title: str = "") -> str:
 
 
 def _handed(gather: int, until: str, gathered: float, stands: float) -> str:
-    ends = ", or up to a correction" if until == "correction" else ""
-    return f"{gather} token{'s' if gather > 1 else ''} or more{ends}: {gathered:.1f} on average, of which {gathered * stands:.1f} stand"
+    said = f"{gather} token{'s' if gather > 1 else ''} or more"
+    said += ", or up to a correction" if until == "correction" else ""
+    return f"{said}: {gathered:.1f} on average, of which {gathered * stands:.1f} stand"
 
 
 def _text(x: float, y: float, text: str, kind: str) -> str:

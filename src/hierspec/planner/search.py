@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hierspec.planner.figures import Figures, Ladder, Rung, StoreFigures, Survival
+from hierspec.planner.figures import Figures, Ladder, Rung, StoreFigures, Survival, shape
 from hierspec.planner.latency import Score, score
 
 _POLISHED = 4  # of the best hierarchies are tuned step by step by the exact score
@@ -63,9 +63,11 @@ def search(figures: Figures, limits: Limits = USUAL, through: str | None = None)
     if through in (None, figures.target.name) and all(one.ladder != plain for one in best):
         best.append(Candidate(plain, estimate(figures, plain), score(figures, plain)))
     best.sort(key=lambda one: one.score.seconds)
-    best[:_POLISHED] = [_polished(figures, one, limits) for one in best[:_POLISHED]]
-    best.sort(key=lambda one: one.score.seconds)
-    return best
+    polished = [_polished(figures, one, limits, through) for one in best[:_POLISHED]]
+    by_shape: dict[object, Candidate] = {}  # tuning may lead several to one shape
+    for one in sorted((*polished, *best), key=lambda one: one.score.seconds):
+        by_shape.setdefault(shape(one.ladder), one)
+    return list(by_shape.values())
 
 
 def estimate(figures: Figures, ladder: Ladder) -> float:
@@ -158,20 +160,25 @@ def _tokens(survival: Survival, longest: int, candidates: int) -> np.ndarray:
     return 1.0 + np.cumsum(standing) + (1.0 - standing) * survival.runner_up(candidates)
 
 
-def _polished(figures: Figures, candidate: Candidate, limits: Limits) -> Candidate:
-    """The same hierarchy tuned by the exact score: from what the formula says and from short blocks, since costs that
+def _polished(figures: Figures, candidate: Candidate, limits: Limits, through: str | None) -> Candidate:
+    """A hierarchy tuned by the exact score: from what the formula says and from short blocks, since costs that
     jump at some width leave more than one valley."""
     ladder = candidate.ladder
     short = (ladder[0], *(replace(rung, gather=min(2, limits.longest)) for rung in ladder[1:]))
     starts = [candidate.score] + ([score(figures, short)] if len(ladder) > 2 else [])
-    best = min((_descended(figures, start, limits) for start in starts), key=_seconds)
+    best = min((_descended(figures, start, limits, through) for start in starts), key=_seconds)
     return Candidate(best.ladder, estimate(figures, best.ladder), best)
 
 
-def _descended(figures: Figures, best: Score, limits: Limits) -> Score:
+def _descended(figures: Figures, best: Score, limits: Limits, through: str | None) -> Score:
     """Down the steepest step while there is one."""
     for _ in range(_STEPS):
-        nearest = min((score(figures, one) for one in _beside(best.ladder, limits)), key=_seconds, default=best)
+        tried = (
+            score(figures, one)
+            for one in _beside(figures, best.ladder, limits)
+            if through is None or any(rung.tier == through for rung in one)
+        )
+        nearest = min(tried, key=_seconds, default=best)
         if nearest.seconds >= best.seconds:
             break
         best = nearest
@@ -182,8 +189,9 @@ def _seconds(found: Score) -> float:
     return found.seconds
 
 
-def _beside(ladder: Ladder, limits: Limits) -> Iterator[Ladder]:
-    """A token or two more or less gathered somewhere, at two neighbours at once too, or another end of blocks."""
+def _beside(figures: Figures, ladder: Ladder, limits: Limits) -> Iterator[Ladder]:
+    """A token or two more or less gathered somewhere, at two neighbours at once too, or another end of blocks; a tier
+    left out, a store taken or left."""
     last = len(ladder) - 1
     steps = [{place: by} for place in range(1, last + 1) for by in (-2, -1, 1, 2)]
     steps += [{place: by, place + 1: other} for place in range(1, last) for by in (-1, 1) for other in (-1, 1)]
@@ -193,8 +201,12 @@ def _beside(ladder: Ladder, limits: Limits) -> Iterator[Ladder]:
                 replace(rung, gather=rung.gather + step[place]) if place in step else rung
                 for place, rung in enumerate(ladder)
             )
-    for place in range(1, last + 1):
-        rung = ladder[place]
-        if place < last or rung.store is not None:  # whoever only drafts corrects nothing
-            other = replace(rung, until="count" if rung.until == "correction" else "correction")
-            yield (*ladder[:place], other, *ladder[place + 1 :])
+    for place, rung in enumerate(ladder):
+        before, after = ladder[:place], ladder[place + 1 :]
+        if place and (after or rung.store is not None):  # whoever only drafts corrects nothing
+            yield (*before, replace(rung, until="count" if rung.until == "correction" else "correction"), *after)
+        for store in (None, *(store.name for store in figures.stores.get(rung.tier, ()))):
+            if store != rung.store:
+                yield (*before, replace(rung, store=store), *after)
+        if place and (not after or (before[-1].tier, after[0].tier) in figures.survivals):
+            yield (*before, *after)
