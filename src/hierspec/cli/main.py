@@ -15,6 +15,7 @@ COMMANDS = {
     "chat": "talk to a model",
     "store": "build, look at and drop token databases",
     "train": "train exits and drafts for a model, or find layers it can skip",
+    "plan": "find the hierarchy of tiers that should be fastest",
     "bench": "compare plans on a file of prompts: equality first, then time",
 }
 
