@@ -11,7 +11,8 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Tier
 from hierspec.core.plan import Plan
 from hierspec.own_answers import write_answers
-from hierspec.planner.replay import Record, RecordedScorer, read_records, replay, write_records
+from hierspec.planner.played import PlayedScorer
+from hierspec.planner.replay import Record, read_records, replay, write_records
 from hierspec.stores.context import ContextStore
 from hierspec.stores.history import HistoryStore
 from hierspec.testing.checkpoints import tiny_checkpoint
@@ -26,11 +27,11 @@ def model(tmp_path_factory):
 def test_counters_are_those_of_the_model_itself(model):
     prompts = [[1, 2, 3, 1, 2], [7, 8, 9, 7, 8, 9], [5] * 9]
     plan = Plan(stores=("context",), budget=9)
-    tier = Tier(RecordedScorer(model.config.vocabulary), 1, (ContextStore(),), 9)
+    tier = Tier(PlayedScorer("target", model.config.vocabulary), 1, (ContextStore(),), 9)
     for prompt in prompts:
         length = len(model.generate(prompt, plan=plan, max_tokens=40).tokens)
         real = model.generate(prompt, plan=plan, max_tokens=length)  # a record knows no more than its own length
-        [played] = replay([Record("t", tuple(prompt), real.tokens)], tier, model.config.vocabulary).values()
+        [played] = replay([Record("t", tuple(prompt), real.tokens)], tier).values()
         one, two = real.stats.tiers[0], played.tiers[0]
         for name in ("calls", "written", "proposed", "accepted", "accepted_at"):
             assert getattr(one, name) == getattr(two, name)
@@ -39,18 +40,18 @@ def test_counters_are_those_of_the_model_itself(model):
 def test_a_store_that_knows_the_answer_is_always_right():
     text = list(range(100, 140))
     store = FakeStore("knows", scripted([1, 2, *text]))
-    [stats] = replay([Record("t", (1, 2), tuple(text))], Tier(RecordedScorer(200), 1, (store,), 9), 200).values()
+    [stats] = replay([Record("t", (1, 2), tuple(text))], Tier(PlayedScorer("target", 200), 1, (store,), 9)).values()
     assert stats.tiers[0].calls == 4  # ten tokens a pass
     wrong = FakeStore("wrong", random_trees(50, silence=0))
-    [stats] = replay([Record("t", (1, 2), tuple(text))], Tier(RecordedScorer(200), 1, (wrong,), 9), 200).values()
+    [stats] = replay([Record("t", (1, 2), tuple(text))], Tier(PlayedScorer("target", 200), 1, (wrong,), 9)).values()
     assert stats.tiers[0].calls == len(text)
 
 
 def test_tasks_are_kept_apart_and_history_helps_the_second_time():
     answer = tuple(range(20, 60))
     records = [Record("one", (1, 2, 3), answer), Record("two", (4, 5, 6), answer)]
-    tier = Tier(RecordedScorer(99), 1, (HistoryStore(),), 7, appraiser=Appraiser(Costs((1, 32), (1.0, 1.1))))
-    found = replay(records, tier, 99)
+    tier = Tier(PlayedScorer("target", 99), 1, (HistoryStore(),), 7, appraiser=Appraiser(Costs((1, 32), (1.0, 1.1))))
+    found = replay(records, tier)
     assert found["one"].passes == len(answer)
     assert found["two"].passes < len(answer) / 4
 

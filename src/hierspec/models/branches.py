@@ -33,6 +33,15 @@ class Layer:
 class _BranchScorer(StateScorer):
     layer: Layer = field(kw_only=True)
 
+    def suppose(self, asks: Sequence[Ask], done: int) -> None:
+        wanted = [(ask.request, ask.context, ask.proposal) for ask in asks]
+        if self.layers:
+            for staircase in self.pool.prepare(wanted):
+                staircase.heights[: staircase.used] = self.decoder.config.layers
+        for staircase in self.layer.pool.prepare(wanted):
+            staircase.heights[:done] = self.layer.decoder.config.layers
+            staircase.heights[done : staircase.used] = 0
+
     def release(self, request: AnyRequest) -> None:
         super().release(request)
         self.layer.pool.release(request)
@@ -147,6 +156,16 @@ class FeatureScorer(_BranchScorer):
             advance(own, staircases, own.config.layers, source, [ready for ready, _ in found])
             waiting = any(others for _, others in found)
         return [after(staircase, 0) for staircase in staircases]
+
+    def suppose(self, asks: Sequence[Ask], done: int) -> None:
+        super().suppose(asks, done)
+        for ask in asks:
+            skip = int(self.skips_first and len(ask.context) > 1)
+            [staircase] = self.layer.pool.prepare([(ask.request, ask.context[skip:], ask.proposal)])
+            written = min(len(ask.request.prompt) + len(ask.request.output), len(ask.context))
+            self._real[staircase] = max(written - skip, 0)
+            staircase.heights[: done - skip] = self.layer.decoder.config.layers
+            staircase.heights[done - skip : staircase.used] = 0
 
     def _joined(self, staircase: Staircase, slots: np.ndarray, place: _Place) -> Tensor:
         """What enters the layers at these slots. [slots, hidden]"""

@@ -200,6 +200,10 @@ class StaircasePool:
         self._running.clear()
         self._idle, self._use = [], []
 
+    def staircases(self) -> list[Staircase]:
+        """All that is kept, the least recently used first."""
+        return list(self._use)
+
     def bytes_held(self) -> int:
         return sum(staircase.bytes_for(staircase.capacity) for staircase in self._use)
 

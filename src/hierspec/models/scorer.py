@@ -102,6 +102,11 @@ class StateScorer(ABC):
     def states(self, asks: Sequence[Ask]) -> list[Tensor]:
         """For each ask [1 + nodes, hidden], as the head takes them."""
 
+    @abstractmethod
+    def suppose(self, asks: Sequence[Ask], done: int) -> None:
+        """For timing alone: the first `done` positions of these contexts count as computed, whatever is kept for them,
+        and the others as not; layers beneath those of a branch count as computed everywhere."""
+
     def release(self, request: AnyRequest) -> None:
         self.pool.release(request)
         self.head.release(request)
@@ -119,6 +124,11 @@ class ModelScorer(StateScorer):
         advance(self.decoder, staircases, self.layers)
         boundary = self.pool.boundaries.index(self.layers)
         return [after(staircase, boundary) for staircase in staircases]
+
+    def suppose(self, asks: Sequence[Ask], done: int) -> None:
+        for staircase in self.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in asks]):
+            staircase.heights[:done] = self.decoder.config.layers
+            staircase.heights[done : staircase.used] = 0
 
 
 def after(staircase: Staircase, boundary: int) -> Tensor:

@@ -12,7 +12,8 @@ import numpy as np
 from hierspec.core.appraisal import Appraiser, Costs
 from hierspec.core.hierarchy import Store, Tier
 from hierspec.core.stats import Stats
-from hierspec.planner.replay import Record, RecordedScorer, replay
+from hierspec.planner.played import PlayedScorer
+from hierspec.planner.replay import Record, replay
 from hierspec.progress import Progress, silent
 
 _BEGINNING = 24  # tokens by which an answer is known again
@@ -60,8 +61,8 @@ def replay_with(
 ) -> Replayed:
     """The stores guess for the records, in their order; with `costs` only what is worth its time is verified."""
     appraiser = None if costs is None else Appraiser(costs)
-    tier = Tier(RecordedScorer(vocabulary), 1, tuple(stores), budget, merge, appraiser=appraiser)
-    return Replayed(tuple(store.name for store in stores), replay(records, tier, vocabulary, progress), costs)
+    tier = Tier(PlayedScorer("target", vocabulary), 1, tuple(stores), budget, merge, appraiser=appraiser)
+    return Replayed(tuple(store.name for store in stores), replay(records, tier, progress), costs)
 
 
 def ablation(

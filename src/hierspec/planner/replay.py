@@ -1,7 +1,7 @@
 """Recorded answers run through any stores with no model: acceptance in seconds.
 
-The engine and the hierarchy are the real ones. Only the target is played: by a scorer that knows each answer and says
-what stands in it. What it would have written after a wrong guess nobody knows, so a store that learns from that
+The engine and the hierarchy are the real ones. Only the target is played (`planner.played`): it says what stands in the
+answer. What it would have written after a wrong guess nobody knows, so a store that learns from that
 (lookahead) is better measured with the model.
 """
 
@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hierspec.core.engine import Engine, Request
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import AnyRequest, Ask, Hierarchy, Tier
+from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
-from hierspec.core.verify import Answer
 from hierspec.paths import whole_file
+from hierspec.planner.played import PlayedScorer
+from hierspec.planner.traces import Trace
 from hierspec.progress import Progress, silent
 
 
@@ -34,47 +33,17 @@ class Record:
     output: tuple[int, ...]
 
 
-class RecordedScorer:
-    """Plays the target for one record after another: after the text of the record it writes what comes next there."""
-
-    name = "target"
-
-    def __init__(self, vocabulary: int) -> None:
-        self.vocabulary = vocabulary
-        self.text = np.empty(0, np.int32)
-
-    def score(self, asks: Sequence[Ask]) -> list[Answer]:
-        return [self._answer(ask) for ask in asks]
-
-    def release(self, request: AnyRequest) -> None:
-        return
-
-    def _answer(self, ask: Ask) -> Answer:
-        start, size = len(ask.context), len(self.text)
-        picks = np.zeros((1 + len(ask.proposal), 1), np.int32)  # after a token that is not there: any token
-        picks[0] = self.text[start]
-        standing = [False] * len(ask.proposal)
-        depths = ask.proposal.depths()
-        for node, (token, parent) in enumerate(zip(ask.proposal.tokens, ask.proposal.parents, strict=True)):
-            place = start + depths[node]
-            before = parent < 0 or standing[parent]
-            standing[node] = before and place < size and token == self.text[place]
-            if standing[node] and place + 1 < size:
-                picks[node + 1] = self.text[place + 1]
-        return Answer(picks=picks)
-
-
-def replay(records: Sequence[Record], tier: Tier, vocabulary: int, progress: Progress = silent) -> dict[str, Stats]:
-    """Counters by task when `tier`'s stores guess for the records, in their order. The tier's scorer is not used."""
-    scorer = RecordedScorer(vocabulary)
-    played = Tier(scorer, 1, tier.stores, tier.budget, tier.merge, appraiser=tier.appraiser)
-    hierarchy = Hierarchy((played,))
+def replay(records: Sequence[Record], tier: Tier, progress: Progress = silent) -> dict[str, Stats]:
+    """Counters by task when `tier`'s stores guess for the records, in their order. Its scorer is a played one."""
+    scorer = tier.scorer
+    assert isinstance(scorer, PlayedScorer)
+    hierarchy = Hierarchy((tier,))
     found: dict[str, Stats] = {}
     for number, record in enumerate(records, 1):
         if not record.output:
             continue
-        scorer.text = np.array(record.prompt + record.output, np.int32)
         request = Request(record.prompt, Sampling(max_tokens=len(record.output)), hierarchy)
+        scorer.script[request] = Trace(record.task, record.prompt, record.output)
         for _ in Engine().run([request]):
             pass
         if request.error is not None:
