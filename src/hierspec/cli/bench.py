@@ -1,8 +1,8 @@
 """Compare plans on prompts: equality with plain decoding first, then time.
 
-Prompts are 36 that ship, or those of a file with one JSON object a line, with `task` and `turns`. Plans run interleaved, prompt by prompt. The last line
-of standard output is one JSON document. Exits with 1 where a plan that promises the same text wrote something else and
-no tie explains it.
+Prompts are 36 that ship, or those of a file with one JSON object a line, with `task` and `turns`. Plans run
+interleaved, prompt by prompt. The last line of standard output is one JSON document. Exits with 1 where a plan that
+promises the same text wrote something else and no tie explains it.
 
 examples:
   hierspec bench --prompts prompts.jsonl --plans plain,lookup,layerskip

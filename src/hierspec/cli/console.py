@@ -10,7 +10,7 @@ import shlex
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -106,6 +106,22 @@ def note(text: RenderableType) -> None:
         print(text, file=sys.stderr)
         return
     Console(stderr=True, highlight=False, soft_wrap=True).print(text)
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on standard output; without rich as lines."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        print(title)
+        for row in (columns, *rows):
+            print("  ".join(row))
+        return
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, markup=False).print(table)
 
 
 def command_line() -> str:

@@ -1,113 +1,136 @@
-"""Plan a hierarchy: which tiers to stack, and how many tokens each gathers.
+"""Find the hierarchy that is fastest for a model on this machine: measure, search, run the best, write a plan file.
 
---simulate plans for machines and models that one does not have, from what passes cost and how often tokens stand
-(docs/planning.md has the file's keys). Nothing is measured and no model is loaded.
+Every tier that there is for the model says what it would have picked along the model's own answers, passes are timed,
+all plans are played on that, and the best are really run. The result is a plan file, and from then on what the plan
+`auto` means for this model on this machine. --simulate plans for machines and models that one does not have, from what
+passes cost and how often tokens stand (docs/planning.md has the file's keys).
 
 examples:
+  hierspec plan
+  hierspec plan ./Qwen3-0.6B --prompts prompts.jsonl --temperature 0.8 --output my-plan.toml --explain
   hierspec plan --simulate examples/whatif_hispec.toml --explain
-  hierspec plan --simulate costs.toml --output hierarchy.svg
-  hierspec plan --simulate costs.toml --json
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from hierspec.cli.console import command_line, progress_bars
+from hierspec.cli import options, plan_simulate
+from hierspec.cli.console import command_line, hand_out, note, progress_bars, show_table
 from hierspec.core.errors import HierspecError
 
-_SHOWN = 8  # hierarchies in the table
-_PLAYED = 3  # of them with coins
+if TYPE_CHECKING:
+    from hierspec.planner.choosing import Choice
+
+_SHOWN = 12  # plans in the table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--simulate", type=Path, metavar="FILE", help="plan from the figures of a TOML file")
+    options.add_model(parser)
     parser.add_argument(
-        "--explain", action="store_true", help="say why each tier is in or out: what changing that would cost"
+        "--prompts", type=Path, metavar="FILE", help="JSON lines with task and turns (default: 36 that ship)"
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="draw the best hierarchy, as SVG")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    parser.add_argument(
+        "--limit", type=int, default=12, metavar="N", help="prompts, spread over the tasks (default 12)"
+    )
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of each answer (default 64)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--max-memory", metavar="SIZE", help="leave out tiers that add more than this, such as 20M")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="plans to run besides plain (default 3)")
+    parser.add_argument("--seconds", type=float, default=8.0, metavar="S", help="to run each of them (default 8)")
+    parser.add_argument("--explain", action="store_true", help="say why each tier is in or out")
+    parser.add_argument("--simulate", type=Path, metavar="FILE", help="plan from the figures of a TOML file instead")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE",
+        help="the plan file (default: plan.toml), pictures beside it; with --simulate the picture",
+    )  # fmt: skip
+    parser.add_argument("--results", type=Path, metavar="FILE", help="write the JSON document to a file too")
+    parser.add_argument("--json", action="store_true", help="only the JSON document, no tables")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.simulate is None:
-        raise HierspecError("There is nothing to plan from; give a file of costs and acceptances with --simulate.")
+    if arguments.simulate is not None:
+        return plan_simulate.run(arguments)
+    if arguments.runs < 1 or arguments.limit < 1 or arguments.max_tokens < 8 or arguments.seconds <= 0:
+        raise HierspecError("--runs, --limit and --seconds must be more than 0, and --max-tokens at least 8.")
+    from hierspec.core.sampling import Sampling
+    from hierspec.machine import machine
     from hierspec.paths import whole_file
-    from hierspec.planner import whatif
-    from hierspec.planner.figures import in_words
-    from hierspec.planner.picture import picture
-    from hierspec.planner.report import compared, explained, tier_rows
-    from hierspec.planner.search import search
-    from hierspec.planner.simulate import play
+    from hierspec.planner.auto import keep_plan
+    from hierspec.planner.choice_report import charts, explained
+    from hierspec.planner.choosing import choose
+    from hierspec.prompts import own_prompts, read_prompts, spread
 
-    asked = whatif.read(arguments.simulate)
-    figures = asked.figures
+    sampling = Sampling(temperature=arguments.temperature, seed=arguments.seed)
+    prompts = spread(own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts), arguments.limit)
+    max_memory = None if arguments.max_memory is None else options.parse_size(arguments.max_memory)
+    model = options.load_model(arguments)
     with progress_bars() as progress:
-        found = search(figures, asked.limits)
-        progress("Playing with coins", 0, 1)
-        chosen = [one.ladder for one in found[:_PLAYED]] + list(asked.ladders.values())
-        listed = compared(figures, found, asked.ladders, {ladder: play(figures, ladder) for ladder in chosen})
-        reasons = explained(figures, found, asked.limits, progress) if arguments.explain else []
-    best = found[0].score
-    rows = tier_rows(figures, best)
-    if arguments.output is not None:
-        with whole_file(arguments.output) as temporary:
-            temporary.write_text(picture(figures, best, asked.title), encoding="utf-8")
-    if arguments.json:
-        document: dict[str, Any] = {
-            "command": command_line(), "title": asked.title, "plain_ms": round(1e3 * figures.target.seconds(1), 4),
-            "best": in_words(best.ladder), "tiers": rows, "hierarchies": [one.to_json() for one in listed],
-        }  # fmt: skip
-        print(json.dumps(document | ({"explained": reasons} if reasons else {}), ensure_ascii=False))
-        return 0
-    if asked.title:
-        print(asked.title)
-    _show(
-        f"The best hierarchy: {in_words(best.ladder)}",
-        ("tier", "ms/pass", "rows", "stand above", "gathered", "time", "predicted ms/token"),
-        [
-            (
-                row["tier"] + (f" + {row['store']}" if row["store"] else ""),
-                f"{row['pass_ms']:.3g}", f"{row['rows']:.1f}",
-                "" if row["stands"] is None else f"{100 * row['stands']:.0f}%",
-                f"{row['gathered']:.2f}", f"{100 * row['share']:.0f}%", f"{row['token_ms']:.3g}",
-            )
-            for row in rows
-        ],
-    )  # fmt: skip
-    named = [one for one in listed[_SHOWN:] if one.name or len(one.score.ladder) == 1]
-    _show(
-        "Hierarchies, the fastest first",
-        ("hierarchy", "ms/token", "over plain", "tokens/pass", "with coins"),
-        [
-            (
-                (f"{one.name}: " if one.name else "") + in_words(one.score.ladder),
-                f"{1e3 * one.score.seconds:.3g}", f"{one.speedup:.2f}x", f"{one.score.tokens_per_pass:.2f}",
-                "" if one.played is None else f"{1e3 * one.played.seconds:.3g} ± {1e3 * one.played.error:.1g}",
-            )
-            for one in listed[:_SHOWN] + named
-        ],
-    )  # fmt: skip
-    for reason in reasons:
-        print(reason)
+        choice = choose(
+            model, [(prompt.task, prompt.turns[0]) for prompt in prompts], sampling, arguments.max_tokens,
+            arguments.runs, arguments.seconds, max_memory, progress,
+        )  # fmt: skip
+    best, plain = choice.best, choice.plain
+    assert best.measured is not None
+    assert plain.measured is not None
+    output = arguments.output or Path("plan.toml")
+    about = (
+        f"made by: {command_line()}\n{best.name}: predicted "
+        f"{plain.predicted.seconds_per_token / best.predicted.seconds_per_token:.2f}x, measured "
+        f"{plain.measured / best.measured:.2f}x after the prompt, {model.dtype}, temperature {sampling.temperature}"
+    )
+    with whole_file(output) as temporary:
+        temporary.write_text("".join(f"# {line}\n" for line in about.splitlines()) + best.plan.to_toml(), "utf-8")
+    for name, chart in charts(choice).items():
+        with whole_file(output.with_name(f"{output.stem}-{name}.svg")) as temporary:
+            temporary.write_text(chart, encoding="utf-8")
+    keep_plan(best.plan, model.about, about)
+    if not arguments.json:
+        _show(choice)
+        for reason in explained(choice) if arguments.explain else []:
+            note(reason)
+        note(f"written to {output}; the plan auto is this one for {model.name} here from now on")
+    document = {
+        "machine": machine(), "command": command_line(), "model": model.name, "dtype": model.dtype,
+        "temperature": sampling.temperature, "max_tokens": arguments.max_tokens, "prompts": len(prompts),
+        **choice.to_json(), "explained": explained(choice),
+    }  # fmt: skip
+    hand_out(document, arguments.results)
     return 0
 
 
-def _show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output; without rich as lines."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        print(title)
-        for row in (columns, *rows):
-            print("  ".join(row))
-        return
-    table = Table(*columns, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+def _show(choice: Choice) -> None:
+    plain, best = choice.plain, choice.best
+    target = choice.best.predicted.stats.tiers[0]
+    rows = []
+    for level, tier in enumerate(best.predicted.stats.tiers):
+        stands = tier.written and (sum(best.predicted.stats.tiers[level - 1].accepted.values()) if level else 0)
+        rows.append(
+            (
+                tier.name, f"{1e3 * list(best.predicted.by_tier.values())[level] / max(tier.calls, 1):.2f}",
+                f"{tier.calls / max(target.written, 1):.2f}", f"{tier.written / max(tier.calls, 1):.2f}",
+                "" if not level else f"{100 * stands / max(tier.written, 1):.0f}%",
+                f"{100 * list(best.predicted.shares().values())[level]:.0f}%",
+            )
+        )  # fmt: skip
+    show_table(
+        f"The best hierarchy: {best.name}",
+        ("tier", "ms/pass", "passes/token", "tokens/pass", "stand above", "time"), rows,
+    )  # fmt: skip
+    show_table(
+        "Plans, the fastest first",
+        ("plan", "predicted ms/token", "measured", "over plain", "tokens/pass"),
+        [
+            (
+                one.name, f"{1e3 * one.predicted.seconds_per_token:.2f}",
+                "" if one.measured is None else f"{1e3 * one.measured:.2f}",
+                f"{plain.predicted.seconds_per_token / one.predicted.seconds_per_token:.2f}x"
+                if one.measured is None or plain.measured is None else f"{plain.measured / one.measured:.2f}x",
+                f"{one.predicted.tokens_per_pass:.2f}",
+            )
+            for one in [*choice.tried[:_SHOWN], *(one for one in choice.tried[_SHOWN:] if one is plain)]
+        ],
+    )  # fmt: skip

@@ -1,0 +1,80 @@
+"""A choice of plans, for people: pictures, and why each tier is in or out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hierspec.core.plan import Plan, TierPlan
+from hierspec.planner.acceptance import TARGET
+from hierspec.planner.choosing import Choice, Tried
+from hierspec.plot import Axis, Chart, Line
+
+
+def charts(choice: Choice) -> dict[str, str]:
+    """Predicted against measured, and where the time of the best plan goes; SVG text by name."""
+    run = [one for one in choice.tried if one.measured is not None]
+    points = sorted((1e3 * one.predicted.seconds_per_token, 1e3 * (one.measured or 0.0)) for one in run)
+    most = max(max(point) for point in points)
+    lines = [
+        Line("plans", points),
+        Line("as predicted", [(0.0, 0.0), (most, most)], dashed=True),
+    ]
+    compared = Chart(
+        "Predicted against measured", Axis("predicted ms a token"), Axis("measured ms a token"), lines,
+        f"{len(run)} plans that were run, after the prompt",
+    )  # fmt: skip
+    return {"predicted": compared.svg()}
+
+
+def explained(choice: Choice) -> list[str]:
+    """A sentence for each tier and store: the best plan with it against the best without it."""
+    best = choice.best
+    said = [f"{best.name} is the fastest of {len(choice.tried)} plans: {_figures(best)}."]
+    for what, has in _parts(choice):
+        inside = [one for one in choice.tried if has(one.plan)]
+        outside = [one for one in choice.tried if not has(one.plan)]
+        if not inside or not outside:
+            continue
+        one, other = (min(group, key=lambda tried: tried.seconds) for group in (inside, outside))
+        verdict = "in" if has(best.plan) else "out"
+        said.append(
+            f"{what} is {verdict}: the best plan with it is {one.name} ({_figures(one)}), without it {other.name} "
+            f"({_figures(other)})."
+        )
+    for key, name in choice.names.items():
+        if key != TARGET:
+            share = choice.acceptance.share(key)
+            costs = choice.figures.tier(key).costs.seconds(1)
+            said.append(f"{name}: {100 * share.rate:.0f}% of its guesses stand, a pass takes {1e3 * costs:.2f} ms.")
+    return said
+
+
+def _parts(choice: Choice) -> Iterator[tuple[str, _Has]]:
+    sources = dict.fromkeys(_source(tier) for one in choice.tried for tier in one.plan.tiers)
+    stores = dict.fromkeys(store for one in choice.tried for store in one.plan.stores)
+    for source in sources:
+        yield source, _Has(source)
+    for store in stores:
+        yield f"the store {store.removesuffix('?')}", _Has(store)
+
+
+class _Has:
+    """Whether a plan has this tier or store."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __call__(self, plan: Plan) -> bool:
+        stores = {*plan.stores, *(store for tier in plan.tiers for store in tier.stores)}
+        return self._what in stores or self._what in map(_source, plan.tiers)
+
+
+def _source(tier: TierPlan) -> str:
+    if tier.exit_layer is not None:
+        return f"exit {tier.exit_layer}"
+    return f"draft {tier.draft}" if tier.draft is not None else "skipped layers"
+
+
+def _figures(one: Tried) -> str:
+    how = "predicted" if one.measured is None else "measured"
+    return f"{1e3 * one.seconds:.2f} ms a token {how}, {one.predicted.tokens_per_pass:.2f} tokens a pass"
