@@ -43,9 +43,12 @@ class Score:
     rungs: tuple[RungScore, ...]
 
 
-def score(figures: Figures, ladder: Ladder) -> Score:
-    """Seconds a token, tokens a pass and who spends the time."""
-    found = _round(figures, ladder, 0)
+def score(figures: Figures, ladder: Ladder, known: Rounds | None = None) -> Score:
+    """Seconds a token, tokens a pass and who spends the time.
+
+    Ladders often have their lower tiers in common: whoever scores many of the same figures keeps `known` in between.
+    """
+    found = _round(figures, ladder, {} if known is None else known)
     tokens = sum((stood + 1) * chance for (stood, _), chance in found.law.items())
     seconds = sum(spent.seconds + spent.store_seconds for spent in found.spent)
     rungs = tuple(
@@ -83,6 +86,9 @@ class _Round:
     spent: tuple[_Spent, ...]  # of this tier and those below it
 
 
+Rounds = dict[Ladder, _Round]  # of ladders from some tier down, that tier's own block left open
+
+
 @dataclass(frozen=True)
 class Block:
     """What a tier hands up and what becomes of it."""
@@ -92,8 +98,15 @@ class Block:
     law: RoundLaw  # of the round above that verifies it
 
 
-def _round(figures: Figures, ladder: Ladder, level: int) -> _Round:
-    rung, tier = ladder[level], figures.tier(ladder[level].tier)
+def _round(figures: Figures, ladder: Ladder, known: Rounds) -> _Round:
+    key = (Rung(ladder[0].tier, store=ladder[0].store, budget=ladder[0].budget), *ladder[1:])
+    if key not in known:
+        known[key] = _worked_out(figures, ladder, known)
+    return known[key]
+
+
+def _worked_out(figures: Figures, ladder: Ladder, known: Rounds) -> _Round:
+    rung, tier = ladder[0], figures.tier(ladder[0].tier)
     store = None if rung.store is None else figures.store(rung.tier, rung.store)
     share, store_seconds, rows, seconds = 0.0, 0.0, 0.0, 0.0
     law: dict[tuple[int, int], float] = {}
@@ -104,12 +117,12 @@ def _round(figures: Figures, ladder: Ladder, level: int) -> _Round:
             # A guess that stood to its end leaves nothing to correct.
             _add(law, (stood, OWN if stood == store.rows else CORRECTED), chance)
     rest = 1.0 - share
-    if level + 1 == len(ladder):
+    if len(ladder) == 1:
         _add(law, (0, OWN), rest)
         own = _Spent(1.0, rows + rest, seconds + rest * tier.seconds(1), store_seconds)
         return _Round(law, (own,))
-    lower, below = ladder[level + 1], _round(figures, ladder, level + 1)
-    beneath = ladder[level + 2].tier if level + 2 < len(ladder) else None
+    lower, below = ladder[1], _round(figures, ladder[1:], known)
+    beneath = ladder[2].tier if len(ladder) > 2 else None
     block = gathered(below.law, lower, figures.survival(rung.tier, lower.tier, beneath), rung.budget)
     for outcome, chance in block.law.items():
         _add(law, outcome, rest * chance)

@@ -139,4 +139,6 @@ def _ms(seconds: float) -> str:
 def _against(other: Score, best: Score) -> str:
     slower = 100 * (other.seconds / best.seconds - 1)
     said = f"{slower:.1f}% slower" if slower >= 0.05 else "as fast"
+    if slower <= -0.05:  # tuning by steps does not always end at the very best
+        said = f"{-slower:.1f}% faster: the search missed it"
     return f"{in_words(other.ladder)} at {_ms(other.seconds)}, {said}"

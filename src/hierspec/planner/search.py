@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hierspec.planner.figures import Figures, Ladder, Rung, StoreFigures, Survival, shape
-from hierspec.planner.latency import Score, score
+from hierspec.planner.latency import Rounds, Score, score
 
-_POLISHED = 4  # of the best hierarchies are tuned step by step by the exact score
+_POLISHED = 3  # best hierarchies, and the best of each depth, are tuned step by step by the exact score
 _STEPS = 12  # at most, each
 
 
@@ -58,12 +58,15 @@ def search(figures: Figures, limits: Limits = USUAL, through: str | None = None)
     With `through` only those that have this tier, and plain decoding only if it is the target.
     """
     ways = shortest(figures, limits, through)
-    best = [Candidate(way.ladder, way.seconds, score(figures, way.ladder)) for way in ways]
+    known: Rounds = {}
+    best = [Candidate(way.ladder, way.seconds, score(figures, way.ladder, known)) for way in ways]
     plain: Ladder = (Rung(figures.target.name),)
     if through in (None, figures.target.name) and all(one.ladder != plain for one in best):
         best.append(Candidate(plain, estimate(figures, plain), score(figures, plain)))
     best.sort(key=lambda one: one.score.seconds)
-    polished = [_polished(figures, one, limits, through) for one in best[:_POLISHED]]
+    of_each_depth = {len(one.ladder): one for one in reversed(best)}.values()
+    tuned = dict.fromkeys((*best[:_POLISHED], *of_each_depth))
+    polished = [_polished(figures, one, limits, through, known) for one in tuned]
     by_shape: dict[object, Candidate] = {}  # tuning may lead several to one shape
     for one in sorted((*polished, *best), key=lambda one: one.score.seconds):
         by_shape.setdefault(shape(one.ladder), one)
@@ -160,21 +163,21 @@ def _tokens(survival: Survival, longest: int, candidates: int) -> np.ndarray:
     return 1.0 + np.cumsum(standing) + (1.0 - standing) * survival.runner_up(candidates)
 
 
-def _polished(figures: Figures, candidate: Candidate, limits: Limits, through: str | None) -> Candidate:
+def _polished(figures: Figures, candidate: Candidate, limits: Limits, through: str | None, known: Rounds) -> Candidate:
     """A hierarchy tuned by the exact score: from what the formula says and from short blocks, since costs that
     jump at some width leave more than one valley."""
     ladder = candidate.ladder
     short = (ladder[0], *(replace(rung, gather=min(2, limits.longest)) for rung in ladder[1:]))
-    starts = [candidate.score] + ([score(figures, short)] if len(ladder) > 2 else [])
-    best = min((_descended(figures, start, limits, through) for start in starts), key=_seconds)
+    starts = [candidate.score] + ([score(figures, short, known)] if len(ladder) > 2 else [])
+    best = min((_descended(figures, start, limits, through, known) for start in starts), key=_seconds)
     return Candidate(best.ladder, estimate(figures, best.ladder), best)
 
 
-def _descended(figures: Figures, best: Score, limits: Limits, through: str | None) -> Score:
+def _descended(figures: Figures, best: Score, limits: Limits, through: str | None, known: Rounds) -> Score:
     """Down the steepest step while there is one."""
     for _ in range(_STEPS):
         tried = (
-            score(figures, one)
+            score(figures, one, known)
             for one in _beside(figures, best.ladder, limits)
             if through is None or any(rung.tier == through for rung in one)
         )
