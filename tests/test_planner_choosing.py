@@ -1,4 +1,4 @@
-"""`hierspec plan`: the plan that is found is one of those that were run, it is kept for auto, and its text is plain's."""
+"""`hierspec plan`: the plan that is found was run, it is kept for auto, and what it writes is the text of plain."""
 
 from __future__ import annotations
 
