@@ -15,7 +15,7 @@ from hierspec.core.stats import Stats
 from hierspec.planner import recording
 from hierspec.planner.acceptance import TARGET, Share, acceptance, agreement
 from hierspec.planner.cost_table import Cell, CostTable, Curve, Parts, cost_table, measure_parts
-from hierspec.planner.prediction import Overhead, predict
+from hierspec.planner.prediction import Overhead, measured_overhead, predict
 from hierspec.planner.priced import PricedScorers
 from hierspec.planner.recording import kept_traces, record_traces, scorers_of
 from hierspec.planner.traces import Picks, Trace, load_traces, save_traces, scorer_key
@@ -160,6 +160,13 @@ def test_ladders_policies_and_batches_can_be_predicted(model, traces, table):
             assert set(json.loads(json.dumps(found.to_json()))["tasks"]) == {"one", "two"}
 
 
+def test_the_loop_is_timed_beside_real_passes(model, traces, table):
+    found = measured_overhead(model, traces[0], table)
+    assert 1 <= found.factor < 100
+    plain = predict(model, Plan(), traces[:1], table, Overhead(0.0, 1.0))
+    assert plain.loop == plain.tokens == len(traces[0].output) - 1
+
+
 def test_what_cannot_be_predicted_is_told(model, traces, table):
     with pytest.raises(HierspecError, match="rule coupled"):
         predict(model, Plan(rule="residual"), traces, table)
@@ -197,14 +204,15 @@ def test_a_machine_keeps_its_traces(model, tmp_path, monkeypatch):
     told = []
     arguments = (model, PROMPTS[:1], TIERS[:1], 6, Sampling(), lambda *said: told.append(said))
     first = kept_traces(*arguments)
-    assert told
+    before = len(told)
+    assert told[-1][1] == told[-1][2]
     again = kept_traces(*arguments)
-    assert len(told) == 1
+    assert len(told) == before > 0
     assert again[0].output == first[0].output
     [path] = tmp_path.glob("traces/*.safetensors")
     path.write_bytes(path.read_bytes()[:100])
     assert kept_traces(*arguments)[0].output == first[0].output
-    assert len(told) == 2
+    assert len(told) == 2 * before
     kept_traces(model, PROMPTS[:1], TIERS[:2], 6, Sampling())
     assert len(list(tmp_path.glob("traces/*.safetensors"))) == 2
 
@@ -270,9 +278,9 @@ def test_a_table_is_measured_once(model, tmp_path, monkeypatch):
     monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path))
     told = []
     scorers = scorers_of(model, TIERS)
-    first = cost_table(scorers, ["tiny"], progress=lambda *said: told.append(said))
+    first = cost_table(model, scorers, progress=lambda *said: told.append(said))
     before = len(told)
-    again = cost_table(scorers, ["tiny"], progress=lambda *said: told.append(said))
+    again = cost_table(model, scorers, progress=lambda *said: told.append(said))
     assert len(told) == before > 0
     assert again == first == CostTable.from_json(json.loads(json.dumps(first.to_json())))
     assert {name for name, parts in ((p.name, p) for p in first.scorers.values()) if parts.own is None} == {
@@ -281,7 +289,7 @@ def test_a_table_is_measured_once(model, tmp_path, monkeypatch):
     assert all(parts.seconds(8, 100, 4) > 0 for parts in first.scorers.values())
     assert len(first.rows()) == 1 + len(scorers)
     next(tmp_path.glob("costs/parts-*.json")).write_text("{")
-    cost_table(scorers, ["tiny"], progress=lambda *said: told.append(said))
+    cost_table(model, scorers, progress=lambda *said: told.append(said))
     assert len(told) > before
 
 

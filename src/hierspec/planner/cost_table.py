@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,6 +35,9 @@ from hierspec.models.scorer import ModelScorer, StateScorer
 from hierspec.paths import cache_folder, whole_file
 from hierspec.planner.traces import scorer_key
 from hierspec.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from hierspec.language_model import LanguageModel
 
 CONTEXTS = (64, 512, 2048)
 BATCHES = (1, 4, 16)
@@ -182,13 +186,12 @@ class CostTable:
 
 
 def cost_table(
-    scorers: Iterable[StateScorer], about: Sequence[object] = (), sampled: bool = False, progress: Progress = silent,
-) -> CostTable:  # fmt: skip
-    """The table of these scorers, from the cache what was measured before on this machine. `about` tells the model from
-    others, as for a `CostBook`."""
+    model: LanguageModel, scorers: Iterable[StateScorer], sampled: bool = False, progress: Progress = silent
+) -> CostTable:
+    """The table of these scorers of a model, from the cache what was measured before on this machine."""
     unlike = {scorer_key(scorer): scorer for scorer in scorers}
     found: dict[str, Parts] = {}
-    paths = {key: _path(scorer, about, sampled) for key, scorer in unlike.items()}
+    paths = {key: _path(model, scorer, sampled) for key, scorer in unlike.items()}
     for path in paths.values():
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # absent or damaged: measure again
             found.update(CostTable.from_json(json.loads(path.read_text(encoding="utf-8"))).scorers)
@@ -204,8 +207,10 @@ def cost_table(
     return CostTable({key: found[key] for key in unlike}, sampled)
 
 
-def _path(scorer: StateScorer, about: Sequence[object], sampled: bool) -> Any:
-    identity = [machine(), torch.get_num_threads(), scorer_key(scorer), scorer.layers, list(about), sampled, _VERSION]
+def _path(model: LanguageModel, scorer: StateScorer, sampled: bool) -> Path:
+    pack = {} if model.pack is None else dict(model.pack.hashes)
+    about = [str(model.folder), model.dtype, model.weights, pack, scorer_key(scorer), scorer.layers]
+    identity = [machine(), torch.get_num_threads(), about, sampled, _VERSION]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
     return cache_folder() / "costs" / f"parts-{key}.json"
 
@@ -233,8 +238,9 @@ def measure_parts(
                     wanted = narrow or (turn < _FEW_ROUNDS and rows & (rows - 1) == 0)
                     if rows > _MOST_ROWS or not wanted:
                         continue
-                    for scorer in scorers:
-                        for part, seconds in bench.run(scorer, width, heads=number == 0).items():
+                    for place, scorer in enumerate(scorers):
+                        # Small tiers run several times in a row: once after others had the caches, then not.
+                        for part, seconds in bench.run(scorer, width, 2 if place else 1, heads=number == 0).items():
                             cells = times.setdefault((scorer_key(scorer), part), {})
                             cells.setdefault((rows, context, batch), []).append(seconds)
         finally:
@@ -275,15 +281,19 @@ class _Bench:
         for scorer in scorers:
             scorer.forget()
             for _ in range(2):
-                self.run(scorer, most if batch == 1 else 1, heads=True)
+                self.run(scorer, most if batch == 1 else 1)
         pools = {id(pool): pool for scorer in scorers for pool in (scorer.pool, *_own_pools(scorer))}
         for pool in pools.values():
             for staircase in pool.staircases():
                 # Copies what is held, so that it lies in pages of its own: untouched ones are read far too fast.
                 staircase.grow(staircase.capacity + 1)
 
-    def run(self, scorer: StateScorer, width: int, heads: bool) -> dict[str, float]:
-        """Seconds of the parts of a pass over `width` tokens of each request."""
+    def run(self, scorer: StateScorer, width: int, times: int = 1, heads: bool = True) -> dict[str, float]:
+        """Seconds of the parts of a pass over `width` tokens of each request, the mean of so many in a row."""
+        runs = [self._run(scorer, width, heads) for _ in range(times)]
+        return {part: sum(run[part] for run in runs) / times for part in runs[0]}
+
+    def _run(self, scorer: StateScorer, width: int, heads: bool) -> dict[str, float]:
         clock, found, done = time.perf_counter, dict[str, float](), self._context
         asks = [
             Ask(scorer, text[: done + width], NOTHING, request, 1, False, TierStats(scorer.name))
