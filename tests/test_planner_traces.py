@@ -14,7 +14,8 @@ from hierspec import HierspecError, Plan, Sampling, TierPlan
 from hierspec.core.stats import Stats
 from hierspec.planner import recording
 from hierspec.planner.acceptance import TARGET, Share, acceptance, agreement
-from hierspec.planner.cost_table import Cell, CostTable, Curve, Parts, cost_table, measure_parts
+from hierspec.planner.cost_measuring import cost_table, measure_parts
+from hierspec.planner.cost_table import Cell, CostTable, Curve, Parts
 from hierspec.planner.prediction import Overhead, measured_overhead, predict
 from hierspec.planner.priced import PricedScorers
 from hierspec.planner.recording import kept_traces, record_traces, scorers_of
@@ -49,12 +50,12 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module", params=TEMPERATURES)
 def sampling(request):
     """No text ends early: what a draft says off the text is not known, and so not whether it ends there."""
-    return Sampling(max_tokens=32, temperature=request.param, seed=11, logit_bias={2: -math.inf})
+    return Sampling(max_tokens=24, temperature=request.param, seed=11, logit_bias={2: -math.inf})
 
 
 @pytest.fixture(scope="module")
 def traces(model, sampling):
-    return record_traces(model, PROMPTS, TIERS, 32, sampling)
+    return record_traces(model, PROMPTS, TIERS, 24, sampling)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_picks_are_what_the_real_plan_drafts(model, sampling, traces, tier):
                 compared += 1
                 if token != trace.output[written + depth]:
                     break
-    assert compared > 50
+    assert compared > 40
 
 
 def counters(stats: Stats):
@@ -119,7 +120,7 @@ def test_a_single_draft_does_exactly_what_was_predicted(model, sampling, traces,
         model.forget()
         real.add(model.generate(prompt, plan=plan, sampling=sampling).stats)
     assert counters(found.stats) == counters(real)
-    assert real.tiers[0].accepted.total() > 5
+    assert real.tiers[0].accepted.total() > 3
     assert found.tokens_per_pass == real.tokens_per_pass
     assert sum(found.shares().values()) == pytest.approx(1)
 
@@ -286,6 +287,7 @@ def test_a_table_is_measured_once(model, tmp_path, monkeypatch):
     assert {name for name, parts in ((p.name, p) for p in first.scorers.values()) if parts.own is None} == {
         *("target", "exit 3", "without 1")
     }
+    assert [parts.name for parts in first.scorers.values() if parts.later is not None] == ["feature drafter"]
     assert all(parts.seconds(8, 100, 4) > 0 for parts in first.scorers.values())
     assert len(first.rows()) == 1 + len(scorers)
     next(tmp_path.glob("costs/parts-*.json")).write_text("{")
