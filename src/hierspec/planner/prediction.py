@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hierspec.core.engine import Engine, Request
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy
@@ -31,7 +33,7 @@ class Overhead:
     """What is not a pass: stores, verification, counters. Played runs really do it, so their time is taken; beside
     passes that fill the caches it takes longer, and text is made of tokens."""
 
-    factor: float = 1.0  # on the time that the loop took while it was played
+    factor: float = 2.0  # on the time that the loop took while it was played
     per_pass: float = 0.0  # seconds for each pass of the target
 
 
@@ -100,6 +102,23 @@ def predict(
         _run(hierarchy, traces[start : start + batch], prices, script, overhead, found)
         progress("Playing a plan", min(start + batch, len(traces)), len(traces))
     return found
+
+
+def measured_overhead(model: LanguageModel, trace: Trace, table: CostTable) -> Overhead:
+    """From one text, written plainly and played: how much longer the loop takes beside real passes."""
+    plan = Plan()
+    sampling = Sampling(max_tokens=trace.most, temperature=trace.temperature, seed=trace.seed)
+    request = model.apart().request(list(trace.prompt), plan, sampling)
+    outside, before = [], 0.0
+    for _, step in Engine().run([request]):
+        judging = request.stats.tiers[0].seconds
+        outside.append(step.seconds - (judging - before))
+        before = judging
+    played = predict(model, plan, [trace], table, Overhead(1.0))
+    if len(outside) < 2 or not played.loop:
+        return Overhead()
+    # The median: what else runs on the machine stretches single steps.
+    return Overhead(max(1.0, float(np.median(outside[1:])) * (len(outside) - 1) / played.loop))
 
 
 def _played(real: Hierarchy, traces: Sequence[Trace], prices: PricedScorers, script: Script) -> list[PlayedScorer]:

@@ -99,14 +99,22 @@ class PricedHead:
         return
 
 
+@dataclass
 class PricedJoin:
-    """Its time was measured with that of the layers behind it."""
+    """Measured with the layers behind it: its time is what these rows take more than others do."""
 
-    bytes = 0
+    meter: Meter
+    these: Curve | None = None
+    others: Curve | None = None
+    bytes: int = 0
 
     def __call__(
         self, tokens: np.ndarray, states: Tensor, boundaries: Sequence[int], places: np.ndarray, norms: Tensor | None
     ) -> Tensor:
+        if self.these is not None and self.others is not None:
+            context, rows = int(places[-1]) + 1, len(tokens)
+            more = self.these.seconds(rows, context) - self.others.seconds(rows, context)
+            self.meter.seconds += max(more, 0.0)
         return torch.zeros(len(tokens), 1)
 
 
@@ -150,10 +158,11 @@ class PricedScorers:
         assert isinstance(scorer, AdapterScorer | FeatureScorer | SmallScorer)
         own = self._decoder(scorer.layer.decoder)
         assert parts.own is not None
-        own.curves[own.config.layers] = parts.own
+        own.curves[own.config.layers] = parts.later or parts.own
         changes["layer"] = Layer(own, self._pool(scorer.layer.pool, own))
         if isinstance(scorer, FeatureScorer):
-            changes |= {"first": PricedJoin(), "join": PricedJoin()}
+            first = PricedJoin(self.meter, parts.own, parts.later)
+            changes |= {"first": first, "join": PricedJoin(self.meter)}
             for layer in scorer.reads:
                 pool.add_boundary(layer)
         return replace(scorer, **changes)

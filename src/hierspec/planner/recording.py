@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 DEPTHS = 8  # of drafts on their own states that are told apart; deeper ones are taken to be like the deepest
 CANDIDATES = 3  # the pick and its runners-up
+_SAID = "Recording what every tier would pick"
 _GROUP = 8  # texts side by side: as many staircases as a pool keeps for requests that have ended
 
 
@@ -59,7 +60,8 @@ def record_traces(
         plain = Hierarchy((Tier(target),))
         writing = [Request(text, sampling, plain, model.stop_ids, model.config.context) for text in texts]
         for _ in Engine().run(writing):
-            pass
+            written = sum(max_tokens if wrote.ended else len(wrote.output) for wrote in writing)
+            progress(_SAID, start * max_tokens + written // 2, len(prompts) * max_tokens)  # then others are asked
         asking = [Request(text, sampling, hierarchy, model.stop_ids, model.config.context) for text in texts]
         try:
             for wrote, request in zip(writing, asking, strict=True):
@@ -75,7 +77,7 @@ def record_traces(
             prompt, output = tuple(request.prompt.tolist()), tuple(writing[place].output)
             stop_ids = tuple(sorted(request.stop_ids))
             traces.append(Trace(task, prompt, output, picks, sampling.temperature, seed, request.limit, stop_ids))
-        progress("Recording what every tier would pick", start + len(group), len(prompts))
+        progress(_SAID, (start + len(group)) * max_tokens, len(prompts) * max_tokens)
     return traces
 
 
@@ -135,9 +137,9 @@ def _picks(scorer: StateScorer, requests: Sequence[Request]) -> list[Picks]:
         return _picks_by_depth(scorer, requests)
     # Where all drafted tokens before it stand, a tier has the text before it and nothing else to go by: one ask about
     # the whole output says what it picks at every position, whatever had been written.
-    asks = [_ask(scorer, request, len(request.prompt), len(request.output) - 1) for request in requests]
     found = []
-    for request, answer in zip(requests, scorer.score(asks), strict=True):
+    for request in requests:  # one by one: logits of a whole text are large
+        [answer] = scorer.score([_ask(scorer, request, len(request.prompt), len(request.output) - 1)])
         picks = _empty(1, len(request.output), answer)
         for place in range(len(request.output)):
             _put(picks, 0, place, answer, place)
