@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import DEFAULT_KV_MEMORY, LanguageModel
 from hierspec.models.decoder import Decoder
 from hierspec.models.scorer import AnyDecoder
+from hierspec.planner.figures import Figures, Rung, Survival, TierFigures
+from hierspec.planner.latency import score
 from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
 from hierspec.testing.checkpoints import random_weights, tiny_config, write_byte_tokenizer
@@ -129,33 +132,11 @@ def predictions(model: LanguageModel, rates: Setting, progress: Progress = silen
 
 def predicted_speedup(costs: Sequence[Costs], chances: Sequence[float], gathers: Sequence[int]) -> float:
     """Of tiers from the target down: costs of each, the chance of a token of each at the one above, what it gathers."""
-    law, seconds = _block(costs, chances, [1, *gathers])
-    return sum(size * p for size, p in law.items()) / seconds * costs[0].seconds(1)
-
-
-def _block(costs: Sequence[Costs], chances: Sequence[float], gathers: Sequence[int]) -> tuple[dict[int, float], float]:
-    """How many tokens the first of these tiers hands up, as a law, and the seconds that it takes."""
-    if not chances:
-        return {gathers[0]: 1.0}, gathers[0] * costs[0].seconds(1)
-    guess, seconds = _block(costs[1:], chances[1:], gathers[1:])
-    chance = chances[0]
-    step: dict[int, float] = {}  # tokens of one round
-    for size, p in guess.items():
-        seconds += p * costs[0].seconds(1 + size)
-        for stood in range(size + 1):
-            share = chance**stood * (1 - chance if stood < size else 1.0)
-            step[stood + 1] = step.get(stood + 1, 0.0) + p * share
-    law: dict[int, float] = {}
-    waiting, rounds = {0: 1.0}, 0.0
-    while waiting:  # every round brings a token at least, so this ends
-        rounds += sum(waiting.values())
-        later: dict[int, float] = {}
-        for have, p in waiting.items():
-            for more, share in step.items():
-                where = law if have + more >= gathers[0] else later
-                where[have + more] = where.get(have + more, 0.0) + p * share
-        waiting = later
-    return law, rounds * seconds
+    names = [str(place) for place in range(len(costs))]
+    tiers = tuple(TierFigures(name, own) for name, own in zip(names, costs, strict=True))
+    stands = {pair: Survival((chance,)) for pair, chance in zip(pairwise(names), chances, strict=True)}
+    ladder = tuple(Rung(name, gather) for name, gather in zip(names, (1, *gathers), strict=True))
+    return costs[0].seconds(1) / score(Figures(tiers, stands), ladder).seconds
 
 
 def compared(result: dict[str, Any], predicted: dict[str, float]) -> dict[str, Any]:

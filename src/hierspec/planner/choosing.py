@@ -21,10 +21,11 @@ from hierspec.core.plan import NAMED, Plan, TierPlan
 from hierspec.core.sampling import Sampling
 from hierspec.models.scorer import StateScorer
 from hierspec.planner.acceptance import TARGET, Acceptance, acceptance
-from hierspec.planner.cost_table import WIDTHS, CostTable, cost_table
+from hierspec.planner.cost_measuring import WIDTHS, cost_table
+from hierspec.planner.cost_table import CostTable
 from hierspec.planner.figures import Figures, Ladder, Survival, TierFigures
 from hierspec.planner.memory import added_weights
-from hierspec.planner.prediction import Overhead, Prediction, predict
+from hierspec.planner.prediction import Overhead, Prediction, measured_overhead, predict
 from hierspec.planner.recording import kept_traces, scorers_of
 from hierspec.planner.search import Limits, search
 from hierspec.planner.traces import Trace, scorer_key
@@ -132,7 +133,7 @@ def choose(
     traces = kept_traces(model, prompts, tiers, max_tokens, sampling, progress)
     took["traces"], began = clock() - began, clock()
     scorers = scorers_of(model, tiers)
-    table = cost_table(scorers, model.about, sampling.temperature > 0, progress)
+    table = cost_table(model, scorers, sampling.temperature > 0, progress)
     took["costs"], began = clock() - began, clock()
     found = acceptance(traces)
     keys = [TARGET, *(scorer_key(scorer) for scorer in scorers[1:])]
@@ -140,7 +141,7 @@ def choose(
     by_key = dict(zip(keys[1:], tiers, strict=True))
     plans = _plans(model, tiers, [one.ladder for one in search(figures, _LIMITS)], by_key)
     took["search"], began = clock() - began, clock()
-    overhead = Overhead()
+    overhead = measured_overhead(model, traces[0], table)
     tried = _played(model, plans, traces, table, overhead, max(_PLAYED, runs), progress)
     took["playing"], began = clock() - began, clock()
     chosen = tried[:runs]
