@@ -8,9 +8,9 @@ import pytest
 from hierspec.cli.main import main
 from hierspec.core.appraisal import Costs
 from hierspec.core.errors import HierspecError
-from hierspec.planner.ablation import ablation, answered_before, distinct
 from hierspec.planner.costs import read_costs
-from hierspec.planner.replay import Record, write_records
+from hierspec.planner.playing.ablation import ablation, answered_before, distinct
+from hierspec.planner.playing.replay import Record, write_records
 from hierspec.stores.context import ContextStore
 from hierspec.stores.history import HistoryStore
 from hierspec.testing.checkpoints import tiny_checkpoint

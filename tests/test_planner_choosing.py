@@ -11,9 +11,9 @@ import hierspec
 from hierspec import Plan, Sampling
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
-from hierspec.planner.acceptance import TARGET
 from hierspec.planner.choice_report import charts, explained
 from hierspec.planner.choosing import candidate_tiers, choose
+from hierspec.planner.playing.acceptance import TARGET
 from hierspec.prompts import own_prompts
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.testing.packs import tiny_pack
@@ -126,7 +126,7 @@ def test_our_own_prompts_are_six_of_each_family() -> None:
 
 
 def test_a_plan_without_coupling_cannot_be_played(model: hierspec.LanguageModel) -> None:
-    from hierspec.planner.prediction import predict
+    from hierspec.planner.playing.prediction import predict
 
     with pytest.raises(HierspecError, match="cannot be predicted"):
         predict(model, Plan(rule="residual"), [], None)  # type: ignore[arg-type]

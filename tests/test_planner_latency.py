@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hierspec.core.appraisal import Costs
 from hierspec.core.errors import HierspecError
 from hierspec.core.policy import CORRECTED, OWN, STOOD
-from hierspec.planner.figures import Figures, Rung, StoreFigures, Survival, TierFigures, in_words
-from hierspec.planner.latency import gathered, score
-from hierspec.planner.simulate import play
+from hierspec.planner.ladders.figures import Figures, Rung, StoreFigures, Survival, TierFigures, in_words
+from hierspec.planner.ladders.latency import gathered, score
+from hierspec.planner.ladders.simulate import play
 
 rates = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=3).map(tuple)
 survivals = st.builds(Survival, rates, rates, rates, st.just((0.3,)))

@@ -14,12 +14,12 @@ from hierspec.bench.planning import chart, growth, synthetic_figures
 from hierspec.cli.main import main
 from hierspec.core.appraisal import Costs
 from hierspec.core.errors import HierspecError
-from hierspec.planner import whatif
-from hierspec.planner.figures import Figures, Rung, StoreFigures, Survival, TierFigures, shape
-from hierspec.planner.latency import score
-from hierspec.planner.picture import picture
-from hierspec.planner.report import compared, explained, tier_rows
-from hierspec.planner.search import Limits, estimate, search, shortest
+from hierspec.planner.ladders import whatif
+from hierspec.planner.ladders.figures import Figures, Rung, StoreFigures, Survival, TierFigures, shape
+from hierspec.planner.ladders.latency import score
+from hierspec.planner.ladders.picture import picture
+from hierspec.planner.ladders.report import compared, explained, tier_rows
+from hierspec.planner.ladders.search import Limits, estimate, search, shortest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 chances = st.floats(0.0, 1.0)

@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 import hierspec
 from hierspec import HierspecError, Plan, Sampling, TierPlan
 from hierspec.core.stats import Stats
-from hierspec.planner import recording
-from hierspec.planner.acceptance import TARGET, Share, acceptance, agreement
-from hierspec.planner.cost_measuring import cost_table, measure_parts
-from hierspec.planner.cost_table import Cell, CostTable, Curve, Parts
-from hierspec.planner.prediction import Overhead, measured_overhead, predict
-from hierspec.planner.priced import PricedScorers
-from hierspec.planner.recording import kept_traces, record_traces, scorers_of
-from hierspec.planner.traces import Picks, Trace, load_traces, save_traces, scorer_key
+from hierspec.planner.playing import recording
+from hierspec.planner.playing.acceptance import TARGET, Share, acceptance, agreement
+from hierspec.planner.playing.cost_measuring import cost_table, measure_parts
+from hierspec.planner.playing.cost_table import Cell, CostTable, Curve, Parts
+from hierspec.planner.playing.prediction import Overhead, measured_overhead, predict
+from hierspec.planner.playing.priced import PricedScorers
+from hierspec.planner.playing.recording import kept_traces, record_traces, scorers_of
+from hierspec.planner.playing.traces import Picks, Trace, load_traces, save_traces, scorer_key
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.testing.packs import tiny_pack
 

@@ -11,8 +11,8 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Tier
 from hierspec.core.plan import Plan
 from hierspec.own_answers import write_answers
-from hierspec.planner.played import PlayedScorer
-from hierspec.planner.replay import Record, read_records, replay, write_records
+from hierspec.planner.playing.played import PlayedScorer
+from hierspec.planner.playing.replay import Record, read_records, replay, write_records
 from hierspec.stores.context import ContextStore
 from hierspec.stores.history import HistoryStore
 from hierspec.testing.checkpoints import tiny_checkpoint

@@ -16,8 +16,8 @@ from typing import Any
 from hierspec.core.appraisal import Costs
 from hierspec.machine import machine
 from hierspec.paths import whole_file
-from hierspec.planner.figures import Figures, StoreFigures, Survival, TierFigures
-from hierspec.planner.search import USUAL, search, shortest
+from hierspec.planner.ladders.figures import Figures, StoreFigures, Survival, TierFigures
+from hierspec.planner.ladders.search import USUAL, search, shortest
 from hierspec.plot import Axis, Chart, Line
 from hierspec.progress import Progress, silent
 

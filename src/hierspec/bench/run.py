@@ -15,7 +15,7 @@ from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
 from hierspec.generation import Generation
 from hierspec.language_model import LanguageModel
-from hierspec.planner.replay import Record
+from hierspec.planner.playing.replay import Record
 from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
 

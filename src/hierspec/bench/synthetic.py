@@ -20,8 +20,8 @@ from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import DEFAULT_KV_MEMORY, LanguageModel
 from hierspec.models.decoder import Decoder
 from hierspec.models.scorer import AnyDecoder
-from hierspec.planner.figures import Figures, Rung, Survival, TierFigures
-from hierspec.planner.latency import score
+from hierspec.planner.ladders.figures import Figures, Rung, Survival, TierFigures
+from hierspec.planner.ladders.latency import score
 from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
 from hierspec.testing.checkpoints import random_weights, tiny_config, write_byte_tokenizer

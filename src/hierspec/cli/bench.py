@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.bench.peers import open_peer
     from hierspec.bench.report import document
     from hierspec.bench.run import PLAIN, records, run_plans
-    from hierspec.planner.replay import write_records
+    from hierspec.planner.playing.replay import write_records
 
     opened = [open_peer(name, model.folder, model.dtype, str(model.decoder.device), model.stop_ids) for name in peers]
     with progress_bars() as progress:

@@ -131,9 +131,9 @@ def _drop(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from hierspec.planner.ablation import ablation, answered_before, distinct, replay_with
     from hierspec.planner.costs import read_costs
-    from hierspec.planner.replay import read_records
+    from hierspec.planner.playing.ablation import ablation, answered_before, distinct, replay_with
+    from hierspec.planner.playing.replay import read_records
     from hierspec.stores import open_store
     from hierspec.stores.history import SHARED, HistoryStore
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hierspec.core.plan import Plan, TierPlan
-from hierspec.planner.acceptance import TARGET
 from hierspec.planner.choosing import Choice, Tried
+from hierspec.planner.playing.acceptance import TARGET
 from hierspec.plot import Axis, Chart, Line
 
 

@@ -20,15 +20,15 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.plan import NAMED, Plan, TierPlan
 from hierspec.core.sampling import Sampling
 from hierspec.models.scorer import StateScorer
-from hierspec.planner.acceptance import TARGET, Acceptance, acceptance
-from hierspec.planner.cost_measuring import WIDTHS, cost_table
-from hierspec.planner.cost_table import CostTable
-from hierspec.planner.figures import Figures, Ladder, Survival, TierFigures
+from hierspec.planner.ladders.figures import Figures, Ladder, Survival, TierFigures
+from hierspec.planner.ladders.search import Limits, search
 from hierspec.planner.memory import added_weights
-from hierspec.planner.prediction import Overhead, Prediction, measured_overhead, predict
-from hierspec.planner.recording import kept_traces, scorers_of
-from hierspec.planner.search import Limits, search
-from hierspec.planner.traces import Trace, scorer_key
+from hierspec.planner.playing.acceptance import TARGET, Acceptance, acceptance
+from hierspec.planner.playing.cost_measuring import WIDTHS, cost_table
+from hierspec.planner.playing.cost_table import CostTable
+from hierspec.planner.playing.prediction import Overhead, Prediction, measured_overhead, predict
+from hierspec.planner.playing.recording import kept_traces, scorers_of
+from hierspec.planner.playing.traces import Trace, scorer_key
 from hierspec.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -128,6 +128,7 @@ def choose(
 ) -> Choice:
     """The best plan for such prompts: `runs` of those that are predicted to be fast are run, `seconds` each."""
     clock, took = time.perf_counter, dict[str, float]()
+    prompts = _in_turn(prompts)
     tiers = candidate_tiers(model, max_memory)
     began = clock()
     traces = kept_traces(model, prompts, tiers, max_tokens, sampling, progress)
@@ -153,12 +154,22 @@ def choose(
     return Choice(tried, figures, found, table, names, took)
 
 
+def _in_turn(prompts: Sequence[tuple[str, Prompt]]) -> list[tuple[str, Prompt]]:
+    """One of each task after another, so that the first few are like all of them."""
+    seen: dict[str, int] = {}
+    places = []
+    for place, (task, _) in enumerate(prompts):
+        seen[task] = seen.get(task, 0) + 1
+        places.append((seen[task], place))
+    return [prompts[place] for _, place in sorted(places)]
+
+
 def _played(
     model: LanguageModel, plans: Mapping[str, Plan], traces: Sequence[Trace], table: CostTable, overhead: Overhead,
     most: int, progress: Progress,
 ) -> list[Tried]:  # fmt: skip
     """All plans on some of the traces, the best `most` of them and plain on all; the fastest first."""
-    some = traces[:: max(1, len(traces) // _SOME)]
+    some = traces[:_SOME]
     total = len(plans) + most + 1
     tried = []
     for number, (name, plan) in enumerate(plans.items()):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-from hierspec.planner.figures import Figures
-from hierspec.planner.latency import Score
+from hierspec.planner.ladders.figures import Figures
+from hierspec.planner.ladders.latency import Score
 from hierspec.plot import COLOURS
 
 _WIDTH, _LEFT, _BOX, _HEIGHT, _GAP, _TOP = 760, 40, 300, 66, 62, 84

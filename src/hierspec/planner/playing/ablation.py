@@ -12,8 +12,8 @@ import numpy as np
 from hierspec.core.appraisal import Appraiser, Costs
 from hierspec.core.hierarchy import Store, Tier
 from hierspec.core.stats import Stats
-from hierspec.planner.played import PlayedScorer
-from hierspec.planner.replay import Record, replay
+from hierspec.planner.playing.played import PlayedScorer
+from hierspec.planner.playing.replay import Record, replay
 from hierspec.progress import Progress, silent
 
 _BEGINNING = 24  # tokens by which an answer is known again

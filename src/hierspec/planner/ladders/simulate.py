@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass
 
 from hierspec.core.policy import CORRECTED, OWN, STOOD
-from hierspec.planner.figures import Figures, Ladder
+from hierspec.planner.ladders.figures import Figures, Ladder
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 from hierspec.core.appraisal import Costs
 from hierspec.core.errors import HierspecError
 from hierspec.models.scorer import StateScorer
-from hierspec.planner.traces import scorer_key
+from hierspec.planner.playing.traces import scorer_key
 
 CONTEXTS = (64, 512, 2048)
 BATCHES = (1, 4, 16)

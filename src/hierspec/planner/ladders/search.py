@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hierspec.planner.figures import Figures, Ladder, Rung, StoreFigures, Survival, shape
-from hierspec.planner.latency import Rounds, Score, score
+from hierspec.planner.ladders.figures import Figures, Ladder, Rung, StoreFigures, Survival, shape
+from hierspec.planner.ladders.latency import Rounds, Score, score
 
 _POLISHED = 3  # best hierarchies, and the best of each depth, are tuned step by step by the exact score
 _STEPS = 12  # at most, each

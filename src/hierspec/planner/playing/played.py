@@ -17,7 +17,7 @@ import numpy as np
 from hierspec.core.hierarchy import AnyRequest, Ask
 from hierspec.core.sampling import noise_keys
 from hierspec.core.verify import Answer
-from hierspec.planner.traces import Trace
+from hierspec.planner.playing.traces import Trace
 
 Script = MutableMapping[AnyRequest, Trace]  # which text a request is for
 _APART = 4  # tokens between those that tiers say which do not agree: room for runners-up

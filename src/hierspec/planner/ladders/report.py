@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hierspec.planner.figures import Figures, Ladder, in_words
-from hierspec.planner.latency import Score, score
-from hierspec.planner.search import USUAL, Candidate, Limits, search
-from hierspec.planner.simulate import Played
+from hierspec.planner.ladders.figures import Figures, Ladder, in_words
+from hierspec.planner.ladders.latency import Score, score
+from hierspec.planner.ladders.search import USUAL, Candidate, Limits, search
+from hierspec.planner.ladders.simulate import Played
 from hierspec.progress import Progress, silent
 
 

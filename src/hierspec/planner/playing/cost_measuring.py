@@ -25,8 +25,8 @@ from hierspec.models.branches import AdapterScorer, FeatureScorer
 from hierspec.models.pick import answer
 from hierspec.models.scorer import ModelScorer, StateScorer
 from hierspec.paths import cache_folder, whole_file
-from hierspec.planner.cost_table import BATCHES, CONTEXTS, WIDTHS, Cell, CostTable, Curve, Parts
-from hierspec.planner.traces import scorer_key
+from hierspec.planner.playing.cost_table import BATCHES, CONTEXTS, WIDTHS, Cell, CostTable, Curve, Parts
+from hierspec.planner.playing.traces import scorer_key
 from hierspec.progress import Progress, silent
 
 if TYPE_CHECKING:

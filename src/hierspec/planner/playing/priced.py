@@ -21,7 +21,7 @@ from hierspec.models.cache import StaircasePool
 from hierspec.models.decoder import Kept, Span
 from hierspec.models.scorer import AnyDecoder, ModelScorer, StateScorer
 from hierspec.models.team import Team
-from hierspec.planner.cost_table import CostTable, Curve, Parts
+from hierspec.planner.playing.cost_table import CostTable, Curve, Parts
 
 _MEMORY = 1 << 40  # bytes: nothing is ever dropped, for nothing is kept
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.planner.traces import Trace, tiers_of
+from hierspec.planner.playing.traces import Trace, tiers_of
 
 TARGET = "target"
 DEPTHS = 8

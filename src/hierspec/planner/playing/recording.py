@@ -22,7 +22,7 @@ from hierspec.core.verify import Answer
 from hierspec.models.branches import FeatureScorer
 from hierspec.models.scorer import StateScorer
 from hierspec.paths import cache_folder
-from hierspec.planner.traces import NOT_ASKED, VERSION, Picks, Trace, load_traces, save_traces, scorer_key
+from hierspec.planner.playing.traces import NOT_ASKED, VERSION, Picks, Trace, load_traces, save_traces, scorer_key
 from hierspec.progress import Progress, silent
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from typing import Any
 
 from hierspec.core.appraisal import Costs
 from hierspec.core.errors import HierspecError
-from hierspec.planner.figures import HANDS_UP, Figures, Ladder, Rung, StoreFigures, Survival, TierFigures
-from hierspec.planner.search import USUAL, Limits
+from hierspec.planner.ladders.figures import HANDS_UP, Figures, Ladder, Rung, StoreFigures, Survival, TierFigures
+from hierspec.planner.ladders.search import USUAL, Limits
 
 _WIDEST = 256  # rows up to which two numbers are a line
 _KEYS = ("title", "longest", "candidates", "tier", "ladder")

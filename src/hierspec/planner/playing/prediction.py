@@ -17,11 +17,11 @@ from hierspec.core.plan import Plan
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
 from hierspec.models.scorer import StateScorer
-from hierspec.planner.acceptance import agreement
-from hierspec.planner.cost_table import CostTable
-from hierspec.planner.played import PlayedScorer, Script, new_script
-from hierspec.planner.priced import PricedScorers
-from hierspec.planner.traces import Trace, scorer_key
+from hierspec.planner.playing.acceptance import agreement
+from hierspec.planner.playing.cost_table import CostTable
+from hierspec.planner.playing.played import PlayedScorer, Script, new_script
+from hierspec.planner.playing.priced import PricedScorers
+from hierspec.planner.playing.traces import Trace, scorer_key
 from hierspec.progress import Progress, silent
 
 if TYPE_CHECKING:

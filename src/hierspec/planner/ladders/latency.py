@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from hierspec.core.policy import CORRECTED, OWN, STOOD
-from hierspec.planner.figures import Figures, Ladder, Rung, Survival
+from hierspec.planner.ladders.figures import Figures, Ladder, Rung, Survival
 
 _Key = TypeVar("_Key")
 

@@ -19,8 +19,8 @@ from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
 from hierspec.paths import whole_file
-from hierspec.planner.played import PlayedScorer
-from hierspec.planner.traces import Trace
+from hierspec.planner.playing.played import PlayedScorer
+from hierspec.planner.playing.traces import Trace
 from hierspec.progress import Progress, silent
 
 
