@@ -11,7 +11,7 @@ import hierspec
 from hierspec import Plan, Sampling
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
-from hierspec.planner.choice_report import charts, explained
+from hierspec.planner.choice_report import as_played, charts, explained
 from hierspec.planner.choosing import candidate_tiers, choose
 from hierspec.planner.playing.acceptance import TARGET
 from hierspec.prompts import own_prompts
@@ -48,6 +48,13 @@ def test_the_best_plan_was_run(model: hierspec.LanguageModel) -> None:
         assert sum(one.predicted.shares().values()) == pytest.approx(1.0)
     json.dumps(choice.to_json())
     assert "<svg" in charts(choice)["predicted"]
+    drawn = charts(choice)["hierarchy"]
+    assert all(tier.name in drawn for tier in choice.best.predicted.stats.tiers)
+    draft = next(one for one in choice.tried if one.name == "draft")
+    target, drafter = as_played(draft).rungs
+    assert target.gathered == pytest.approx(draft.predicted.tokens_per_pass)
+    assert 0 <= drafter.stands <= 1
+    assert target.share + drafter.share <= 1
     said = explained(choice)
     assert choice.best.name in said[0]
     assert any(sentence.startswith("draft feature is ") for sentence in said)
@@ -105,6 +112,7 @@ def test_the_command_writes_a_plan_and_auto_is_it(
     written = Plan.read(tmp_path / "out" / "my.toml")
     assert "measured" in (tmp_path / "out" / "my.toml").read_text().splitlines()[1]
     assert (tmp_path / "out" / "my-predicted.svg").exists()
+    assert (tmp_path / "out" / "my-hierarchy.svg").exists()
     assert model.plan("auto") == written
     assert document["best"] == document["plans"][0]["name"]
     options = {"max_tokens": 24, "temperature": 0.8, "seed": 5}

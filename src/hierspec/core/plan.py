@@ -155,6 +155,10 @@ NAMED = {
     "hd+": lambda layers: Plan(stores=("context", "history", "corpus?"), budget=24, merge=True, adapt=True),
     # Exits of the model itself.
     "layerskip": lambda layers: Plan(tiers=(TierPlan(exit_layer=max(1, round(layers / 8)), gather=4),)),
+    # The same exit; how many tokens it gathers follows what was learnt and measured.
+    "layerskip+": lambda layers: Plan(
+        budget=12, adapt=True, tiers=(TierPlan(exit_layer=max(1, round(layers / 8)), gather=8, until="worth"),)
+    ),
     "hispec": lambda layers: Plan(
         tiers=(
             TierPlan(exit_layer=min(layers, max(2, round(layers / 4))), gather=4),
@@ -162,9 +166,6 @@ NAMED = {
         )
     ),
     # The same exits; how many tokens they gather follows what was learnt and measured.
-    "layerskip+": lambda layers: Plan(
-        budget=12, adapt=True, tiers=(TierPlan(exit_layer=max(1, round(layers / 8)), gather=8, until="worth"),)
-    ),
     "hispec+": lambda layers: Plan(
         budget=12,
         tiers=(

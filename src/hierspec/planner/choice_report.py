@@ -6,12 +6,15 @@ from collections.abc import Iterator
 
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.planner.choosing import Choice, Tried
+from hierspec.planner.ladders.figures import Rung
+from hierspec.planner.ladders.latency import RungScore, Score
+from hierspec.planner.ladders.picture import picture
 from hierspec.planner.playing.acceptance import TARGET
 from hierspec.plot import Axis, Chart, Line
 
 
 def charts(choice: Choice) -> dict[str, str]:
-    """Predicted against measured, and where the time of the best plan goes; SVG text by name."""
+    """Predicted against measured, and the best hierarchy with where its time goes; SVG text by name."""
     run = [one for one in choice.tried if one.measured is not None]
     points = sorted((1e3 * one.predicted.seconds_per_token, 1e3 * (one.measured or 0.0)) for one in run)
     most = max(max(point) for point in points)
@@ -23,7 +26,28 @@ def charts(choice: Choice) -> dict[str, str]:
         "Predicted against measured", Axis("predicted ms a token"), Axis("measured ms a token"), lines,
         f"{len(run)} plans that were run, after the prompt",
     )  # fmt: skip
-    return {"predicted": compared.svg()}
+    return {"predicted": compared.svg(), "hierarchy": picture(choice.figures, as_played(choice.best), choice.best.name)}
+
+
+def as_played(tried: Tried) -> Score:
+    """What a plan did while it was played, as the picture of a ladder takes it: for one token of the target."""
+    found, tokens = tried.predicted, max(tried.predicted.stats.tiers[0].written, 1)
+    rungs, ladder = [], []
+    seconds = list(found.by_tier.values())
+    for level, (tier, own) in enumerate(zip(found.stats.tiers, (tried.plan, *tried.plan.tiers), strict=True)):
+        above = found.stats.tiers[level - 1]
+        handed = above.proposed[tier.name] if level else tier.written
+        rungs.append(
+            RungScore(
+                tier.name, tier.calls / tokens, seconds[level] / max(found.tokens, 1), tier.store_seconds / tokens,
+                1 + sum(tier.proposed.values()) / max(tier.calls, 1),
+                handed / max(above.calls if level else tier.calls, 1),
+                above.accepted[tier.name] / max(handed, 1) if level else 1.0,
+                seconds[level] / found.seconds if found.seconds else 0.0,
+            )
+        )  # fmt: skip
+        ladder.append(Rung(tier.name, own.gather if isinstance(own, TierPlan) else 1))
+    return Score(tuple(ladder), found.seconds_per_token, found.tokens_per_pass, tuple(rungs))
 
 
 def explained(choice: Choice) -> list[str]:
