@@ -139,7 +139,7 @@ def test_streams_hand_out_the_whole_text_and_who_guessed_it(model):
     steps = list(stream)
     whole = stream.generation
     assert "".join(step.text for step in steps) == whole.text == "".join(piece.text for piece in whole.pieces)
-    assert {piece.source for piece in whole.pieces} <= {"target", "copy"}
+    assert {piece.source for piece in whole.pieces} <= {"target", "context", "history"}
     assert sum(len(step.tokens) for step in steps) == len(whole.tokens) == 50
     assert len(steps) == whole.stats.passes
 
