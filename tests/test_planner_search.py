@@ -320,8 +320,6 @@ def test_what_is_wrong_in_a_file_is_named(old, new, said):
 def test_a_file_that_is_not_there_is_named(capsys):
     assert main(["plan", "--simulate", "nowhere.toml"]) == 1
     assert "nowhere.toml" in capsys.readouterr().err
-    assert main(["plan"]) == 1
-    assert "--simulate" in capsys.readouterr().err
 
 
 def test_the_command_shows_explains_and_draws(tmp_path, capsys):
