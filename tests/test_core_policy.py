@@ -271,7 +271,9 @@ def test_a_batch_that_fills_the_machine_drafts_nothing():
     assert policy.pays()
     assert policy.go_on(block())
     assert not policy.go_on(block(), requests=16)
-    assert sum(policy.pays(requests=16) for _ in range(100)) <= 2  # but for a look now and then
+    assert sum(policy.pays(requests=16) for _ in range(100)) == 0
+    assert not UntilWorth(costs).pays(requests=16)  # not even to try
+    assert UntilWorth(costs).pays()
     assert policy.go_on(block())  # and alone again it goes on at once
 
 

@@ -20,6 +20,7 @@ _HOWS = 4
 _TRIAL_BLOCKS = 16  # with which it begins
 _TRIAL_TOKENS = 4  # that a trial block has at least
 _EVERY = 64  # of later blocks one is such a trial, so that what longer ones are worth is not forgotten
+_HOPED = 0.75  # tokens that a good draft's first would bring: under a load at which that is too little none is tried
 _DOUBT = 8.0  # rounds that a depth must have seen to weigh as much as all depths together
 _FADING_PASSES = 0.99  # what a pass counts for after the next
 _FADING_ROUNDS = 256.0  # rounds after which older ones count half
@@ -116,6 +117,8 @@ class UntilWorth:
         self._idle = 0.0  # seconds since drafting was last tried
 
     def pays(self, instead: float = 0.0, requests: int = 1) -> bool:
+        if requests > 1 and self._rate() * self._extra(0, requests) > _HOPED:
+            return False  # trying is not for nothing either: a draft must first read the whole text
         if self._blocks < _TRIAL_BLOCKS:
             return True
         if instead > 0:
