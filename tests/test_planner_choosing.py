@@ -119,6 +119,11 @@ def test_the_command_writes_a_plan_and_auto_is_it(
     assert model.generate("hello", **options).tokens == model.generate("hello", plan="plain", **options).tokens
 
 
+def test_answers_that_are_too_short_are_told(model: hierspec.LanguageModel) -> None:
+    with pytest.raises(HierspecError, match="No answer to these prompts has 4 tokens"):
+        choose(model, PROMPTS, Sampling(), max_tokens=3, runs=1, seconds=0.1)
+
+
 def test_wrong_numbers_are_told(model: hierspec.LanguageModel, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(model.folder), "--runs", "0"]) != 0
     assert "--runs, --limit and --seconds must be more than 0" in capsys.readouterr().err

@@ -142,7 +142,7 @@ class LanguageModel:
             dtype,
             weights,
             decoder.products,
-            *(() if pack is None else (str(pack.folder),)),
+            *(() if pack is None else pack.hashes.values()),
         )
         self._appraisers: dict[str, Appraiser] = {}  # by the name of the scorer
         self._policies = PolicyBook(self.costs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from functools import cache
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ def peak_memory() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
+@cache  # asked for with every request that goes by what was found here
 def _processor() -> str:
     """The processor's name, where the system tells it."""
     try:

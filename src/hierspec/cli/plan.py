@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.core.sampling import Sampling
     from hierspec.machine import machine
     from hierspec.paths import whole_file
-    from hierspec.planner.auto import keep_plan
+    from hierspec.planner.auto import keep_plan, noted
     from hierspec.planner.choice_report import charts, explained
     from hierspec.planner.choosing import choose
     from hierspec.prompts import own_prompts, read_prompts, spread
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"{plain.measured / best.measured:.2f}x after the prompt, {model.dtype}, temperature {sampling.temperature}"
     )
     with whole_file(output) as temporary:
-        temporary.write_text("".join(f"# {line}\n" for line in about.splitlines()) + best.plan.to_toml(), "utf-8")
+        temporary.write_text(noted(best.plan, about), encoding="utf-8")
     for name, chart in charts(choice).items():
         with whole_file(output.with_name(f"{output.stem}-{name}.svg")) as temporary:
             temporary.write_text(chart, encoding="utf-8")
@@ -103,22 +103,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(choice: Choice) -> None:
+    from hierspec.planner.choice_report import as_played
+
     plain, best = choice.plain, choice.best
-    target = choice.best.predicted.stats.tiers[0]
-    rows = []
-    for level, tier in enumerate(best.predicted.stats.tiers):
-        stands = tier.written and (sum(best.predicted.stats.tiers[level - 1].accepted.values()) if level else 0)
-        rows.append(
-            (
-                tier.name, f"{1e3 * list(best.predicted.by_tier.values())[level] / max(tier.calls, 1):.2f}",
-                f"{tier.calls / max(target.written, 1):.2f}", f"{tier.written / max(tier.calls, 1):.2f}",
-                "" if not level else f"{100 * stands / max(tier.written, 1):.0f}%",
-                f"{100 * list(best.predicted.shares().values())[level]:.0f}%",
-            )
-        )  # fmt: skip
+    rungs = as_played(best).rungs
+    rows = [
+        (
+            rung.tier, f"{1e3 * rung.seconds / rung.passes if rung.passes else 0.0:.2f}", f"{rung.passes:.2f}",
+            f"{rung.gathered:.2f}", f"{100 * rung.stands:.0f}%" if level else "", f"{100 * rung.share:.0f}%",
+        )
+        for level, rung in enumerate(rungs)
+    ]  # fmt: skip
     show_table(
         f"The best hierarchy: {best.name}",
-        ("tier", "ms/pass", "passes/token", "tokens/pass", "stand above", "time"), rows,
+        ("tier", "ms/pass", "passes/token", "tokens handed up", "stand above", "time"), rows,
     )  # fmt: skip
     show_table(
         "Plans, the fastest first",

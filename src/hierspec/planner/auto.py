@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,7 +22,6 @@ from hierspec.machine import machine
 from hierspec.paths import cache_folder, whole_file
 
 AUTO = "auto"
-_STORES = ("context", "history", "corpus?")
 _VERSION = 1  # count up when plans found before should be found anew
 
 
@@ -34,7 +34,17 @@ def usual_plan(config: DecoderConfig, pack: Pack | None) -> Plan:
         tiers = (TierPlan(exit_layer=pack.exits()[0], gather=8, until="worth"),)
     elif config.early_exit is not None:
         tiers = (TierPlan(exit_layer=config.early_exit, gather=8, until="worth"),)
-    return Plan(stores=_STORES, budget=24, merge=True, adapt=True, tiers=tiers)
+    return beside_stores(tiers, config.layers)
+
+
+def beside_stores(tiers: tuple[TierPlan, ...], layers: int) -> Plan:
+    """These tiers of a model of so many layers, and all stores beside them."""
+    return replace(Plan.named("hd+", layers), tiers=tiers)
+
+
+def noted(plan: Plan, note: str) -> str:
+    """A plan file that begins with a note."""
+    return "".join(f"# {line}\n" for line in note.splitlines()) + plan.to_toml()
 
 
 def kept_plan(about: tuple[str, ...]) -> Plan | None:
@@ -49,7 +59,7 @@ def keep_plan(plan: Plan, about: tuple[str, ...], note: str = "") -> Path:
     """Let `auto` be this plan for this model on this machine."""
     path = _path(about)
     with whole_file(path) as temporary:
-        temporary.write_text("".join(f"# {line}\n" for line in note.splitlines()) + plan.to_toml(), encoding="utf-8")
+        temporary.write_text(noted(plan, note), encoding="utf-8")
     return path
 
 

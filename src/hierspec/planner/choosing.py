@@ -20,6 +20,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.plan import NAMED, Plan, TierPlan
 from hierspec.core.sampling import Sampling
 from hierspec.models.scorer import StateScorer
+from hierspec.planner.auto import beside_stores
 from hierspec.planner.ladders.figures import Figures, Ladder, Survival, TierFigures
 from hierspec.planner.ladders.search import Limits, search
 from hierspec.planner.memory import added_weights
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel, Prompt
 
 PLAIN = "plain"
-_STORES = ("context", "history", "corpus?")
 _CONTEXT = 256  # tokens before the passes whose costs the search goes by
 _LADDERS = 3  # of those that the search finds, made into plans
 _LIMITS = Limits(longest=6, deepest=3)
 _SOME, _PLAYED = 6, 8  # traces that all plans are played on first, and plans that are then played on all
+_SHORTEST = 4  # tokens of the longest answer: the first step is not counted
 _MOST = 8  # tokens that a tier gathers whose policy ends its blocks
 
 
@@ -132,6 +133,10 @@ def choose(
     tiers = candidate_tiers(model, max_memory)
     began = clock()
     traces = kept_traces(model, prompts, tiers, max_tokens, sampling, progress)
+    if max(len(trace.output) for trace in traces) < _SHORTEST:
+        raise HierspecError(
+            f"No answer to these prompts has {_SHORTEST} tokens, too few to measure anything; give other prompts."
+        )
     took["traces"], began = clock() - began, clock()
     scorers = scorers_of(model, tiers)
     table = cost_table(model, scorers, sampling.temperature > 0, progress)
@@ -243,14 +248,12 @@ def _plans(
         called = " < ".join(_called(tier) for tier in below)
         found[f"ladder {words}"] = Plan(tiers=fixed)
         found[f"ladder {called}, while it is worth it"] = Plan(budget=12, adapt=True, tiers=adaptive)
-        found[f"stores and {called}"] = Plan(stores=_STORES, budget=24, merge=True, adapt=True, tiers=adaptive)
+        found[f"stores and {called}"] = beside_stores(adaptive, model.config.layers)
     for tier in tiers:
         for candidates in (1, 2):
             own = replace(tier, gather=_MOST, until="worth", candidates=candidates)
             also = f", {candidates} candidates" if candidates > 1 else ""
-            found[f"stores and {_called(tier)}{also}"] = Plan(
-                stores=_STORES, budget=24, merge=True, adapt=True, tiers=(own,)
-            )
+            found[f"stores and {_called(tier)}{also}"] = beside_stores((own,), model.config.layers)
     unlike: dict[str, Plan] = {}
     for name, plan in found.items():
         if plan not in unlike.values():
@@ -271,14 +274,13 @@ def _run(
     models = [model.apart() for _ in chosen]
     spent, written = [0.0] * len(chosen), [0] * len(chosen)
     total, began = seconds * len(chosen), time.perf_counter()
-    texts: list[tuple[int, ...]] = []
     for turn, (_, prompt) in enumerate(prompts):
         used = time.perf_counter() - began
         progress("Running the best", int(1000 * min(used / total, 1.0)), 1000)
         if turn >= 2 and used > total * turn / (turn + 1):
             break  # another round would take longer than there is
         order = [(turn + place) % len(chosen) for place in range(len(chosen))]
-        texts = []
+        texts: list[tuple[int, ...]] = []
         for place in order:
             model.forget()
             answer = models[place].generate(prompt, plan=chosen[place].plan, sampling=sampling)
