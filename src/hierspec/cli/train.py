@@ -22,6 +22,7 @@ from typing import Any
 
 from hierspec.cli import options, train_measure, train_skip
 from hierspec.cli.console import note, progress_bars
+from hierspec.core.errors import HierspecError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +94,13 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = options.numbers("--layers", arguments.layers) if arguments.part == "exits" else []
     norms = options.numbers("--norm-layers", arguments.norm_layers) if arguments.part == "exits" else []
     taps = options.numbers("--taps", arguments.taps) if arguments.part == "draft" else []
+    if arguments.part == "exits":
+        if both := set(chosen) & set(norms):
+            raise HierspecError(f"Exit {min(both)} stands in --layers and in --norm-layers; name it once.")
+        if arguments.begin is not None and not (arguments.begin / "pack.json").is_file():
+            raise HierspecError(
+                f"--begin {arguments.begin} is not a pack, it has no pack.json; name the folder of one."
+            )
     given = [prompt.turns[0] for prompt in read_prompts(arguments.prompts)] if arguments.prompts else []
     measured = read_prompts(arguments.measure) if arguments.measure else []
     tuned = arguments.part == "exits" and arguments.recipe == "tuned"

@@ -105,9 +105,10 @@ class Plan:
     def named(name: str, layers: int, early_exit: int | None = None) -> Plan:
         """One of the well-known plans, for a target of this many layers and, where it says so, with this exit."""
         if name not in NAMED:
+            known = ("auto", *NAMED)  # which only a model can tell
             raise HierspecError(
-                f"There is no plan or plan file {name!r}{_nearest(name, NAMED)}; plans are auto, {_listed(NAMED)}, or "
-                "give a TOML file."
+                f"There is no plan or plan file {name!r}{_nearest(name, known)}; plans are {_listed(known)}, or give a "
+                "TOML file."
             )
         plan = NAMED[name](layers)
         if name.startswith("layerskip") and early_exit is not None:

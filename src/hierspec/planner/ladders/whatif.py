@@ -60,9 +60,10 @@ def from_toml(text: str) -> WhatIf:
     tiers = _tables(table, "tier")
     if not tiers:
         raise HierspecError("There is no [[tier]]; begin with the target's name and milliseconds.")
+    for number, tier in enumerate(tiers, 1):  # before a name is asked for: it may be that key which is misspelt
+        _known(tier, _TIER_KEYS, f"the tier {tier.get('name', number)!r}")
     names = [_text(tier, "name", f"tier {number}") for number, tier in enumerate(tiers, 1)]
     for name, tier in zip(names, tiers, strict=True):
-        _known(tier, _TIER_KEYS, f"the tier {name!r}")
         for key in (*_RATES, "milliseconds_over"):
             _known(_table(tier, key, f"the tier {name!r}"), names, f"{key} of the tier {name!r}", "tiers")
     survivals = {
