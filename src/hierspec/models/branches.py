@@ -134,7 +134,7 @@ class FeatureScorer(_BranchScorer):
                 staircase.heights[min(made, real) : staircase.used] = 0
                 self._real[staircase] = real
             places[id(staircase)] = place = _Place(real, skip)
-            if (staircase.heights[:real] == 0).any():
+            if not staircase.heights[:real].all():
                 lacking.append(ask)
                 place.lacks = True
         if lacking:

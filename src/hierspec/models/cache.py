@@ -100,8 +100,11 @@ class Staircase:
     def common(self, context: np.ndarray) -> int:
         """How many leading tokens of the context it holds."""
         size = min(self.chain, len(context))
-        differs = np.flatnonzero(self.tokens[:size] != context[:size])
-        return int(differs[0]) if len(differs) else size
+        if not size:
+            return 0
+        differs = self.tokens[:size] != context[:size]
+        first = int(differs.argmax())
+        return first if differs[first] else size
 
     def align(self, context: np.ndarray, proposal: Proposal) -> None:
         """Make slots 0.. hold the context and the slots after it the proposal's nodes, keeping what is known.
@@ -110,6 +113,15 @@ class Staircase:
         """
         length, wanted = len(context), len(context) + len(proposal)
         same = self.common(context)
+        if self.used in (same, self.chain) and not proposal.tokens:
+            # Nothing that is held can follow: where the context leaves the chain there are no nodes. So it is in
+            # drafting, token by token, where every microsecond counts.
+            self.tokens[same:length] = context[same:]
+            self.heights[same:length] = 0
+            self.parents[same:length] = np.arange(same - 1, length - 1)
+            self.positions[same:length] = np.arange(same, length)
+            self.chain = self.used = length
+            return
         held = self._held_children(same)
         at = same - 1
         come_from = []  # held slot of wanted slot same, same + 1, ...; -1 where nothing is held
