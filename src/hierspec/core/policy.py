@@ -25,7 +25,7 @@ _DOUBT = 8.0  # rounds that a depth must have seen to weigh as much as all depth
 _FADING_PASSES = 0.99  # what a pass counts for after the next
 _FADING_ROUNDS = 256.0  # rounds after which older ones count half
 _LOOK = 16  # one in so many times there is drafting beside other guesses, however good they are
-_PROBE = 64.0  # where drafting does not pay: time without it for each second of trying again
+PROBE = 64.0  # where drafting does not pay: time without it for each second of trying again
 
 
 class Written(NamedTuple):
@@ -117,8 +117,8 @@ class UntilWorth:
         self._idle = 0.0  # seconds since drafting was last tried
 
     def pays(self, instead: float = 0.0, requests: int = 1) -> bool:
-        if requests > 1 and self._rate() * self._extra(0, requests) > _HOPED:
-            return False  # trying is not for nothing either: a draft must first read the whole text
+        if self.hopeless(requests):
+            return False
         if self._blocks < _TRIAL_BLOCKS:
             return True
         if instead > 0:
@@ -129,10 +129,15 @@ class UntilWorth:
         if self.go_on((), requests):
             return True
         self._idle += self._plain
-        if self._idle < _PROBE * self._extra(0, requests):
+        if self._idle < PROBE * self._extra(0, requests):
             return False
         self._idle = 0.0
         return True
+
+    def hopeless(self, requests: int) -> bool:
+        """Whether under this load not even a good draft could pay. Trying is not for nothing either: a draft must first
+        read the whole text."""
+        return requests > 1 and self._rate() * self._extra(0, requests) > _HOPED
 
     def at_least(self) -> int:
         self._blocks += 1
@@ -145,12 +150,12 @@ class UntilWorth:
         return standing * self._brings(len(block)) >= self._rate() * self._extra(len(block), requests)
 
     def wrote(self, tokens: int, seconds: float, requests: int = 1) -> None:
-        _count(self._round, tokens, self._alone(seconds, requests))
+        _count(self._round, tokens, self.alone(seconds, requests))
 
     def verified(
         self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False, requests: int = 1
     ) -> None:
-        seconds = self._alone(seconds, requests)
+        seconds = self.alone(seconds, requests)
         self._tokens = _FADING_PASSES * self._tokens + len(written)
         self._seconds = _FADING_PASSES * self._seconds + seconds
         if not block:
@@ -190,11 +195,11 @@ class UntilWorth:
         rounds, tokens, seconds = self._round
         wider = 1 + depth + (round(tokens / rounds) if rounds else 1)
         above = self.above.shared(requests)
-        return (seconds / rounds if rounds else 0.0) + self._alone(
+        return (seconds / rounds if rounds else 0.0) + self.alone(
             above.seconds(wider) - above.seconds(1 + depth), requests
         )
 
-    def _alone(self, seconds: float, requests: int) -> float:
+    def alone(self, seconds: float, requests: int) -> float:
         """These seconds of shared passes as seconds of passes alone."""
         shared = self.above.shared(requests).seconds(1)
         return seconds * self._plain / shared if shared else seconds
