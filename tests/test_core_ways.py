@@ -153,7 +153,7 @@ PRICES = [costs(1.0, 0.05), costs(0.4, 0.02), costs(0.1)]
 
 
 def test_a_worthless_tier_in_the_middle_is_left_out():
-    """It lets nearly everything stand, as the target would not: the plan without it is met but for what trying costs."""
+    """It lets nearly all stand that the target will not: the plan without it is met but for what trying costs."""
     with_it = run((Rates(0.7, 0.7), Rates(0.98, 0.98)), PRICES, [12, 6], over=False)[0]
     without, _, _ = run((Rates(0.686, 0.686),), [PRICES[0], PRICES[2]], [6], over=False)
     found, taken, _ = run((Rates(0.7, 0.7), Rates(0.98, 0.98)), PRICES, [12, 6])

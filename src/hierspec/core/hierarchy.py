@@ -152,8 +152,8 @@ class Hierarchy:
     def extend(
         self, level: int, context: np.ndarray, gather: int, room: int, request: AnyRequest, policy: Policy | None = None
     ) -> Extension:
-        """Tokens that this tier would itself have written: `gather` of them, fewer where the policy says so or a stop id
-        comes, more where the last round brings more; at most `room`.
+        """Tokens that this tier would itself have written: `gather` of them, fewer where the policy says so or a stop
+        id comes, more where the last round brings more; at most `room`.
         """
         tier, stats = self.tiers[level], request.stats.tiers[level]
         below = self.tiers[level + 1].policy if level + 1 < len(self.tiers) else None
@@ -246,8 +246,8 @@ class Hierarchy:
                 policy = policy if taken is None else tier.ways.ways[taken].policy
             elif not policy.pays(instead, request.side_by_side):
                 taken = None
-            if taken is None:
-                return asked, [], chosen, None
+        if taken is None:
+            return asked, [], chosen, None
         lower = level + 1 + taken
         below = self.tiers[lower]
         block = yield from self.extend(lower, here, min(below.gather, room), room, request, policy)

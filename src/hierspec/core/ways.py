@@ -33,9 +33,9 @@ class Way:
 class Ways:
     """The ways down from one tier, the nearest first; shared by all requests of a model.
 
-    Mostly the fastest so far is taken, where its own policy finds that drafting pays. The others are tried in turn, each
-    for as long as it is ahead of the fastest since it was last taken up; so one that has become better stays. Of the time
-    one second in `PROBE` may be lost so. Where drafting does not pay they are tried when the fastest would be.
+    Mostly the fastest so far is taken, where its own policy finds that drafting pays. The others are tried in turn,
+    each for as long as it is ahead of the fastest since it was taken up; so one that has become better stays. Of the
+    time one second in `PROBE` may be lost so. Where drafting does not pay they are tried when the fastest would be.
     """
 
     def __init__(self, ways: Sequence[Way]) -> None:

@@ -43,7 +43,8 @@ class PolicyBook:
             ways = []
             for place in range(level + 1, level + 1 + len(lower)):
                 policy, costs = self.policy(plan, place, scorers, level), self.costs(plan, level, scorers, place)
-                assert isinstance(policy, UntilWorth) and costs is not None
+                assert isinstance(policy, UntilWorth)
+                assert costs is not None
                 ways.append(Way(policy, costs))
             self._ways[key] = Ways(ways)
         return self._ways[key]
