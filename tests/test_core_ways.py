@@ -44,8 +44,8 @@ class Watched(Ways):
 
     taken: list[int | None]
 
-    def choose(self, instead: float = 0.0, requests: int = 1) -> int | None:
-        self.taken.append(super().choose(instead, requests))
+    def choose(self, *given) -> int | None:
+        self.taken.append(super().choose(*given))
         return self.taken[-1]
 
 
@@ -56,8 +56,8 @@ def test_the_law_is_plain_decodings(rule, depth, monkeypatch):
     taken: list[int | None] = []
     honest = Ways.choose
 
-    def watched(self, instead=0.0, requests=1):
-        taken.append(honest(self, instead, requests))
+    def watched(self, *given):
+        taken.append(honest(self, *given))
         return taken[-1]
 
     monkeypatch.setattr(Ways, "choose", watched)

@@ -241,10 +241,12 @@ class Hierarchy:
             if asked and tier.appraiser is not None:
                 rate = tier.appraiser.rate(stats.written, stats.expected_seconds, request.side_by_side)
                 instead, chosen = tier.appraiser.weighed(asked, tier.budget, rate, request.side_by_side)
+            # Whoever was asked before has read the text; what was written since is little.
+            unread = [0 if lower.calls else len(here) for lower in request.stats.tiers[level + 1 :]]
             if tier.ways is not None:
-                taken = tier.ways.choose(instead, request.side_by_side)
+                taken = tier.ways.choose(instead, request.side_by_side, unread, room)
                 policy = policy if taken is None else tier.ways.ways[taken].policy
-            elif not policy.pays(instead, request.side_by_side):
+            elif not policy.pays(instead, request.side_by_side, unread[0], room):
                 taken = None
         if taken is None:
             return asked, [], chosen, None

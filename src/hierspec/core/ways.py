@@ -47,19 +47,20 @@ class Ways:
         self._ahead = 0.0  # by how many seconds it is ahead then
         self._credit = 0.0  # seconds that may be lost by trying
 
-    def choose(self, instead: float = 0.0, requests: int = 1) -> int | None:
-        """The place of the way to take now; None: nothing should be drafted. `instead` is as in `Policy.pays`."""
+    def choose(self, instead: float = 0.0, requests: int = 1, unread: Sequence[int] = (), room: int = 0) -> int | None:
+        """The place of the way to take now; None: nothing should be drafted. What is given is as in `Policy.pays`,
+        `unread` for every way."""
         if all(way.policy.hopeless(requests) for way in self.ways):
             return None
         places = range(len(self.ways))
         fewest = min(places, key=self._rounds.__getitem__)
         if self._rounds[fewest] < _TRIALS:
-            return fewest if self.ways[fewest].policy.pays(instead, requests) else None
+            return fewest if self._pays(fewest, instead, requests, unread, room) else None
         fastest = max(places, key=self._rate)
         if self._trying and self._tried != fastest:
             return self._tried
         self._trying = False
-        if not self.ways[fastest].policy.pays(instead, requests):
+        if not self._pays(fastest, instead, requests, unread, room):
             return None
         if self._credit < 0:
             return fastest
@@ -88,6 +89,9 @@ class Ways:
         self._rounds[taken] += 1
         tokens, spent = self._brought[taken]
         self._brought[taken] = [_FADING * tokens + len(written), _FADING * spent + seconds]
+
+    def _pays(self, place: int, instead: float, requests: int, unread: Sequence[int], room: int) -> bool:
+        return self.ways[place].policy.pays(instead, requests, unread[place] if unread else 0, room)
 
     def _rate(self, place: int) -> float:
         """Tokens a second of rounds with this way."""

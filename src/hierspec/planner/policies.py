@@ -9,8 +9,11 @@ from hierspec.core.appraisal import Costs
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.policy import Policy, UntilWorth, open_policy
 from hierspec.core.ways import Way, Ways
-from hierspec.models.scorer import StateScorer
+from hierspec.models.branches import AdapterScorer
+from hierspec.models.scorer import ModelScorer, StateScorer
 from hierspec.planner.costs import CostBook
+
+_WIDE = 32  # rows of a pass from which on each costs what it costs among many
 
 
 class PolicyBook:
@@ -29,7 +32,9 @@ class PolicyBook:
         above = level - 1 if above is None else above
         tier, upper = plan.tiers[level - 1], _tier(plan, above)
         if (tier, upper) not in self._known:
-            self._known[tier, upper] = open_policy(tier.until, self.costs(plan, above, scorers, level))
+            self._known[tier, upper] = open_policy(
+                tier.until, self.costs(plan, above, scorers, level), self._reading(plan, level, scorers)
+            )
         return self._known[tier, upper]
 
     def ways(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Ways | None:
@@ -58,6 +63,15 @@ class PolicyBook:
         layer = plan.tiers[below - 1].exit_layer if below <= len(plan.tiers) else None
         shared = layer is not None and scorers[level].pool is scorers[below].pool and layer < scorers[level].layers
         return self._costs.costs(scorers[level], layer if layer is not None and shared else 0)
+
+    def _reading(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> float:
+        """Seconds for each token of a text before a tier can draft. The target's own layers have read it anyway."""
+        scorer = scorers[level]
+        if plan.tiers[level - 1].until != "worth" or (type(scorer) is ModelScorer and scorer.pool is scorers[0].pool):
+            return 0.0
+        costs = self._costs.costs(scorer)
+        each = (costs.seconds(_WIDE) - costs.seconds(_WIDE // 2)) / (_WIDE // 2)
+        return each / (1 + scorer.layers) if isinstance(scorer, AdapterScorer) else each  # an adapter is one layer more
 
 
 def _tier(plan: Plan, level: int) -> TierPlan | None:
