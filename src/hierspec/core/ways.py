@@ -82,8 +82,8 @@ class Ways:
         if taken is None:
             return
         if self._trying and taken == self._tried:
-            best = max(1 / nearest.plain, *(self._rate(place) for place in range(len(self.ways)) if place != taken))
-            self._ahead += len(written) / best - seconds
+            others = [self._rate(place) for place in range(len(self.ways)) if place != taken]
+            self._ahead += min(nearest.plain * len(written), len(written) / max(others)) - seconds
             if self._ahead < 0:
                 self._trying, self._credit = False, self._ahead
         self._rounds[taken] += 1
