@@ -288,3 +288,16 @@ def test_seconds_under_load_are_those_of_requests_alone():
             policy.verified(block(OWN), written, 1.2 / requests, requests=requests)
     assert alone._rate() == pytest.approx(among._rate())
     assert alone._extra(0) == pytest.approx(among._extra(0))
+
+
+def test_a_text_that_takes_long_to_read_is_not_begun_beside_others():
+    """A draft that pays is asked alone whatever there is to read; beside others only where enough is left to write."""
+    policy = learnt(0.6, 0.1)
+    policy.reading = 0.01  # of a plain pass, for each token
+    assert policy.pays(unread=1000, room=10)
+    assert policy.pays(requests=2, unread=0, room=10)
+    assert policy.pays(requests=2, unread=1000, room=1000)
+    assert not policy.pays(requests=2, unread=1000, room=10)
+    unknown = UntilWorth(costs(1.0), reading=0.01)
+    assert unknown.pays(requests=2, unread=1000, room=1000)
+    assert not unknown.pays(requests=2, unread=1000, room=10)

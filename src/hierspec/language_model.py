@@ -225,8 +225,8 @@ class LanguageModel:
             appraiser = self._appraiser(judge.name, inner[level]) if own.adapt else None
             gather, candidates = (own.gather, own.candidates) if isinstance(own, TierPlan) else (1, 1)
             policy, costs = self._policies.policy(plan, level, inner), self._policies.costs(plan, level, inner)
-            stores = self._opened(own.stores)
-            tiers.append(Tier(judge, gather, stores, own.budget, own.merge, candidates, appraiser, policy, costs))
+            stores, ways = self._opened(own.stores), self._policies.ways(plan, level, inner)
+            tiers.append(Tier(judge, gather, stores, own.budget, own.merge, candidates, appraiser, policy, costs, ways))
         return Hierarchy(tuple(tiers), plan.rule)
 
     def scorer(self, layers: int) -> ModelScorer:

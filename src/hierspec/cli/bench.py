@@ -11,6 +11,8 @@ examples:
   hierspec bench --store-times --output stores.json
   hierspec bench --store-soak --output soak.json
   hierspec bench --synthetic --rates token --limit 8 --max-tokens 128
+  hierspec bench --phases --plans plain,lookup,draft,hd+ --max-tokens 96 --output phases.json
+  hierspec bench --equality-tokens 100000 --weights int8 --max-tokens 128 --output equality.json
   hierspec bench default-ee --exits 2,4,8,12 --prompts prompts.jsonl --limit 12 --output exits.json
 """
 
@@ -21,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hierspec.cli import options
+from hierspec.cli.bench_equality import run_equality
+from hierspec.cli.bench_phases import run_phases
 from hierspec.cli.console import command_line, hand_out, note, progress_bars
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan
@@ -56,6 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exits", default="", metavar="N,N,…",
         help="every pair of these exits as draft and verifier, and each alone, beside what the formula predicts",
+    )  # fmt: skip
+    parser.add_argument(
+        "--phases", action="store_true",
+        help="text from code to prose and back, then 1, 4, 16 and 1 requests side by side: auto against --plans",
+    )  # fmt: skip
+    parser.add_argument(
+        "--equality-tokens", type=int, metavar="N",
+        help="compare N tokens of a plan with plain decoding's instead, sampled too, alone and in batches; --output "
+        "is written on the way and gone on from",
     )  # fmt: skip
     parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
     parser.add_argument("--plans", default="auto", help="plans or TOML files, separated by commas (default: auto)")
@@ -93,6 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
     model = options.load_model(arguments)
     if arguments.exits:
         return _exits(arguments, model, prompts)
+    if arguments.phases:
+        return run_phases(arguments, model, prompts)
+    if arguments.equality_tokens is not None:
+        return run_equality(arguments, model, prompts)
     plans = {name: model.plan(name) for name in arguments.plans.split(",") if name}
     for plan in plans.values():
         model.hierarchy(plan)  # a plan that cannot run is told before anything is measured

@@ -18,6 +18,7 @@ from hierspec.core.proposal import NOTHING, Law, Proposal
 from hierspec.core.sampling import Dice, Sampling
 from hierspec.core.stats import Stats, TierStats
 from hierspec.core.verify import BY_LAWS, RULES, Answer, Candidate
+from hierspec.core.ways import Ways
 
 _LEADS = (0.25, 0.5, 1.0, 1.75, 2.75, 4.0, 6.0)  # bounds of the classes of leads, in nats
 
@@ -97,10 +98,14 @@ class Tier:
     appraiser: Appraiser | None = None  # leaves out guesses that are not worth their time; None: nothing is left out
     policy: Policy | None = None  # may hand up before `gather` tokens, or have nothing drafted; None: never
     costs: Costs | None = None  # of this tier's passes, where something weighs time; default: the appraiser's
+    ways: Ways | None = None  # the tiers below that it may have drafted by; None: the next one alone
 
-    def seconds(self, nodes: int, requests: int = 1) -> float:
-        """What a pass over so many nodes should take each of so many requests; 0 where nobody asked for costs."""
+    def seconds(self, nodes: int, requests: int = 1, taken: int | None = None) -> float:
+        """What a pass over so many nodes should take each of so many requests, where this way was taken; 0 where nobody
+        asked for costs."""
         costs = self.costs or (self.appraiser.costs if self.appraiser is not None else None)
+        if self.ways is not None and taken is not None:
+            costs = self.ways.ways[taken].costs
         return 0.0 if costs is None else costs.shared(requests).seconds(1 + nodes)
 
 
@@ -144,13 +149,14 @@ class Hierarchy:
     def new_stats(self) -> Stats:
         return Stats([TierStats(tier.scorer.name) for tier in self.tiers])
 
-    def extend(self, level: int, context: np.ndarray, gather: int, room: int, request: AnyRequest) -> Extension:
-        """Tokens that this tier would itself have written: `gather` of them, fewer where the tier's policy says so or
-        a stop id comes, more where the last round brings more; at most `room`.
+    def extend(
+        self, level: int, context: np.ndarray, gather: int, room: int, request: AnyRequest, policy: Policy | None = None
+    ) -> Extension:
+        """Tokens that this tier would itself have written: `gather` of them, fewer where the policy says so or a stop
+        id comes, more where the last round brings more; at most `room`.
         """
         tier, stats = self.tiers[level], request.stats.tiers[level]
         below = self.tiers[level + 1].policy if level + 1 < len(self.tiers) else None
-        policy = tier.policy
         weighed = below is not None or policy is not None
         at_least = gather if policy is None else policy.at_least()
         written: list[Written] = []
@@ -160,7 +166,7 @@ class Hierarchy:
                 here = np.concatenate((context, np.array([one.token for one in written], np.int32)))
             before = _expected(request, level) if weighed else 0.0
             # The scorer adds a token of its own to what it accepts, so a guess fills at most one less than the room.
-            asked, block, guess = yield from self._asked(level, here, room - len(written) - 1, request)
+            asked, block, guess, taken = yield from self._asked(level, here, room - len(written) - 1, request)
             if guess is None:
                 guess = _chosen(tier, asked, stats, request.side_by_side)
             laws = self.rule in BY_LAWS
@@ -185,12 +191,14 @@ class Hierarchy:
                 found, how = verdict.written[len(accepted)], CORRECTED if row - 1 in guess.parents else OWN
                 written.append(Written(found, tier.scorer.name, how, _sure(answer, row, found) if level else 0))
             stats.count(guess, accepted, len(tokens))
-            stats.expected_seconds += tier.seconds(len(guess), request.side_by_side)
+            stats.expected_seconds += tier.seconds(len(guess), request.side_by_side, taken)
             if tier.appraiser is not None:
                 tier.appraiser.learn(asked, tokens, len(guess), request.side_by_side)
             if weighed:
                 seconds = _expected(request, level) - before
-                if below is not None:
+                if tier.ways is not None:
+                    tier.ways.verified(taken, block, tokens, seconds, len(asked) > 1, request.side_by_side)
+                elif below is not None:
                     below.verified(block, tokens, seconds, len(asked) > 1, request.side_by_side)
                 if policy is not None:
                     policy.wrote(len(tokens), seconds, request.side_by_side)
@@ -202,16 +210,17 @@ class Hierarchy:
 
     def _asked(
         self, level: int, here: np.ndarray, room: int, request: AnyRequest
-    ) -> Generator[Ask, Answer, tuple[list[Proposal], list[Written], Proposal | None]]:
+    ) -> Generator[Ask, Answer, tuple[list[Proposal], list[Written], Proposal | None, int | None]]:
         """What the tiers below and the tier's stores say comes next, at most `room` deep; drawn tokens come first.
 
-        With it what the tier below has written, as it stood there, and the best tree where that was worked out already.
+        With it what a tier below has written, as it stood there, the best tree where that was worked out already, and
+        the way taken to that tier (0: to the next).
         """
         tier, stats = self.tiers[level], request.stats.tiers[level]
         asked: list[Proposal] = []
         chosen: Proposal | None = None
         if room < 1:
-            return asked, [], chosen
+            return asked, [], chosen, None
         began = time.perf_counter()
         for store in tier.stores:
             found = request.stores[store.name].propose(here, tier.budget).cut(room)
@@ -224,18 +233,28 @@ class Hierarchy:
                 break
         stats.store_seconds += time.perf_counter() - began
         if level + 1 == len(self.tiers) or (asked and not tier.merge):
-            return asked, [], chosen
-        below = self.tiers[level + 1]
-        if below.policy is not None:
+            return asked, [], chosen, None
+        taken: int | None = 0
+        policy = self.tiers[level + 1].policy
+        if policy is not None:
             instead = 0.0
             if asked and tier.appraiser is not None:
                 rate = tier.appraiser.rate(stats.written, stats.expected_seconds, request.side_by_side)
                 instead, chosen = tier.appraiser.weighed(asked, tier.budget, rate, request.side_by_side)
-            if not below.policy.pays(instead, request.side_by_side):
-                return asked, [], chosen
-        block = yield from self.extend(level + 1, here, min(below.gather, room), room, request)
+            # Whoever was asked before has read the text; what was written since is little.
+            unread = [0 if lower.calls else len(here) for lower in request.stats.tiers[level + 1 :]]
+            if tier.ways is not None:
+                taken = tier.ways.choose(instead, request.side_by_side, unread, room)
+                policy = policy if taken is None else tier.ways.ways[taken].policy
+            elif not policy.pays(instead, request.side_by_side, unread[0], room):
+                taken = None
+        if taken is None:
+            return asked, [], chosen, None
+        lower = level + 1 + taken
+        below = self.tiers[lower]
+        block = yield from self.extend(lower, here, min(below.gather, room), room, request, policy)
         handed = _handed_up(block, below.scorer.name)
-        return [handed.first(tier.budget), *asked], block, None
+        return [handed.first(tier.budget), *asked], block, None, taken
 
 
 def _expected(request: AnyRequest, level: int) -> float:

@@ -166,9 +166,10 @@ NAMED = {
             TierPlan(exit_layer=max(1, round(layers / 8)), gather=2),
         )
     ),
-    # The same exits; how many tokens they gather follows what was learnt and measured.
+    # The same exits; how many tokens they gather, and which of them are asked, follows what was learnt and measured.
     "hispec+": lambda layers: Plan(
         budget=12,
+        adapt=True,
         tiers=(
             TierPlan(exit_layer=min(layers, max(2, round(layers / 4))), gather=8, until="worth"),
             TierPlan(exit_layer=max(1, round(layers / 8)), gather=4, until="worth"),

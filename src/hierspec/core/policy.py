@@ -25,7 +25,7 @@ _DOUBT = 8.0  # rounds that a depth must have seen to weigh as much as all depth
 _FADING_PASSES = 0.99  # what a pass counts for after the next
 _FADING_ROUNDS = 256.0  # rounds after which older ones count half
 _LOOK = 16  # one in so many times there is drafting beside other guesses, however good they are
-_PROBE = 64.0  # where drafting does not pay: time without it for each second of trying again
+PROBE = 64.0  # where drafting does not pay: time without it for each second of trying again
 
 
 class Written(NamedTuple):
@@ -51,9 +51,10 @@ class Policy(Protocol):
     """Ends a tier's blocks before they have `gather` tokens. Shared by all requests of a model; `requests` is how many
     are run side by side now, which share the time of a pass."""
 
-    def pays(self, instead: float = 0.0, requests: int = 1) -> bool:
+    def pays(self, instead: float = 0.0, requests: int = 1, unread: int = 0, room: int = 0) -> bool:
         """Whether the tier above should have anything drafted now, or run a pass without. `instead` is what that pass
-        should bring by other guesses: tokens, less what its time is worth."""
+        should bring by other guesses: tokens, less what its time is worth. The tier has not seen `unread` tokens of
+        the text, and at most `room` are still to be written."""
 
     def at_least(self) -> int:
         """Tokens that the block which begins now should have in any case."""
@@ -74,7 +75,7 @@ class Policy(Protocol):
 class UntilCorrection:
     """Hands up once the tier has replaced a guess by a token of its own: what comes after it seldom survives."""
 
-    def pays(self, instead: float = 0.0, requests: int = 1) -> bool:
+    def pays(self, instead: float = 0.0, requests: int = 1, unread: int = 0, room: int = 0) -> bool:
         return True
 
     def at_least(self) -> int:
@@ -103,8 +104,9 @@ class UntilWorth:
     of the plain passes shared. So what was learnt under one load serves under another.
     """
 
-    def __init__(self, above: Costs) -> None:
+    def __init__(self, above: Costs, reading: float = 0.0) -> None:
         self.above = above  # of the passes of the tier above
+        self.reading = reading  # seconds for each token of a text that this tier must read before it can draft
         self.chances = Chances()  # to stand above
         self._plain = above.seconds(1)
         self._blocks = 0
@@ -113,12 +115,13 @@ class UntilWorth:
         self._brought: dict[int, list[float]] = {}  # depth at which rounds began -> rounds, tokens that stood; -1: all
         # Blocks beside other guesses, tokens that passes over both brought, and seconds beyond those of plain passes.
         self._beside = [0.0, 0.0, 0.0]
+        self._drafted = [0.0, 0.0, 0.0]  # blocks, their tokens, and the tokens written in their places
         self._passed_by = 0  # times that there were other guesses
         self._idle = 0.0  # seconds since drafting was last tried
 
-    def pays(self, instead: float = 0.0, requests: int = 1) -> bool:
-        if requests > 1 and self._rate() * self._extra(0, requests) > _HOPED:
-            return False  # trying is not for nothing either: a draft must first read the whole text
+    def pays(self, instead: float = 0.0, requests: int = 1, unread: int = 0, room: int = 0) -> bool:
+        if self.hopeless(requests) or self._too_late(requests, unread, room):
+            return False
         if self._blocks < _TRIAL_BLOCKS:
             return True
         if instead > 0:
@@ -129,10 +132,27 @@ class UntilWorth:
         if self.go_on((), requests):
             return True
         self._idle += self._plain
-        if self._idle < _PROBE * self._extra(0, requests):
+        if self._idle < PROBE * self._extra(0, requests):
             return False
         self._idle = 0.0
         return True
+
+    def hopeless(self, requests: int) -> bool:
+        """Whether under this load not even a good draft could pay."""
+        return requests > 1 and self._rate() * self._extra(0, requests) > _HOPED
+
+    def _too_late(self, requests: int, unread: int, room: int) -> bool:
+        """Whether reading this text takes longer than drafting could save in the rest of it, for which others wait."""
+        if requests == 1 or not unread or not self.reading:
+            return False
+        blocks, drafted, written = self._drafted
+        length = (drafted + _DOUBT) / (blocks + _DOUBT)
+        brought = (written + _DOUBT * (1 + _HOPED)) / (blocks + _DOUBT)  # good until it is known better
+        _, tokens, seconds = self._round
+        drafting = length * seconds / tokens if tokens else 0.0
+        passing = self.alone(self.above.shared(requests).seconds(1 + round(length)), requests)
+        saved = self._plain - (drafting + passing) / brought  # for each token
+        return self.alone(unread * self.reading, requests) > room * saved
 
     def at_least(self) -> int:
         self._blocks += 1
@@ -145,12 +165,12 @@ class UntilWorth:
         return standing * self._brings(len(block)) >= self._rate() * self._extra(len(block), requests)
 
     def wrote(self, tokens: int, seconds: float, requests: int = 1) -> None:
-        _count(self._round, tokens, self._alone(seconds, requests))
+        _count(self._round, tokens, self.alone(seconds, requests))
 
     def verified(
         self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False, requests: int = 1
     ) -> None:
-        seconds = self._alone(seconds, requests)
+        seconds = self.alone(seconds, requests)
         self._tokens = _FADING_PASSES * self._tokens + len(written)
         self._seconds = _FADING_PASSES * self._seconds + seconds
         if not block:
@@ -163,6 +183,7 @@ class UntilWorth:
         self.chances.learn(chain, written)
         stood = next((i for i, pair in enumerate(zip(guess, written, strict=False)) if pair[0] != pair[1]), None)
         stood = min(len(guess), len(written)) if stood is None else stood
+        _count(self._drafted, len(block), len(written))
         if beside:
             _count(self._beside, len(written) - 1, seconds - self._plain)
         if stood >= self._rate() * self._extra(0, requests):
@@ -190,11 +211,11 @@ class UntilWorth:
         rounds, tokens, seconds = self._round
         wider = 1 + depth + (round(tokens / rounds) if rounds else 1)
         above = self.above.shared(requests)
-        return (seconds / rounds if rounds else 0.0) + self._alone(
+        return (seconds / rounds if rounds else 0.0) + self.alone(
             above.seconds(wider) - above.seconds(1 + depth), requests
         )
 
-    def _alone(self, seconds: float, requests: int) -> float:
+    def alone(self, seconds: float, requests: int) -> float:
         """These seconds of shared passes as seconds of passes alone."""
         shared = self.above.shared(requests).seconds(1)
         return seconds * self._plain / shared if shared else seconds
@@ -215,11 +236,11 @@ def _count(counts: list[float], *values: float) -> None:
 UNTIL = ("count", "correction", "worth")
 
 
-def open_policy(until: str, above: Costs | None = None) -> Policy | None:
-    """What a plan's `until` stands for; `worth` weighs against the costs of the tier above."""
+def open_policy(until: str, above: Costs | None = None, reading: float = 0.0) -> Policy | None:
+    """What a plan's `until` stands for; `worth` weighs against the costs of the tier above and those of reading."""
     if until == "correction":
         return UntilCorrection()
     if until == "worth":
         assert above is not None
-        return UntilWorth(above)
+        return UntilWorth(above, reading)
     return None
