@@ -39,6 +39,11 @@ class Outcome:
         return sum(map(len, self.tokens))
 
     @property
+    def text(self) -> list[int]:
+        """All answers one after the other."""
+        return [token for answer in self.tokens for token in answer]
+
+    @property
     def turns(self) -> int:
         return len(self.tokens)
 
@@ -81,5 +86,7 @@ def _tier_to_json(tier: TierStats) -> dict[str, Any]:
 
 
 def _tier_from_json(found: Mapping[str, Any]) -> TierStats:
-    counters = {name: Counter(dict(found[name])) for name in _BY_SOURCE + _BY_DEPTH}
-    return TierStats(found["name"], **{name: found[name] for name in _NUMBERS}, **counters)
+    tier = TierStats(found["name"], **{name: found[name] for name in _NUMBERS})
+    for name in _BY_SOURCE + _BY_DEPTH:
+        setattr(tier, name, Counter(dict(found[name])))
+    return tier

@@ -19,7 +19,6 @@ def document(
     found: Mapping[str, Sequence[Outcome]],
     peers: Sequence[str],
     about: Mapping[str, Any],
-    temperature: float = 0.0,
 ) -> dict[str, Any]:
     """The JSON document that ends a bench. `about` is what the caller knows: command, model, dtype, temperature."""
     weights = about.get("bandwidth", {}).get("weights_bytes")
@@ -30,7 +29,7 @@ def document(
         "machine": machine(),
         **about,
         "threads": torch.get_num_threads(),
-        **_summaries(found, peers, about.get("temperature", temperature), weights),
+        **_summaries(found, peers, about.get("temperature", 0.0), weights),
     }
 
 
@@ -87,7 +86,7 @@ def summary(
     figures["differences"] = [str(outcome.difference) for outcome in outcomes if outcome.difference is not None]
     figures["first_differences"] = [_difference(outcome) for outcome in outcomes if outcome.difference is not None]
     if temperature > 0 and outcomes is not plain:
-        figures["law"] = same_law([sum(one.tokens, []) for one in plain], [sum(one.tokens, []) for one in outcomes])
+        figures["law"] = same_law([one.text for one in plain], [one.text for one in outcomes])
     figures["outliers"] = outliers(outcomes)
     if figures.get("tokens_per_pass"):
         figures["time"] = _time(outcomes)

@@ -46,7 +46,6 @@ class SideBySide:
     batches: Sequence[int] = ()
     repeats: int = 1
     found: list[dict[str, list[Outcome]]] = field(init=False)
-    done: int = field(init=False, default=0)  # prompts, counted in every repeat
 
     def __post_init__(self) -> None:
         self.plans = {PLAIN: Plan(), **self.plans}
@@ -54,6 +53,11 @@ class SideBySide:
         self.found = [{} for _ in self.samplings]
         for place, name in self._contenders():
             self.found[place][name] = []
+
+    @property
+    def done(self) -> int:
+        """Prompts that all contenders have answered, counted in every repeat."""
+        return len(self.found[0][PLAIN])
 
     @property
     def total(self) -> int:
@@ -85,9 +89,11 @@ class SideBySide:
                             journal.write({"finished": [repeat, start, *key], **entry})
                     outcomes[key] = [Outcome.from_json(one) for one in entry["outcomes"]]
                 self._compare((repeat, start), outcomes, kept, journal)
-                for (place, name), own in outcomes.items():
-                    self.found[place][name] += own
-                self.done += len(group)
+                # In one go: whoever stops the run finds all contenders at the same prompt.
+                self.found = [
+                    {name: [*before, *outcomes[place, name]] for name, before in known.items()}
+                    for place, known in enumerate(self.found)
+                ]
                 progress("Measuring", self.done, self.total)
         return self.found
 
