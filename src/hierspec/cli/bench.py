@@ -38,7 +38,6 @@ from hierspec.cli.bench_stores import store_soak, store_times
 from hierspec.cli.bench_table import about_model, show
 from hierspec.cli.console import hand_out, note, progress_bars
 from hierspec.core.errors import HierspecError
-from hierspec.paths import whole_file
 
 if TYPE_CHECKING:
     from hierspec.bench.journal import Journal
@@ -172,8 +171,7 @@ def _finish(
     if arguments.record is not None and complete:
         write_records(arguments.record, records(bench.found[0][PLAIN]))
     if arguments.report is not None and result["plans"]:
-        with whole_file(arguments.report) as temporary:
-            import_module("hierspec.bench.report_page").write_report(result, temporary)
+        import_module("hierspec.bench.report_page").write_report(result, arguments.report)
     if not arguments.json:
         show(result)
     hand_out(result, arguments.output)
