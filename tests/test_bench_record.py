@@ -216,6 +216,32 @@ def test_peers_are_told_the_whole_conversation_and_their_first_step_counts(model
     assert "prefill_seconds" not in document_of(run, {})["peers"]["fake"]
 
 
+def test_a_peer_that_breaks_down_does_not_take_the_run_with_it(model, tmp_path):
+    class Fragile(FakePeer):
+        def generate(self, prompt, sampling):
+            if len(self.prompts) == 4:
+                raise HierspecError("It ran out of memory.")
+            return super().generate(prompt, sampling)
+
+    def small(peer):
+        return SideBySide(model, PROMPTS, {"history": PLANS["history"]}, [Sampling(max_tokens=4)], [peer, sound])
+
+    sound = FakePeer()
+    sound.name = "sound"
+    path = tmp_path / "result.partial.jsonl"
+    run = small(Fragile())
+    run.run(journal=Journal(path, {}))
+    result = document_of(run, {})
+    assert result["complete"]
+    assert (list(result["peers"]), list(result["absent_peers"])) == (["sound"], ["fake"])
+    assert result["absent_peers"]["fake"] == "It broke down at prompt 2: It ran out of memory."
+    again = small(FakePeer())  # repaired: it goes on where it broke down
+    again.run(journal=Journal(path, {}))
+    mended = document_of(again, {})["peers"]["fake"]
+    assert (mended["prompts"], len(again.peers[0].prompts)) == (4, 1 + 3)
+    assert len(mended["first_differences"]) == 4
+
+
 def test_later_turns_read_only_what_is_new(model):
     """Rows of the decoder over a chat of two turns: every token once, not the first turn twice."""
     own = contenders.ByPlan(model.apart(), Plan(), 1, False)

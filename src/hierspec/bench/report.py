@@ -41,7 +41,7 @@ def document_of(run: SideBySide, about: Mapping[str, Any], absent: Mapping[str, 
         **about,
         "temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "seed": sampling.seed,
         "repeats": run.repeats, "prompts_done": run.done, "prompts_total": run.total,
-        "batches": list(run.batches), "absent_peers": dict(absent or {}),
+        "batches": list(run.batches), "absent_peers": {**(absent or {}), **run.failed},
     }  # fmt: skip
     result = document(run.found[0], peers, first) | {"complete": run.done == run.total}
     weights = about.get("bandwidth", {}).get("weights_bytes")

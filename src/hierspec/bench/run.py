@@ -11,6 +11,7 @@ from hierspec.bench.journal import Journal
 from hierspec.bench.outcome import Outcome, difference_from_json, difference_to_json
 from hierspec.bench.peers import Peer
 from hierspec.compare import Difference, first_difference
+from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan
 from hierspec.core.sampling import Sampling
 from hierspec.language_model import LanguageModel
@@ -46,6 +47,7 @@ class SideBySide:
     batches: Sequence[int] = ()
     repeats: int = 1
     found: list[dict[str, list[Outcome]]] = field(init=False)
+    failed: dict[str, str] = field(init=False, default_factory=dict)  # peers that broke down on the way, and why
 
     def __post_init__(self) -> None:
         self.plans = {PLAIN: Plan(), **self.plans}
@@ -77,6 +79,8 @@ class SideBySide:
                 names = list(contenders)
                 outcomes: dict[_Key, list[Outcome]] = {}
                 for key in names[turn:] + names[:turn]:
+                    if key[1] in self.failed:
+                        continue
                     entry = kept.finished.get((repeat, start, *key))
                     if entry is not None:
                         behind[key].append(entry)
@@ -84,14 +88,20 @@ class SideBySide:
                         for missed in behind[key]:
                             contenders[key].learn_from(missed, self._given(key, repeat))
                         behind[key] = []
-                        entry = contenders[key].run(list(self._given(key, repeat, group)))
+                        try:
+                            entry = contenders[key].run(list(self._given(key, repeat, group)))
+                        except HierspecError as error:
+                            if not isinstance(contenders[key], ByPeer):
+                                raise
+                            self.failed[key[1]] = f"It broke down at prompt {start}: {error}"
+                            continue
                         if journal is not None:
                             journal.write({"finished": [repeat, start, *key], **entry})
                     outcomes[key] = [Outcome.from_json(one) for one in entry["outcomes"]]
                 self._compare((repeat, start), outcomes, kept, journal)
                 # In one go: whoever stops the run finds all contenders at the same prompt.
                 self.found = [
-                    {name: [*before, *outcomes[place, name]] for name, before in known.items()}
+                    {name: [*old, *outcomes[place, name]] for name, old in known.items() if name not in self.failed}
                     for place, known in enumerate(self.found)
                 ]
                 progress("Measuring", self.done, self.total)
@@ -124,25 +134,26 @@ class SideBySide:
         for plan in self.plans.values():
             self.model.apart().generate("Hello", plan=plan, sampling=short)
         for peer in self.peers:
-            peer.generate(self.model.encode("Hello"), replace(short, temperature=0.0))
+            try:
+                peer.generate(self.model.encode("Hello"), replace(short, temperature=0.0))
+            except HierspecError as error:
+                self.failed[peer.name] = f"It broke down when it was warmed up: {error}"
 
     def _compare(
         self, where: tuple[int, int], outcomes: Mapping[_Key, list[Outcome]], kept: _Kept, journal: Journal | None
     ) -> None:
         """Notes in each outcome where it parts from plain decoding's."""
-        known = kept.differences.get(where)
-        if known is None:
-            known = {}
-            for (place, name), own in outcomes.items():
-                if name != PLAIN:
-                    plain = outcomes[place, PLAIN]
-                    pairs = zip(plain, own, strict=True)
-                    known[place, name] = [self._difference(one, two, self.samplings[place]) for one, two in pairs]
-            if journal is not None:
-                told = [[*key, [difference_to_json(one) for one in found]] for key, found in known.items()]
-                journal.write({"compared": list(where), "differences": told})
-        for key, differences in known.items():
-            for outcome, difference in zip(outcomes[key], differences, strict=True):
+        known = kept.differences.get(where, {})
+        fresh: dict[_Key, list[Difference | None]] = {}
+        for (place, name), own in outcomes.items():
+            if name != PLAIN and (place, name) not in known:
+                pairs = zip(outcomes[place, PLAIN], own, strict=True)
+                fresh[place, name] = [self._difference(one, two, self.samplings[place]) for one, two in pairs]
+        if journal is not None and fresh:
+            told = [[*key, [difference_to_json(one) for one in found]] for key, found in fresh.items()]
+            journal.write({"compared": list(where), "differences": told})
+        for key, differences in {**known, **fresh}.items():
+            for outcome, difference in zip(outcomes.get(key, ()), differences, strict=False):
                 outcome.difference = difference
 
     def _difference(self, plain: Outcome, other: Outcome, sampling: Sampling) -> Difference | None:
@@ -166,10 +177,9 @@ class _Kept:
                 self.finished[tuple(entry["finished"])] = dict(entry)
             elif "compared" in entry:
                 repeat, start = entry["compared"]
-                self.differences[repeat, start] = {
-                    (place, name): [difference_from_json(one) for one in found]
-                    for place, name, found in entry["differences"]
-                }
+                here = self.differences.setdefault((repeat, start), {})
+                for place, name, found in entry["differences"]:
+                    here[place, name] = [difference_from_json(one) for one in found]
 
 
 def run_plans(

@@ -25,7 +25,7 @@ import argparse
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,18 +139,16 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.bench.provenance import bandwidth, prompt_set, provenance
     from hierspec.bench.run import SideBySide
 
-    with progress_bars() as progress:
+    with progress_bars() as progress, ExitStack() as ending:
         opened, absent = open_peers(peers, model, progress)
-        try:
-            about = about_model(model) | provenance(model, plans.values(), progress)
-            about |= {"prompts": prompt_set(name, prompts), "bandwidth": bandwidth(model)}
-            bench = SideBySide(model, prompts, plans, samplings, opened, batches, arguments.repeats)
-            journal = _journal(arguments, bench, about)
-            with _stoppable(), suppress(KeyboardInterrupt):
-                bench.run(progress, journal)
-        finally:
-            for peer in opened:
-                peer.close()
+        for peer in opened:
+            ending.callback(peer.close)
+        about = about_model(model) | provenance(model, plans.values(), progress)
+        about |= {"prompts": prompt_set(name, prompts), "bandwidth": bandwidth(model)}
+        bench = SideBySide(model, prompts, plans, samplings, opened, batches, arguments.repeats)
+        journal = _journal(arguments, bench, about)
+        with _stoppable(), suppress(KeyboardInterrupt):
+            bench.run(progress, journal)
     return _finish(arguments, bench, about, absent, journal)
 
 
