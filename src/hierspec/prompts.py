@@ -9,6 +9,8 @@ from pathlib import Path
 
 from hierspec.core.errors import HierspecError
 
+# Spec-Bench names the subjects of its multi-turn questions, which are MT-Bench's, and counts them as one family.
+_SUBJECTS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 _OWN = Path(__file__).parent / "data" / "prompts.jsonl"
 
 
@@ -36,17 +38,22 @@ def read_prompts(path: Path) -> list[BenchPrompt]:
             continue
         try:
             item = json.loads(line)
-            task, turns = item.get("task", item.get("category", "all")), item["turns"]
+            task, turns = _family(item), item["turns"]
             if not (isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns)):
                 raise ValueError("turns must be a list of texts")
         except (ValueError, KeyError, AttributeError) as error:
             raise HierspecError(
                 f'{path}, line {number}: each line is an object like {{"task": "qa", "turns": ["…"]}} ({error}).'
             ) from error
-        prompts.append(BenchPrompt(str(task), tuple(turns)))
+        prompts.append(BenchPrompt(task, tuple(turns)))
     if not prompts:
         raise HierspecError(f"The prompt file {path} is empty.")
     return prompts
+
+
+def _family(item: dict[str, object]) -> str:
+    task = item.get("task", item.get("category", "all"))
+    return "mt_bench" if "question_id" in item and "task" not in item and task in _SUBJECTS else str(task)
 
 
 def spread(prompts: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
+from hierspec.bench.bandwidth import memory_bandwidth
 from hierspec.bench.peers import TransformersPeer
 from hierspec.core.sampling import Sampling
 from hierspec.language_model import LanguageModel
@@ -32,7 +32,7 @@ def measure_passes(
     contexts = [context for context in contexts if context + max(widths) < model.config.context]
     rng = np.random.default_rng(0)
     text = rng.integers(0, model.config.vocabulary, max([*contexts, _PREFILL]) + max(widths)).astype(np.int32)
-    bandwidth, weights = _bandwidth(), model.decoder.weight_bytes
+    bandwidth, weights = memory_bandwidth(), model.decoder.weight_bytes
     result: dict[str, Any] = {
         "memory_gigabytes_per_second": round(bandwidth / 1e9, 1),
         "weight_megabytes": round(weights / 1e6, 1),
@@ -92,14 +92,6 @@ def _prefill(model: LanguageModel, peer: TransformersPeer | None, text: np.ndarr
         {"by": name, "tokens": count, "seconds": round(min(t), 3), "tokens_per_second": round(count / min(t), 1)}
         for name, t in times.items()
     ]
-
-
-def _bandwidth() -> float:
-    """Bytes per second that all threads together read from memory: the best of a sum and a matrix-vector product."""
-    numbers = torch.ones(8192, 8192)
-    size = numbers.numel() * numbers.element_size()
-    ways: tuple[Callable[[], Any], ...] = (lambda: float(numbers.sum()), lambda: numbers.mv(numbers[0]))
-    return size / min(_seconds(way) for way in ways for _ in range(5))
 
 
 def _seconds(run: Callable[[], Any]) -> float:

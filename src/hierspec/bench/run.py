@@ -1,19 +1,19 @@
-"""The run: plans interleaved prompt by prompt, each compared with plain decoding before its time counts."""
+"""The run: plans and peers interleaved prompt by prompt, each compared with plain decoding before its time counts."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from typing import Any
 
+from hierspec.bench.contenders import ByPeer, ByPlan, Contender, Given
+from hierspec.bench.journal import Journal
+from hierspec.bench.outcome import Outcome, difference_from_json, difference_to_json
 from hierspec.bench.peers import Peer
-from hierspec.chat import Chat
 from hierspec.compare import Difference, first_difference
+from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan
 from hierspec.core.sampling import Sampling
-from hierspec.core.stats import Stats
-from hierspec.generation import Generation
 from hierspec.language_model import LanguageModel
 from hierspec.planner.playing.replay import Record
 from hierspec.progress import Progress, silent
@@ -21,32 +21,165 @@ from hierspec.prompts import BenchPrompt
 
 PLAIN = "plain"
 
+__all__ = ["PLAIN", "Outcome", "SideBySide", "records", "run_plans"]
+
+_Key = tuple[int, str]  # which of the samplings, and the contender's name
+
 
 @dataclass
-class Outcome:
-    """One prompt under one plan: all turns together."""
+class SideBySide:
+    """Every plan and peer on the same prompts, under one or several samplings. Plain decoding, one prompt at a time,
+    is always among them; for every number in `batches` every plan also runs that many prompts side by side.
 
-    task: str
-    asked: list[list[int]] = field(default_factory=list)  # ids of the conversation before each answer
-    tokens: list[list[int]] = field(default_factory=list)  # of each answer
-    seconds: float = 0.0
-    first_seconds: float = 0.0
-    first_tokens: int = 0
-    stats: Stats = field(default_factory=Stats)
-    alone: bool = True  # not beside others, so that the time of its first step is its own
-    difference: Difference | None = None  # from plain decoding, the first one
-    synthetic: bool = False  # some tier only played how often it agrees
+    Which one goes first rotates, so that a slow minute of the machine hits all alike. Every plan has stores of its
+    own, which begin with nothing but what was built on disk, anew in every repeat: what another plan wrote must not
+    help it. Every prompt of every repeat has a seed of its own, the same for all contenders.
+
+    `found` has, for each sampling, the outcomes of every contender as far as all contenders have come: it may be read
+    at any time, also after a stop.
+    """
+
+    model: LanguageModel
+    prompts: Sequence[BenchPrompt]
+    plans: Mapping[str, Plan]
+    samplings: Sequence[Sampling]
+    peers: Sequence[Peer] = ()
+    batches: Sequence[int] = ()
+    repeats: int = 1
+    found: list[dict[str, list[Outcome]]] = field(init=False)
+    failed: dict[str, str] = field(init=False, default_factory=dict)  # peers that broke down on the way, and why
+
+    def __post_init__(self) -> None:
+        self.plans = {PLAIN: Plan(), **self.plans}
+        self.samplings = [replace(one, seed=0 if one.seed is None else one.seed) for one in self.samplings]
+        self.found = [{} for _ in self.samplings]
+        for place, name in self._contenders():
+            self.found[place][name] = []
 
     @property
-    def count(self) -> int:
-        return sum(map(len, self.tokens))
+    def done(self) -> int:
+        """Prompts that all contenders have answered, counted in every repeat."""
+        return len(self.found[0][PLAIN])
 
-    def add(self, answer: Generation) -> None:
-        self.seconds += answer.seconds
-        self.first_seconds += answer.first_seconds
-        self.first_tokens += answer.first_tokens
-        self.stats.add(answer.stats)
-        self.synthetic |= answer.synthetic
+    @property
+    def total(self) -> int:
+        return self.repeats * len(self.prompts)
+
+    def run(self, progress: Progress = silent, journal: Journal | None = None) -> list[dict[str, list[Outcome]]]:
+        """Runs what the journal does not hold yet. What stands there is not measured again, only learnt from."""
+        kept = _Kept(() if journal is None else journal.entries)
+        self._warm_up()
+        step = max(self.batches, default=1)
+        for repeat in range(self.repeats):
+            contenders = self._contenders(watched=journal is not None)
+            behind: dict[_Key, list[dict[str, Any]]] = {key: [] for key in contenders}  # not yet learnt from
+            for start in range(0, len(self.prompts), step):
+                group = range(start, min(start + step, len(self.prompts)))
+                turn = (repeat * len(self.prompts) + start) // step % len(contenders)
+                names = list(contenders)
+                outcomes: dict[_Key, list[Outcome]] = {}
+                for key in names[turn:] + names[:turn]:
+                    if key[1] in self.failed:
+                        continue
+                    entry = kept.finished.get((repeat, start, *key))
+                    if entry is not None:
+                        behind[key].append(entry)
+                    else:
+                        for missed in behind[key]:
+                            contenders[key].learn_from(missed, self._given(key, repeat))
+                        behind[key] = []
+                        try:
+                            entry = contenders[key].run(list(self._given(key, repeat, group)))
+                        except HierspecError as error:
+                            if not isinstance(contenders[key], ByPeer):
+                                raise
+                            self.failed[key[1]] = f"It broke down at prompt {start}: {error}"
+                            continue
+                        if journal is not None:
+                            journal.write({"finished": [repeat, start, *key], **entry})
+                    outcomes[key] = [Outcome.from_json(one) for one in entry["outcomes"]]
+                self._compare((repeat, start), outcomes, kept, journal)
+                # In one go: whoever stops the run finds all contenders at the same prompt.
+                self.found = [
+                    {name: [*old, *outcomes[place, name]] for name, old in known.items() if name not in self.failed}
+                    for place, known in enumerate(self.found)
+                ]
+                progress("Measuring", self.done, self.total)
+        return self.found
+
+    def _contenders(self, watched: bool = False) -> dict[_Key, Contender]:
+        """Fresh ones, with stores that have learnt nothing."""
+        found: dict[_Key, Contender] = {}
+        for place, sampling in enumerate(self.samplings):
+            for name, plan in self.plans.items():
+                found[place, name] = ByPlan(self.model.apart(), plan, 1, watched)
+                for size in self.batches:
+                    found[place, f"{name}, batch of {size}"] = ByPlan(self.model.apart(), plan, size, watched)
+            for peer in self.peers:
+                if sampling.temperature == 0 or getattr(peer, "samples", False):
+                    found[place, peer.name] = ByPeer(self.model, peer)
+        return found
+
+    def _given(self, key: _Key, repeat: int, group: Sequence[int] | None = None) -> Iterator[Given]:
+        """The prompts of a group with their places and samplings; by default all prompts, by place."""
+        sampling = self.samplings[key[0]]
+        assert sampling.seed is not None
+        for place in range(len(self.prompts)) if group is None else group:
+            seed = sampling.seed + repeat * len(self.prompts) + place
+            yield Given(place, repeat, self.prompts[place], replace(sampling, seed=seed))
+
+    def _warm_up(self) -> None:
+        """The first passes of a process pay for pages and threads."""
+        short = replace(self.samplings[0], max_tokens=8)
+        for plan in self.plans.values():
+            self.model.apart().generate("Hello", plan=plan, sampling=short)
+        for peer in self.peers:
+            try:
+                peer.generate(self.model.encode("Hello"), replace(short, temperature=0.0))
+            except HierspecError as error:
+                self.failed[peer.name] = f"It broke down when it was warmed up: {error}"
+
+    def _compare(
+        self, where: tuple[int, int], outcomes: Mapping[_Key, list[Outcome]], kept: _Kept, journal: Journal | None
+    ) -> None:
+        """Notes in each outcome where it parts from plain decoding's."""
+        known = kept.differences.get(where, {})
+        fresh: dict[_Key, list[Difference | None]] = {}
+        for (place, name), own in outcomes.items():
+            if name != PLAIN and (place, name) not in known:
+                pairs = zip(outcomes[place, PLAIN], own, strict=True)
+                fresh[place, name] = [self._difference(one, two, self.samplings[place]) for one, two in pairs]
+        if journal is not None and fresh:
+            told = [[*key, [difference_to_json(one) for one in found]] for key, found in fresh.items()]
+            journal.write({"compared": list(where), "differences": told})
+        for key, differences in {**known, **fresh}.items():
+            for outcome, difference in zip(outcomes.get(key, ()), differences, strict=False):
+                outcome.difference = difference
+
+    def _difference(self, plain: Outcome, other: Outcome, sampling: Sampling) -> Difference | None:
+        """The first place where the two part, in the first turn that differs: later turns then answer other texts."""
+        assert sampling.seed is not None
+        seed = sampling.seed + plain.repeat * len(self.prompts) + plain.prompt
+        for asked, one, two in zip(plain.asked, plain.tokens, other.tokens, strict=True):
+            if one != two:
+                return first_difference(self.model, asked, one, two, sampling, seed)
+        return None
+
+
+class _Kept:
+    """What stands in a journal, by where it belongs."""
+
+    def __init__(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        self.finished: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self.differences: dict[tuple[int, int], dict[_Key, list[Difference | None]]] = {}
+        for entry in entries:
+            if "finished" in entry:
+                self.finished[tuple(entry["finished"])] = dict(entry)
+            elif "compared" in entry:
+                repeat, start = entry["compared"]
+                here = self.differences.setdefault((repeat, start), {})
+                for place, name, found in entry["differences"]:
+                    here[place, name] = [difference_from_json(one) for one in found]
 
 
 def run_plans(
@@ -58,67 +191,8 @@ def run_plans(
     progress: Progress = silent,
     batches: Sequence[int] = (),
 ) -> dict[str, list[Outcome]]:
-    """Outcomes of every plan and peer, in the order of the prompts. Plain decoding, one prompt at a time, is always
-    among them; for every number in `batches` every plan also runs that many prompts side by side.
-
-    Which one goes first rotates, so that a slow minute of the machine hits all alike. Every plan has stores of its
-    own, which begin with nothing but what was built on disk: what another plan wrote must not help it.
-    """
-    plans = {PLAIN: Plan(), **plans}
-    sampling = replace(sampling, seed=0 if sampling.seed is None else sampling.seed)
-    runners: dict[str, Callable[[Sequence[BenchPrompt]], list[Outcome]]] = {}
-    for name, plan in plans.items():
-        runners[name] = partial(_in_batches, 1, model.apart(), plan, sampling)
-        for batch in batches:
-            runners[f"{name}, batch of {batch}"] = partial(_in_batches, batch, model.apart(), plan, sampling)
-    for peer in peers:
-        runners[peer.name] = partial(_by_peer, model, peer, sampling)
-    found: dict[str, list[Outcome]] = {name: [] for name in runners}
-    for plan in plans.values():  # the first passes of a process pay for pages and threads
-        model.apart().generate("Hello", plan=plan, sampling=replace(sampling, max_tokens=8))
-    names = list(runners)
-    step = max(batches, default=1)
-    for start in range(0, len(prompts), step):
-        group = prompts[start : start + step]
-        turn = start // step % len(names)
-        for name in names[turn:] + names[:turn]:
-            found[name] += runners[name](group)
-        for name in names:
-            if name != PLAIN:
-                for plain, other in zip(found[PLAIN][start:], found[name][start:], strict=True):
-                    other.difference = _compare(model, plain, other, sampling)
-        progress("Measuring", start + len(group), len(prompts))
-    return found
-
-
-def _in_batches(
-    size: int, model: LanguageModel, plan: Plan, sampling: Sampling, group: Sequence[BenchPrompt]
-) -> list[Outcome]:
-    starts = range(0, len(group), size)
-    return [outcome for at in starts for outcome in _together(model, plan, sampling, group[at : at + size])]
-
-
-def _together(model: LanguageModel, plan: Plan, sampling: Sampling, group: Sequence[BenchPrompt]) -> list[Outcome]:
-    """Several conversations side by side, turn by turn. The time of a turn is shared by the tokens written in it."""
-    model.forget()  # what another plan computed must not help this one
-    outcomes = [Outcome(prompt.task) for prompt in group]
-    chats = [Chat(model) for _ in group]
-    for turn in range(max(len(prompt.turns) for prompt in group)):
-        places = [place for place, prompt in enumerate(group) if turn < len(prompt.turns)]
-        for place in places:
-            outcomes[place].asked.append(chats[place].ask(group[place].turns[turn]))
-            if plan.synthetic:  # what it has to agree with is found out before time counts
-                model.request(outcomes[place].asked[-1], plan, sampling).cancel()
-        began = time.perf_counter()
-        answers = model.generate_many([outcomes[place].asked[-1] for place in places], plan=plan, sampling=sampling)
-        seconds = time.perf_counter() - began
-        written = sum(len(answer.tokens) for answer in answers)
-        for place, answer in zip(places, answers, strict=True):
-            chats[place].answer(answer.tokens)
-            outcomes[place].tokens.append(list(answer.tokens))
-            outcomes[place].add(replace(answer, seconds=seconds * len(answer.tokens) / written))
-            outcomes[place].alone = len(group) == 1
-    return outcomes
+    """Outcomes of every plan and peer under one sampling, in the order of the prompts."""
+    return SideBySide(model, prompts, plans, [sampling], peers, batches).run(progress)[0]
 
 
 def records(outcomes: Sequence[Outcome]) -> list[Record]:
@@ -128,26 +202,3 @@ def records(outcomes: Sequence[Outcome]) -> list[Record]:
         for outcome in outcomes
         for asked, tokens in zip(outcome.asked, outcome.tokens, strict=True)
     ]
-
-
-def _by_peer(model: LanguageModel, peer: Peer, sampling: Sampling, group: Sequence[BenchPrompt]) -> list[Outcome]:
-    outcomes = []
-    for prompt in group:
-        outcome, chat = Outcome(prompt.task), Chat(model)
-        for turn in prompt.turns:
-            outcome.asked.append(chat.ask(turn))
-            tokens, seconds = peer.generate(outcome.asked[-1], sampling)
-            chat.answer(tokens)
-            outcome.tokens.append(tokens)
-            outcome.seconds += seconds
-        outcomes.append(outcome)
-    return outcomes
-
-
-def _compare(model: LanguageModel, plain: Outcome, other: Outcome, sampling: Sampling) -> Difference | None:
-    """The first place where the two part, in the first turn that differs: later turns then answer other texts."""
-    assert sampling.seed is not None
-    for asked, one, two in zip(plain.asked, plain.tokens, other.tokens, strict=True):
-        if one != two:
-            return first_difference(model, asked, one, two, sampling, sampling.seed)
-    return None

@@ -56,10 +56,16 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--gather", type=int, default=4, metavar="N", help="tokens those tiers hand up (default 4)")
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
+def add_sampling(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """`several`: temperatures may be a list; `chosen_samplings` then has one for each."""
     group = parser.add_argument_group("sampling")
     group.add_argument("--max-tokens", type=int, default=256, metavar="N")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
+    if several:
+        group.add_argument(
+            "--temperature", default="0", metavar="T,…", help="0 is greedy (default); several, such as 0,0.8,1: each"
+        )
+    else:
+        group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
     group.add_argument("--top-k", type=int, default=0, metavar="K")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P")
     group.add_argument("--min-p", type=float, default=0.0, metavar="P")
@@ -121,6 +127,19 @@ def chosen_plan(model: LanguageModel, arguments: argparse.Namespace) -> Plan:
 def chosen_sampling(arguments: argparse.Namespace) -> Sampling:
     names = [field.name for field in fields(Sampling) if hasattr(arguments, field.name)]
     return Sampling(**{name: getattr(arguments, name) for name in names})
+
+
+def chosen_samplings(arguments: argparse.Namespace) -> list[Sampling]:
+    """One for each temperature."""
+    try:
+        temperatures = [float(part) for part in arguments.temperature.split(",")]
+    except ValueError:
+        raise HierspecError(
+            f"--temperature takes numbers separated by commas, not {arguments.temperature!r}."
+        ) from None
+    if len(set(temperatures)) < len(temperatures):
+        raise HierspecError(f"--temperature names one twice: {arguments.temperature}.")
+    return [chosen_sampling(argparse.Namespace(**{**vars(arguments), "temperature": own})) for own in temperatures]
 
 
 def parse_size(text: str) -> int:

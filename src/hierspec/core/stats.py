@@ -20,6 +20,7 @@ class TierStats:
     accepted_at: Counter[int] = field(default_factory=Counter)
     written: int = 0
     seconds: float = 0.0  # in the tier's own passes
+    pick_seconds: float = 0.0  # of these, choosing tokens from the logits, where the scorer tells
     store_seconds: float = 0.0  # in the stores it asked
     expected_seconds: float = 0.0  # what its passes should have taken by measured costs, where those are known
 
@@ -37,6 +38,7 @@ class TierStats:
         self.calls += other.calls
         self.written += other.written
         self.seconds += other.seconds
+        self.pick_seconds += other.pick_seconds
         self.store_seconds += other.store_seconds
         self.expected_seconds += other.expected_seconds
         self.proposed.update(other.proposed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -91,8 +92,13 @@ class StateScorer(ABC):
 
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
         with torch.inference_mode():
-            team = self.decoder.team
-            return [answer(ask, logits, team) for ask, logits in zip(asks, self.logits(asks), strict=True)]
+            team, found = self.decoder.team, self.logits(asks)
+            began = time.perf_counter()
+            answers = [answer(ask, logits, team) for ask, logits in zip(asks, found, strict=True)]
+            spent = (time.perf_counter() - began) / len(asks)
+            for ask in asks:
+                ask.stats.pick_seconds += spent
+            return answers
 
     def logits(self, asks: Sequence[Ask]) -> Sequence[Tensor]:
         """For each ask [1 + nodes, vocabulary]: what follows the context, then what follows each node."""

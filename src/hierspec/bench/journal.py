@@ -1,0 +1,101 @@
+"""What a run has finished, line by line in a file, so that the same command can go on after a stop.
+
+The first line is the setting, part by part as hashes; every other line is something finished. Lines are flushed one by
+one; a torn last line (the power failed, the disk was full) is as if it had never been written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from hierspec.core.errors import HierspecError
+from hierspec.paths import make_folder
+
+_KIND = "hierspec bench journal 1"
+
+
+def journal_path(output: Path) -> Path:
+    return output.with_suffix(".partial.jsonl")
+
+
+def fingerprint(part: Any) -> str:
+    """A hash of anything that JSON can write."""
+    return hashlib.sha256(json.dumps(part, sort_keys=True, default=str).encode()).hexdigest()
+
+
+class Journal:
+    """Opens what there is of a run with this setting, or begins one. `entries` were there before."""
+
+    def __init__(self, path: Path, setting: Mapping[str, Any], restart: bool = False) -> None:
+        self.path = path
+        self.entries: list[dict[str, Any]] = []
+        own = {name: fingerprint(part) for name, part in setting.items()}
+        make_folder(path.parent)
+        if restart:
+            path.unlink(missing_ok=True)
+        lines = _whole_lines(path)
+        if lines:
+            self._check(lines[0], own)
+            self.entries = lines[1:]
+        self._file: TextIO = path.open("a", encoding="utf-8")
+        if not lines:
+            self.write({"journal": _KIND, "setting": own})
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise HierspecError(
+                f"{self.path} cannot be written ({error.strerror or error}): make room and run the same command again, "
+                "which goes on from there."
+            ) from error
+
+    def close(self, finished: bool = False) -> None:
+        self._file.close()
+        if finished:
+            self.path.unlink(missing_ok=True)
+
+    def _check(self, header: Mapping[str, Any], own: Mapping[str, str]) -> None:
+        if header.get("journal") != _KIND:
+            raise HierspecError(
+                f"{self.path} is not what a stopped bench leaves; move it, or begin anew with --restart."
+            )
+        kept = header["setting"]
+        others = [name for name in {**kept, **own} if kept.get(name) != own.get(name)]
+        if others:
+            raise HierspecError(
+                f"{self.path} holds part of a run with another setting ({', '.join(others)}): repeat that command to "
+                "finish it, choose another --output, or begin anew with --restart."
+            )
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """What the file holds; a torn end is cut off, so that what is appended begins a line of its own."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise HierspecError(f"{path} cannot be read ({error.strerror or error}); begin anew with --restart.") from error
+    lines: list[dict[str, Any]] = []
+    whole = 0
+    for line in content.splitlines(keepends=True):
+        try:
+            found = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            break
+        lines.append(found)
+        whole += len(line)
+    if whole < len(content):
+        if content[whole:].count(b"\n") > 1 or (content and not lines and b"\n" in content):
+            raise HierspecError(f"{path} is damaged in the middle; begin anew with --restart.")
+        os.truncate(path, whole)
+    return lines

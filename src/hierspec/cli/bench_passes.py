@@ -1,0 +1,33 @@
+"""`hierspec bench --passes`: how long single passes take."""
+
+from __future__ import annotations
+
+import argparse
+
+from hierspec.cli import options
+from hierspec.cli.bench_table import about_model
+from hierspec.cli.console import hand_out, note, progress_bars
+
+
+def passes(arguments: argparse.Namespace, peers: list[str]) -> int:
+    model = options.load_model(arguments)
+    from hierspec.bench.passes import measure_passes
+    from hierspec.bench.peers import open_peer
+    from hierspec.machine import machine
+
+    device = str(model.decoder.device)
+    peer = open_peer(peers[0], model.folder, model.dtype, device, model.stop_ids) if peers else None
+    with progress_bars() as progress:
+        measured = measure_passes(model, peer, progress=progress)
+    if not arguments.json:
+        for item in measured["prefill"]:
+            note(f"prefill of {item['tokens']} tokens by {item['by']}: {item['tokens_per_second']} tokens/s")
+        for item in measured["passes"]:
+            by = item.get("by", "hierspec")
+            parts = (
+                f"layers {item['layers_ms']}, head {item['head_ms']}, pick {item['pick_ms']}" if "ratio" in item else ""
+            )
+            note(f"context {item['context']}, {item['tokens']} tokens, {by}: {item['ms']} ms {parts}")
+        note(f"reading the weights once takes {measured['reading_weights_once_ms']} ms")
+    hand_out({"machine": machine(), **about_model(model), **measured}, arguments.output)
+    return 0
