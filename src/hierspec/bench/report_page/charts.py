@@ -52,7 +52,9 @@ def bar_chart(bars: Sequence[Bar], scale: Scale, unit: str, mark: float | None =
 
 
 def _row(bar: Bar, scale: Scale, unit: str, mark: float | None) -> Html:
-    lines = [element("line", class_="grid", x1=_at(scale, t), x2=_at(scale, t), y1=0, y2=_ROW) for t in scale.ticks]
+    lines = [
+        element("line", class_="grid", x1=_at(scale, t), x2=_at(scale, t), y1=-3, y2=_ROW + 3) for t in scale.ticks
+    ]
     drawn, start = [], 0.0
     for part in bar.parts:
         title = element("title", f"{part.name}: {part.value:.3g} {unit}") if part.name else None
@@ -137,10 +139,11 @@ def curve_chart(title: str, described: str, curves: Sequence[Curve], x: Axis, y:
     def down(value: float) -> float:
         return 8 + (high - 8) * (1 - up.share(value))
 
-    drawn = []
+    drawn, beside = [], []
     for tick in up.ticks:
-        drawn.append(element("line", class_="grid", x1="0", x2="100%", y1=f"{down(tick):.1f}", y2=f"{down(tick):.1f}"))
-        drawn.append(element("text", short_number(tick), x=0, y=f"{down(tick) - 3:.1f}", text_anchor="start"))
+        height = f"{down(tick):.1f}"
+        drawn.append(element("line", class_="grid", x1="0", x2="100%", y1=height, y2=height))
+        beside.append(element("text", short_number(tick), x=0, y=f"{down(tick) + 4:.1f}"))
     for place, tick in enumerate(across.ticks):
         anchor = "start" if place == 0 else "end" if place == len(across.ticks) - 1 else "middle"
         drawn.append(element("text", short_number(tick), x=_at(across, tick), y=high + 18, text_anchor=anchor))
@@ -155,8 +158,13 @@ def curve_chart(title: str, described: str, curves: Sequence[Curve], x: Axis, y:
             said = element("title", f"{curve.name} at {a:g}: {b:g}")
             look = f"dot {curve.look}{' hollow' if curve.dashed else ''}"
             drawn.append(element("circle", said, class_=look, cx=_at(across, a), cy=f"{down(b):.1f}", r=4))
-    return element("svg", element("title", title), element("desc", described), *drawn, role="img", class_="curves",
-                   width="100%", height=_CURVES)  # fmt: skip
+    words = (element("title", title), element("desc", described))
+    return element(
+        "div",
+        element("svg", *beside, width="100%", height=_CURVES, aria_hidden="true"),
+        element("svg", *words, *drawn, role="img", width="100%", height=_CURVES),
+        class_="curves",
+    )
 
 
 def _at(scale: Scale, value: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hierspec.bench.report_page.charts import Bar, Part, bar_chart, bar_scale, column_chart, legend
-from hierspec.bench.report_page.figures import counted, figure, look, percent, section, tag
+from hierspec.bench.report_page.figures import figure, look, percent, section, tag
 from hierspec.bench.report_page.markup import Html, element
 from hierspec.bench.report_page.reading import PLAIN, TIME_PARTS, Entry, Run, items, mapping, mappings, real
 
@@ -68,13 +68,10 @@ def _roofline(run: Run) -> Html | None:
 
 
 def _guesses(run: Run, colours: Mapping[str, str]) -> Html | None:
-    found = [
-        (entry, tier, len(mappings(entry.figures.get("tiers"))) > 1)
-        for entry in run.main.entries
-        if entry.kind != PLAIN
-        for tier in mappings(entry.figures.get("tiers"))
-        if mapping(tier.get("proposed"))
-    ]
+    found = []
+    for entry in run.main.entries:
+        judges = [tier for tier in mappings(entry.figures.get("tiers")) if mapping(tier.get("proposed"))]
+        found += [(entry, tier, len(judges) > 1) for tier in judges if entry.kind != PLAIN]
     highest = max((size for _, tier, _ in found for size in _a_pass(tier, "proposed_by_depth")), default=0.0)
     if not found or highest <= 0:
         return None
@@ -97,14 +94,14 @@ def _card(entry: Entry, tier: Mapping[str, Any], several: bool, highest: float, 
     rows = []
     for source, offered in proposed.items():
         whole, kept = real(offered) or 0.0, real(accepted.get(source)) or 0.0
-        mark = element("span", class_=f"swatch {colours.get(source, 'own')}", aria_hidden="true")
+        mark = element("span", "ab", class_=f"run {colours.get(source, 'own')}", aria_hidden="true")
         share = percent(kept / whole) if whole else ""
         rows.append(
             element("li", mark, element("span", source, class_="name"),
                     element("span", f"{kept:,.0f} of {whole:,.0f}", class_="value"), element("b", share))
         )  # fmt: skip
     calls = int(real(tier.get("calls")) or 0)
-    said = counted(calls, "pass").replace("passs", "passes")
+    said = f"{calls:,} {'pass' if calls == 1 else 'passes'}"
     return figure("", element("p", said, class_="muted"), column_chart(told, given, stood, highest, "stood"),
                   element("ul", *rows, class_="sources"), title=title)  # fmt: skip
 

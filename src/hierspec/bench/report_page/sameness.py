@@ -22,33 +22,44 @@ def _every(run: Run) -> list[tuple[Setting, Entry]]:
     return [(setting, entry) for setting in run.settings for entry in setting.entries]
 
 
-def _who(run: Run, setting: Setting, entry: Entry) -> Child:
-    place = f" at temperature {exact(setting.temperature)}" if len(run.settings) > 1 else ""
-    return [entry.name + place, element("span", "peer", class_="tag") if entry.kind == PEER else None]
+def _who(entry: Entry) -> Child:
+    return [entry.name, element("span", "peer", class_="tag") if entry.kind == PEER else None]
 
 
 def _identical(run: Run) -> Html | None:
-    rows: list[list[Child]] = []
-    for setting, entry in _every(run):
-        same, whole = entry.number("identical"), entry.number("prompts")
-        if entry.kind == PLAIN or same is None or whole is None:
-            continue
-        ties = int(entry.number("ties") or 0)
-        if same == whole:
-            verdict = element("span", "all identical", class_="good")
-        elif same + ties >= whole:
-            verdict = element("span", "differs only at ties", class_="good")
-        elif entry.kind == PEER:
-            verdict = element("span", "other arithmetic, other text", class_="muted")
-        elif entry.figures.get("promises_text") is False:
-            verdict = element("span", "promises the law, not the text", class_="muted")
-        else:
-            verdict = element("span", "differs", class_="bad")
-        rows.append([_who(run, setting, entry), f"{same:,.0f} of {whole:,.0f}", f"{ties:,}", verdict])
+    """A row for each plan, a column for each temperature."""
+    rows: dict[str, list[Child]] = {}
+    for place, setting in enumerate(run.settings):
+        for entry in setting.entries:
+            if entry.kind != PLAIN and entry.number("identical") is not None:
+                row = rows.setdefault(entry.name, [_who(entry), *(NOTHING for _ in run.settings)])
+                row[place + 1] = _verdict(entry)
     if not rows:
         return None
     said = "Answers equal to plain decoding's, token by token, compared before any time counts"
-    return table(said, ["plan", "identical", "ties", ""], rows, texts=(0, 3))
+    several = len(run.settings) > 1
+    heads = [f"at temperature {exact(s.temperature)}" if several else "identical" for s in run.settings]
+    return _card(table(said, ["plan", *heads], list(rows.values()), texts=range(1 + len(heads))))
+
+
+def _verdict(entry: Entry) -> Child:
+    same, whole, ties = (entry.number(key) or 0.0 for key in ("identical", "prompts", "ties"))
+    count = f"{same:,.0f} of {whole:,.0f}"
+    if same == whole:
+        return element("span", f"{count} ✓", class_="good")
+    if ties:
+        count += f", {ties:,.0f} at a tie"
+    if same + ties >= whole:
+        return element("span", f"{count} ✓", class_="good")
+    if entry.kind == PEER:
+        return count
+    if entry.figures.get("promises_text") is False:
+        return [count, element("span", " (promises the law, not the text)", class_="muted")]
+    return element("span", f"{count}: differs", class_="bad")
+
+
+def _card(inner: Html) -> Html:
+    return element("div", inner, class_="card")
 
 
 def _differences(run: Run) -> Html | None:
@@ -59,8 +70,8 @@ def _differences(run: Run) -> Html | None:
         for difference in told:
             tokens = [str(token) for token in items(difference.get("tokens"))]
             rows.append([
-                _who(run, setting, entry), str(difference.get("task", "")), exact(difference.get("prompt")),
-                exact(difference.get("position")), " / ".join(tokens), exact(difference.get("gap")),
+                _who(entry), exact(setting.temperature), str(difference.get("task", "")),
+                exact(difference.get("prompt")), exact(difference.get("position")), " / ".join(tokens), exact(difference.get("gap")),
                 "tie" if difference.get("tie") else "",
             ])  # fmt: skip
         if not told:
@@ -73,12 +84,12 @@ def _differences(run: Run) -> Html | None:
     parts: list[Child] = []
     if rows:
         said = "Where texts first part: plain's token, the other's, and the gap between the two best logits there"
-        heads = ["plan", "task", "prompt", "position", "tokens", "gap", ""]
-        parts.append(table(said, heads, rows, texts=(0, 1, 4, 6)))
+        heads = ["plan", "temperature", "task", "prompt", "position", "tokens", "gap", ""]
+        parts.append(table(said, heads, rows, texts=(0, 2, 5, 7)))
     if old:
         parts.append(element("ul", *old, class_="plainlist"))
     where = "First differences" + (f" ({len(rows) + len(old)})")
-    return element("details", element("summary", where), *parts)
+    return _card(element("details", element("summary", where), *parts, open=len(rows) + len(old) <= 12))
 
 
 def _law(run: Run) -> Html | None:
@@ -88,19 +99,16 @@ def _law(run: Run) -> Html | None:
         chance = real(law.get("p"))
         if chance is None:
             continue
-        verdict = (
-            element("span", "look here", class_="bad")
-            if chance < _UNLIKELY
-            else element("span", "no sign of another law", class_="good")
-        )
+        verdict = element("span", "look here", class_="bad") if chance < _UNLIKELY else "no sign of another law"
         rows.append([
-            _who(run, setting, entry), f"{chance:.3g}", exact(law.get("statistic")), exact(law.get("tokens")), verdict,
-            str(law.get("method", NOTHING)),
+            _who(entry), exact(setting.temperature), f"{chance:.3g}", exact(law.get("statistic")),
+            exact(law.get("tokens")), verdict, str(law.get("method", NOTHING)),
         ])  # fmt: skip
     if not rows:
         return None
     said = f"Sampled tokens against plain's: a two-sample test of the law (pointed out where p is under {_UNLIKELY:g})"
-    return table(said, ["plan", "p", "statistic", "tokens", "", "method"], rows, texts=(0, 4, 5))
+    heads = ["plan", "temperature", "p", "statistic", "tokens", "", "method"]
+    return _card(table(said, heads, rows, texts=(0, 5, 6)))
 
 
 def _outliers(run: Run) -> Html | None:
@@ -111,7 +119,7 @@ def _outliers(run: Run) -> Html | None:
             speed, usual = real(outlier.get("tokens_per_second")), real(outlier.get("usual"))
             ratio = f"{speed / usual:.2f}×" if speed is not None and usual else NOTHING
             rows.append([
-                _who(run, setting, entry), str(outlier.get("task", "")), exact(outlier.get("prompt")),
+                _who(entry), exact(setting.temperature), str(outlier.get("task", "")), exact(outlier.get("prompt")),
                 exact(outlier.get("tokens_per_second")), exact(outlier.get("usual")), ratio,
             ])  # fmt: skip
     if not known:
@@ -119,5 +127,5 @@ def _outliers(run: Run) -> Html | None:
     if not rows:
         return section("outliers", "Outliers", element("p", "No prompt's time stood out.", class_="lead"))
     said = f"{counted(len(rows), 'time')} that stood out. They are shown and count like all others"
-    heads = ["plan", "task", "prompt", "tokens/s", "usual", "of usual"]
-    return section("outliers", "Outliers", table(said, heads, rows, texts=(0, 1)))
+    heads = ["plan", "temperature", "task", "prompt", "tokens/s", "usual", "of usual"]
+    return section("outliers", "Outliers", _card(table(said, heads, rows, texts=(0, 2))))

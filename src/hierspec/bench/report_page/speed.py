@@ -143,7 +143,12 @@ def _temperatures(run: Run) -> Html | None:
     if not curves:
         return None
     told = "; ".join(f"{curve.name}: " + ", ".join(f"{b:g} at {a:g}" for a, b in curve.points) for curve in curves)
-    keys = legend([(curve.name + (" (peer)" if curve.dashed else ""), curve.look) for curve in curves])
+    keys = legend(
+        [
+            (curve.name + (" (peer)" if curve.dashed else ""), curve.look + (" hollow" if curve.dashed else ""))
+            for curve in curves
+        ]
+    )
     chart = curve_chart("Tokens per second against temperature", told, curves, Axis("temperature"), Axis("tokens/s"))
     said = "Tokens per second, prefill included, against the sampling temperature; 0 is greedy. Dashed: peers."
     return section("temperatures", "Temperature", figure(said, keys, chart, wide=True))
