@@ -83,7 +83,7 @@ def _row(bar: Bar, scale: Scale, unit: str, mark: float | None) -> Html:
 def _ticks(scale: Scale, unit: str) -> Html:
     texts = []
     for place, tick in enumerate(scale.ticks):
-        anchor = "start" if place == 0 else "end" if place == len(scale.ticks) - 1 else "middle"
+        anchor = "middle" if place else "start"
         texts.append(element("text", short_number(tick), x=_at(scale, tick), y=13, text_anchor=anchor))
     axis = element("svg", *texts, width="100%", height=18)
     return element("li", element("span", class_="name"), axis, element("span", unit, class_="value"),

@@ -71,8 +71,8 @@ def _differences(run: Run) -> Html | None:
             tokens = [str(token) for token in items(difference.get("tokens"))]
             rows.append([
                 _who(entry), exact(setting.temperature), str(difference.get("task", "")),
-                exact(difference.get("prompt")), exact(difference.get("position")), " / ".join(tokens), exact(difference.get("gap")),
-                "tie" if difference.get("tie") else "",
+                exact(difference.get("prompt")), exact(difference.get("position")), " / ".join(tokens),
+                exact(difference.get("gap")), "tie" if difference.get("tie") else "",
             ])  # fmt: skip
         if not told:
             old += [

@@ -53,7 +53,7 @@ def text_section(run: Run, looks: Mapping[str, str]) -> Html | None:
     missing = element("p", "This plan has no answer to this prompt.", class_="muted", id="no-answer", hidden=True)
     lead = element(
         "p",
-        "Every piece is what the model itself would have written; the marks only tell who guessed it first. "
+        "The model judged every piece before it was written; the marks only tell who guessed it first. "
         "Pieces without a mark were written by the model's own passes.",
         class_="lead",
     )
