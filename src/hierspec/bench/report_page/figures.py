@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hierspec.bench.report_page.markup import Child, Html, element
+from hierspec.bench.report_page.markup import Child, Html, element, joined
 from hierspec.bench.report_page.reading import PEER, PLAIN, Entry, real
 
 NOTHING = "–"
@@ -45,8 +45,10 @@ def counted(number: int, noun: str) -> str:
 
 def look(entry: Entry, best: Entry | None) -> str:
     """Class of an entry's bar: plain grey, ours in one colour, the fastest stronger, peers hatched."""
-    if entry.kind in (PEER, PLAIN):
-        return entry.kind
+    if entry.kind == PEER:
+        return PEER
+    if entry.kind == PLAIN or (not entry.alone and entry.name.startswith(PLAIN)):
+        return PLAIN
     return "best" if best is not None and entry.name == best.name else "plan"
 
 
@@ -83,9 +85,8 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[Child]], t
         for place, name in enumerate(heads)
     ]
     body = [element("tr", *(cell(place, child) for place, child in enumerate(row))) for row in rows]
-    inner = element(
-        "table", element("caption", caption) if caption else None, element("thead", element("tr", *head)),
-        element("tbody", *body),
-    )  # fmt: skip
+    inner = element("table", element("thead", element("tr", *head)), element("tbody", *body))
     label = caption or ", ".join(heads)
-    return element("div", inner, class_="scroll", tabindex=0, role="region", aria_label=label)
+    box = element("div", inner, class_="scroll", tabindex=0, role="region", aria_label=label)
+    # Outside of the box: a caption inside would scroll away with the columns.
+    return joined(element("p", caption, class_="caption") if caption else None, box)

@@ -27,6 +27,8 @@ def _speedups(run: Run) -> Html | None:
     whiskers = any(bar.high is not None for bar in overall)
     said = "Tokens per second over those of plain decoding on the same prompts, prefill included."
     said += " Whiskers are 95% bootstrap intervals over prompts." if whiskers else ""
+    if not all(entry.alone for entry in run.main.entries):
+        said += " Batches answer several prompts side by side; the fastest plan is sought among those that answer one."
     charts = [figure(said, legend(keys), bar_chart(overall, scale, "× plain", 1.0), title="All prompts", wide=True)]
     if len(by_task) > 1:
         charts += [
@@ -62,7 +64,7 @@ def _rates(run: Run) -> Html | None:
     ]  # fmt: skip
     if decoding:
         charts.append(
-            figure("After the first step, which reads the prompt. The same scale as the chart beside it.",
+            figure("After the first step, which reads the prompt. The same scale as the chart before it.",
                    bar_chart(decoding, scale, "tokens/s"), title="Tokens per second, decoding alone")
         )  # fmt: skip
     if prefill := _prefill(entries):
@@ -73,7 +75,7 @@ def _rates(run: Run) -> Html | None:
             figure("Tokens written by one pass of the model itself: plain decoding writes one. Peers do not tell.",
                    bar_chart(passes, bar_scale(passes, 1.0), "a pass", 1.0), title="Tokens per pass")
         )  # fmt: skip
-    return section("rates", "Tokens per second", element("div", *charts, class_="cards"), _all_figures(run))
+    return section("rates", "Tokens per second", element("div", *charts, class_="cards pairs"), _all_figures(run))
 
 
 def _bars(run: Run, entries: Sequence[Entry], key: str, shown: object = None) -> list[Bar]:
