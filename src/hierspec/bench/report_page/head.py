@@ -12,7 +12,7 @@ from hierspec.bench.report_page.reading import Entry, Run, mapping
 # Shown elsewhere on the page, so left out of the folded list of all facts.
 _ELSEWHERE = frozenset({
     "plans", "peers", "texts", "other_temperatures", "absent_peers", "command", "bandwidth", "kind", "version",
-    "complete", "prompts_done", "exits", "agreement",
+    "complete", "prompts_done", "prompts_total", "exits", "agreement",
 })  # fmt: skip
 
 
@@ -65,7 +65,9 @@ def _over(best: Entry | None, peer: Entry | None) -> float | None:
 def _marks(run: Run) -> list[Html]:
     marks = []
     if run.partial:
-        done, whole = run.document.get("prompts_done"), mapping(run.document.get("prompts")).get("count")
+        done = run.document.get("prompts_done")
+        # A prompt counts in every repeat, so the run's own whole goes before the size of the set.
+        whole = run.document.get("prompts_total", mapping(run.document.get("prompts")).get("count"))
         many = f" {exact(done)} of {exact(whole)} prompts are in it." if done is not None and whole is not None else ""
         marks.append(_mark("Partial", f"The run was not finished.{many} Figures may still move."))
     if run.synthetic:

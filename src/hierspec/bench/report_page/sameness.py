@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hierspec.bench.report_page.figures import NOTHING, counted, exact, section, table
-from hierspec.bench.report_page.markup import Child, Html, element
+from hierspec.bench.report_page.markup import Child, Html, element, joined
 from hierspec.bench.report_page.reading import PEER, PLAIN, Entry, Run, Setting, items, mapping, mappings, real
 
 _UNLIKELY = 0.01  # a p-value below it is pointed out; with many plans one in a hundred comes by chance
@@ -94,21 +94,26 @@ def _differences(run: Run) -> Html | None:
 
 def _law(run: Run) -> Html | None:
     rows: list[list[Child]] = []
+    methods: dict[str, None] = {}
     for setting, entry in _every(run):
         law = mapping(entry.figures.get("law"))
         chance = real(law.get("p"))
         if chance is None:
             continue
-        verdict = element("span", "look here", class_="bad") if chance < _UNLIKELY else "no sign of another law"
+        what = f"look here: {law['striking']}" if law.get("striking") else "look here"
+        verdict = element("span", what, class_="bad") if chance < _UNLIKELY else "no sign of another law"
         rows.append([
             _who(entry), exact(setting.temperature), f"{chance:.3g}", exact(law.get("statistic")),
-            exact(law.get("tokens")), verdict, str(law.get("method", NOTHING)),
+            exact(law.get("tokens")), verdict,
         ])  # fmt: skip
+        if law.get("method"):
+            methods[str(law["method"])] = None
     if not rows:
         return None
     said = f"Sampled tokens against plain's: a two-sample test of the law (pointed out where p is under {_UNLIKELY:g})"
-    heads = ["plan", "temperature", "p", "statistic", "tokens", "", "method"]
-    return _card(table(said, heads, rows, texts=(0, 5, 6)))
+    told = table(said, ["plan", "temperature", "p", "statistic", "tokens", ""], rows, texts=(0, 5))
+    notes = [element("p", f"Method: {method}.", class_="caption note") for method in methods]
+    return _card(joined(told, *notes))
 
 
 def _outliers(run: Run) -> Html | None:
