@@ -152,5 +152,6 @@ def _temperatures(run: Run) -> Html | None:
         ]
     )
     chart = curve_chart("Tokens per second against temperature", told, curves, Axis("temperature"), Axis("tokens/s"))
-    said = "Tokens per second, prefill included, against the sampling temperature; 0 is greedy. Dashed: peers."
+    said = "Tokens per second, prefill included, against the sampling temperature; 0 is greedy."
+    said += " Dashed: peers." if any(curve.dashed for curve in curves) else ""
     return section("temperatures", "Temperature", figure(said, keys, chart, wide=True))
