@@ -13,6 +13,8 @@ from xml.sax.saxutils import escape
 
 # Dark enough on the card that every chart is drawn on, and told apart by those who see few colours.
 COLOURS = ("#0f8577", "#3a6fc4", "#c2410c", "#7c3aed", "#a16207", "#475569")
+# The same in the same order for dark ground.
+DARK_COLOURS = ("#4fd1bd", "#8db4ff", "#ff9f6e", "#c9adff", "#e8c05a", "#aebccf")
 _WIDTH, _HEIGHT = 760, 440
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 190, 64, 62  # what stands around the plot: numbers, legend, title, label
 _STYLE = """
@@ -97,11 +99,11 @@ class Chart:
         for tick in across.ticks:
             x, _ = at(tick, up.low)
             parts.append(f'<path class="grid" d="M{x:.1f} {_TOP}V{bottom}"/>')
-            parts.append(_text(x, bottom + 20, _number(tick), "text", "middle"))
+            parts.append(_text(x, bottom + 20, short_number(tick), "text", "middle"))
         for tick in up.ticks:
             _, y = at(across.low, tick)
             parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>')
-            parts.append(_text(_LEFT - 8, y + 4, _number(tick), "text", "end"))
+            parts.append(_text(_LEFT - 8, y + 4, short_number(tick), "text", "end"))
         parts.append(f'<path class="frame" d="M{_LEFT} {_TOP}V{bottom}H{right}"/>')
         parts.append(_text((_LEFT + right) / 2, bottom + 44, self.x.label, "text", "middle"))
         parts.append(
@@ -150,7 +152,7 @@ def _linear(low: float, high: float) -> Scale:
     return Scale(first * step, last * step, tuple(number * step for number in range(first, last + 1)), False)
 
 
-def _number(value: float) -> str:
+def short_number(value: float) -> str:
     """1,000 as 1k: ticks must be short."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
