@@ -136,10 +136,12 @@ def _by_peer(model: LanguageModel, peer: Peer, sampling: Sampling, group: Sequen
         outcome, chat = Outcome(prompt.task), Chat(model)
         for turn in prompt.turns:
             outcome.asked.append(chat.ask(turn))
-            tokens, seconds = peer.generate(outcome.asked[-1], sampling)
-            chat.answer(tokens)
-            outcome.tokens.append(tokens)
-            outcome.seconds += seconds
+            answer = peer.generate(outcome.asked[-1], sampling)
+            chat.answer(answer.tokens)
+            outcome.tokens.append(answer.tokens)
+            outcome.seconds += answer.seconds
+            outcome.first_seconds += answer.first_seconds or 0.0
+            outcome.first_tokens += answer.first_tokens
         outcomes.append(outcome)
     return outcomes
 

@@ -7,6 +7,8 @@ promises the same text wrote something else and no tie explains it.
 examples:
   hierspec bench --prompts prompts.jsonl --plans plain,lookup,layerskip
   hierspec bench --prompts prompts.jsonl --plans lookup --peers transformers --limit 30 --max-tokens 64
+  hierspec bench --install-peers
+  hierspec bench --peers all --plans auto --weights int8
   hierspec bench --passes --peers transformers
   hierspec bench --store-times --output stores.json
   hierspec bench --store-soak --output soak.json
@@ -20,7 +22,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hierspec.cli import options
+from hierspec.cli import bench_peers, options
 from hierspec.cli.console import command_line, hand_out, note, progress_bars
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan
@@ -59,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
     parser.add_argument("--plans", default="auto", help="plans or TOML files, separated by commas (default: auto)")
-    parser.add_argument("--peers", default="", help="transformers, transformers:lookup (greedy only)")
+    bench_peers.add_arguments(parser)
     parser.add_argument(
         "--batch", default="", metavar="N,…", help="run every plan also with so many prompts side by side"
     )
@@ -72,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     sampling = options.chosen_sampling(arguments)
     peers = [name for name in arguments.peers.split(",") if name]
-    if peers and sampling.temperature > 0:
-        raise HierspecError("Peers are compared at temperature 0 only; leave out --peers or --temperature.")
+    if arguments.install_peers is not None:
+        return bench_peers.install(arguments)
     if arguments.passes:
         return _passes(arguments, peers)
     if arguments.store_times:
@@ -97,21 +99,20 @@ def run(arguments: argparse.Namespace) -> int:
     for plan in plans.values():
         model.hierarchy(plan)  # a plan that cannot run is told before anything is measured
 
-    from hierspec.bench.peers import open_peer
     from hierspec.bench.report import document
     from hierspec.bench.run import PLAIN, records, run_plans
     from hierspec.planner.playing.replay import write_records
 
-    opened = [open_peer(name, model.folder, model.dtype, str(model.decoder.device), model.stop_ids) for name in peers]
-    with progress_bars() as progress:
-        found = run_plans(model, prompts, plans, sampling, opened, progress, batches)
+    with progress_bars() as progress, bench_peers.opened(arguments, model, prompts, sampling, progress) as ready:
+        found = run_plans(model, prompts, plans, sampling, ready.peers, progress, batches)
     about = _about(model) | {
         "temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "prompts": _prompts_name(arguments),
         "stores": model.home.beginning(),
     }  # fmt: skip
     if arguments.record is not None:
         write_records(arguments.record, records(found[PLAIN]))
-    result = document(found, peers, about)
+    result = document(found, [peer.name for peer in ready.peers], about)
+    ready.describe(result)
     # Sampling under a rule that draws gives other tokens of the same law: only the coupled rule promises the same text.
     for name, figures in result["plans"].items():
         rule = plans.get(name.split(", batch of")[0], Plan()).rule

@@ -1,21 +1,14 @@
-"""Other programs that write text from the same weights, for comparison."""
+"""transformers inside this process, for `bench --passes`: single passes cannot be timed through a pipe."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.sampling import Sampling
-
-
-class Peer(Protocol):
-    name: str
-
-    def generate(self, prompt: list[int], sampling: Sampling) -> tuple[list[int], float]:
-        """The tokens written after the prompt, and the seconds that took."""
 
 
 class TransformersPeer:
@@ -71,5 +64,5 @@ class TransformersPeer:
 
 def open_peer(name: str, folder: Path, dtype: str, device: str, stop_ids: frozenset[int]) -> TransformersPeer:
     if name not in ("transformers", "transformers:lookup"):
-        raise HierspecError(f"Unknown peer {name!r}; peers are transformers, transformers:lookup.")
+        raise HierspecError(f"Unknown peer {name!r}; single passes are compared with transformers only.")
     return TransformersPeer(folder, dtype, device, stop_ids, lookup=name.endswith(":lookup"))
