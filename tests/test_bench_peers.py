@@ -94,14 +94,14 @@ def test_a_crash_is_told_with_the_last_words(fake):
     worker = opened_worker(fake, do="crash")
     with pytest.raises(PeerError, match=r"ended with 7 .*Segmentation fault of mine\.$"):
         worker.ask(ask(), 20)
-    with pytest.raises(PeerError, match="has ended|ended with 7"):
+    with pytest.raises(PeerError, match=r"has ended|ended with 7"):
         worker.ask(ask(), 20)
     worker.close()
 
 
 def test_a_worker_that_hangs_is_ended(fake):
     worker = opened_worker(fake, do="hang")
-    with pytest.raises(PeerError, match="no answer to 'generate' within 0.3 seconds"):
+    with pytest.raises(PeerError, match=r"no answer to 'generate' within 0\.3 seconds"):
         worker.ask(ask(), 0.3)
     assert worker._process.returncode == -9
 
@@ -134,7 +134,8 @@ def test_the_same_counting_for_all(peer, model):
     peer.open_with({"do": "empty"})
     with pytest.raises(PeerError, match="without tokens and seconds"):
         peer.generate([1, 2], Sampling(max_tokens=8))
-    assert peer.about["setting"] == {"do": "empty"} and peer.about["version"] == "fake 1"
+    assert peer.about["setting"] == {"do": "empty"}
+    assert peer.about["version"] == "fake 1"
 
 
 def test_the_search_keeps_the_fastest_and_every_reason(fake, model, monkeypatch, tmp_path):
@@ -146,14 +147,16 @@ def test_the_search_keeps_the_fastest_and_every_reason(fake, model, monkeypatch,
     monkeypatch.setattr(opening, "_SERVE", fake[1])
     for _ in range(2):  # searched, then read from the cache
         [peer], absent = open_peers("fake,vllm:ngram", model, [[9], [9]], temperature=0.5)
-        assert list(absent) == ["vllm:ngram"] and "sample soundly" in absent["vllm:ngram"]
+        assert list(absent) == ["vllm:ngram"]
+        assert "sample soundly" in absent["vllm:ngram"]
         assert peer.about["setting"] == {"seconds": 0.5}
         assert [item.get("tokens_per_second") for item in peer.about["searched"]] == [24.0, None, 96.0, 48.0]
         assert "no such precision" in peer.about["searched"][1]["error"]
         peer.close()
         monkeypatch.setattr(opening, "search", None)
     [peer], _ = open_peers("fake", model, [[9]], settings="default")
-    assert peer.about["setting"] == {"seconds": 2.0} and "searched" not in peer.about
+    assert peer.about["setting"] == {"seconds": 2.0}
+    assert "searched" not in peer.about
     peer.close()
 
 
@@ -190,3 +193,21 @@ def test_names():
 def test_an_unknown_peer_to_install_is_told(capsys):
     assert main(["bench", "--install-peers", "nobody"]) != 0
     assert "Unknown peer 'nobody'; those to install are transformers" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", ["transformers", "transformers:lookup"])
+def test_an_installed_peer_writes_what_we_write(name, model):
+    """The real thing, on a tiny model, where its environment is there."""
+    try:
+        python_of(ENVIRONMENTS[KINDS[name].environment])
+    except HierspecError as error:
+        pytest.skip(str(error))
+    [peer], absent = open_peers(name, model, settings="default")
+    try:
+        assert not absent
+        answer = peer.generate([5, 6, 7, 5, 6], Sampling(max_tokens=12))
+        assert answer.tokens == list(model.generate([5, 6, 7, 5, 6], plan="plain", max_tokens=12).tokens)
+        assert answer.seconds > 0
+        assert "transformers" in peer.about["version"]
+    finally:
+        peer.close()

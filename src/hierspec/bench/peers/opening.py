@@ -150,7 +150,7 @@ def open_peers(
             if temperature > 0 and not kind.samples:
                 raise HierspecError(f"The peer {kind.name} does not sample soundly; compare it at temperature 0.")
             environment = ENVIRONMENTS[kind.environment]
-            command = [python_of(environment), _SERVE, kind.worker]
+            command: list[str | Path] = [python_of(environment), _SERVE, kind.worker]
             peer = WorkerPeer(kind, model, command, source)
             _settle(peer, environment.wanted, list(prompts) if settings == "best" else [], progress)
             ready.append(peer)

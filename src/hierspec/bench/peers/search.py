@@ -18,8 +18,11 @@ PROMPTS, TOKENS = 3, 48
 
 
 class Timed(Protocol):
-    tokens: list[int]
-    seconds: float
+    @property
+    def tokens(self) -> list[int]: ...
+
+    @property
+    def seconds(self) -> float: ...
 
 
 @dataclass(frozen=True)

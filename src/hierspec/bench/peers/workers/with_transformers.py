@@ -7,7 +7,7 @@ import torch
 import transformers
 
 
-class _FirstToken(transformers.generation.streamers.BaseStreamer):  # type: ignore[misc]
+class _FirstToken(transformers.generation.streamers.BaseStreamer):
     """Notes when the first new tokens came, and how many there were."""
 
     def __init__(self) -> None:
