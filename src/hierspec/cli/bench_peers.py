@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="make a virtual environment for each of these peers in the cache and end (default: all)",
     )  # fmt: skip
     parser.add_argument(
-        "--peer-settings", choices=("best", "default"), default="best",
-        help="search each peer's best setting on a few prompts, once (default), or take its first that runs",
+        "--peer-settings", choices=("best", "again", "default"), default="best",
+        help="search each peer's best setting on a few prompts, once (best, as usual) or anew (again); default: take its first that runs",
     )  # fmt: skip
 
 

@@ -137,8 +137,8 @@ def open_peers(
 ) -> tuple[list[Peer], dict[str, str]]:
     """The peers that can run, each loaded with its best setting, and why the others cannot.
 
-    The best is searched on the first few of `prompts` (ids), once for this machine, version and model; with
-    settings="default", or no prompts, a peer's first setting that runs is taken. `source` is the model's GGUF file,
+    The best is searched on the first few of `prompts` (ids), once for this machine, version and model (settings="again":
+    anew, where another program disturbed it); with settings="default", or no prompts, a peer's first setting that runs is taken. `source` is the model's GGUF file,
     where it is not the default one. Peers that draw wrongly at this temperature are absent.
     """
     ready: list[Peer] = []
@@ -152,7 +152,9 @@ def open_peers(
             environment = ENVIRONMENTS[kind.environment]
             command: list[str | Path] = [python_of(environment), _SERVE, kind.worker]
             peer = WorkerPeer(kind, model, command, source)
-            _settle(peer, environment.wanted, list(prompts) if settings == "best" else [], progress)
+            _settle(
+                peer, environment.wanted, [] if settings == "default" else list(prompts), progress, settings == "again"
+            )
             ready.append(peer)
         except HierspecError as error:
             absent[kind.name] = str(error)
@@ -160,14 +162,14 @@ def open_peers(
     return ready, absent
 
 
-def _settle(peer: WorkerPeer, version: str, prompts: list[list[int]], progress: Progress) -> None:
+def _settle(peer: WorkerPeer, version: str, prompts: list[list[int]], progress: Progress, again: bool) -> None:
     """Opens the peer with the setting it is to run with; closes it where there is none."""
     kind, key = peer.kind, [*map(str, peer._model.about), json.dumps(list(map(dict, peer.kind.settings)))]
     try:
         if not prompts:
             _first_that_runs(peer)
             return
-        found = kept(kind.name, version, key)
+        found = None if again else kept(kind.name, version, key)
         if found is None:
             sampling, what = Sampling(max_tokens=TOKENS), f"Searching the best setting of {kind.name}"
             found = search(
