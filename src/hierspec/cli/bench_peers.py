@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--peer-settings", choices=("best", "again", "default"), default="best",
-        help="search each peer's best setting on a few prompts, once (best, as usual) or anew (again); default: take its first that runs",
+        help="search each peer's best setting on a few prompts, once (best, as usual) or anew (again); default: take "
+        "its first that runs",
     )  # fmt: skip
 
 

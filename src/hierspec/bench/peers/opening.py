@@ -137,9 +137,10 @@ def open_peers(
 ) -> tuple[list[Peer], dict[str, str]]:
     """The peers that can run, each loaded with its best setting, and why the others cannot.
 
-    The best is searched on the first few of `prompts` (ids), once for this machine, version and model (settings="again":
-    anew, where another program disturbed it); with settings="default", or no prompts, a peer's first setting that runs is taken. `source` is the model's GGUF file,
-    where it is not the default one. Peers that draw wrongly at this temperature are absent.
+    The best is searched on the first few of `prompts` (ids), once for this machine, version and model, or anew with
+    settings="again" (after a search that other programs disturbed). With settings="default", or no prompts, a peer's
+    first setting that runs is taken. `source` is the model's GGUF file, where it is not the default one. Peers that
+    draw wrongly at this temperature are absent.
     """
     ready: list[Peer] = []
     absent: dict[str, str] = {}
