@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +63,16 @@ def bits_of(path: Path) -> str:
 
 def small_folder(model: LanguageModel) -> Path:
     """The pack's small model in Hugging Face's layout: its layers between the target's embedding and head."""
-    branch, own, target = _small(model)
+    branch, _, target = _small(model)
     if not target.with_suffix("").is_dir():
         from safetensors.torch import save_file
 
-        config = replace(model.config, layers=own)
         tensors = {name: tensor.float().contiguous() for name, tensor in branch.layer.items()}
         tensors["model.norm.weight"] = branch.norm.float().contiguous()
         tensors["model.embed_tokens.weight"] = _embedding(model)
         with whole_folder(target.with_suffix("")) as folder:
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-            (folder / "config.json").write_text(json.dumps(to_huggingface(config)), encoding="utf-8")
+            (folder / "config.json").write_text(json.dumps(to_huggingface(branch.config)), encoding="utf-8")
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 if (model.folder / name).is_file():
                     (folder / name).write_bytes((model.folder / name).read_bytes())

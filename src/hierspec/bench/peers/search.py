@@ -40,12 +40,12 @@ def search(
     prompts: Sequence[list[int]],
     tried: Callable[[int], None] = lambda count: None,
 ) -> Found:
-    """Every setting on the prompts, the first one twice to warm up. One that cannot run is kept with its reason."""
+    """Every setting on the prompts, after a warm-up. One that cannot run is kept with its reason."""
     searched: list[dict[str, Any]] = []
     for count, setting in enumerate(settings, 1):
         try:
             open_with(setting)
-            generate(prompts[0])
+            generate(prompts[0][::-1])  # warm up, with a text that no prefix cache can use afterwards
             answers = [generate(prompt) for prompt in prompts]
             speed = sum(len(answer.tokens) for answer in answers) / sum(answer.seconds for answer in answers)
             searched.append({"setting": dict(setting), "tokens_per_second": round(speed, 2)})

@@ -1,5 +1,6 @@
 """llama.cpp through xllamacpp on a GGUF file: plain, n-grams, a draft model."""
 
+import importlib.metadata
 import json
 import time
 from typing import Any
@@ -20,6 +21,7 @@ class Worker:
         parameters = xllamacpp.CommonParams()
         parameters.model.path = model
         parameters.n_ctx, parameters.n_parallel, parameters.verbosity = 4096, 1, 0
+        parameters.cache_ram_mib = 0  # the conversation's own beginning is kept, not those of earlier prompts
         for place in (parameters.cpuparams, parameters.cpuparams_batch):
             place.n_threads = threads
             place.poll = 0  # idle threads sleep: others are measured meanwhile
@@ -42,7 +44,7 @@ class Worker:
                 place.poll = 0
         self.server = xllamacpp.Server(parameters)
         return {
-            "version": f"xllamacpp {xllamacpp._version.__version__}",
+            "version": f"xllamacpp {importlib.metadata.version('xllamacpp')}",
             "dtype": "float32 products with 8-bit activations",
             "note": f"the wheel's code uses {xllamacpp.get_system_info().strip(' |')}",
         }
