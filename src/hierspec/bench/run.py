@@ -116,7 +116,7 @@ class SideBySide:
                 for size in self.batches:
                     found[place, f"{name}, batch of {size}"] = ByPlan(self.model.apart(), plan, size, watched)
             for peer in self.peers:
-                if sampling.temperature == 0 or getattr(peer, "samples", False):
+                if sampling.temperature == 0 or peer.samples:
                     found[place, peer.name] = ByPeer(self.model, peer)
         return found
 

@@ -11,6 +11,8 @@ examples:
   hierspec bench --prompts spec-bench --limit 60 --max-tokens 128 --output result.json --report result.html
   hierspec bench --plans lookup --peers transformers --limit 30 --max-tokens 64 --repeats 3
   hierspec bench --plans hd+,residual.toml --temperature 0,0.8,1
+  hierspec bench --install-peers
+  hierspec bench --peers all --plans auto --weights int8 --report report.html
   hierspec bench --compare before.json after.json --tolerance 0.05
   hierspec bench --passes --peers transformers
   hierspec bench --store-times --output stores.json
@@ -27,12 +29,12 @@ import argparse
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hierspec.cli import options
+from hierspec.cli import bench_peers, options
 from hierspec.cli.bench_compare import compare
 from hierspec.cli.bench_equality import run_equality
 from hierspec.cli.bench_exits import pairs_of_exits, synthetic_setting
@@ -98,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
     parser.add_argument("--plans", default="auto", help="plans or TOML files, separated by commas (default: auto)")
-    parser.add_argument("--peers", default="", help="transformers, transformers:lookup (greedy only)")
+    bench_peers.add_arguments(parser)
     parser.add_argument(
         "--batch", default="", metavar="N,…", help="run every plan also with so many prompts side by side"
     )
@@ -118,8 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
         return compare(arguments)
     samplings = options.chosen_samplings(arguments)
     peers = [name for name in arguments.peers.split(",") if name]
-    if peers and all(sampling.temperature > 0 for sampling in samplings):
-        raise HierspecError("Peers are compared at temperature 0 only; leave out --peers or add 0 to --temperature.")
+    if arguments.install_peers is not None:
+        return bench_peers.install(arguments)
     if arguments.passes:
         return passes(arguments, peers)
     if arguments.store_times:
@@ -152,21 +154,18 @@ def run(arguments: argparse.Namespace) -> int:
     for plan in plans.values():
         model.hierarchy(plan)  # a plan that cannot run is told before anything is measured
 
-    from hierspec.bench.peers import open_peers
     from hierspec.bench.provenance import bandwidth, prompt_set, provenance
     from hierspec.bench.run import SideBySide
 
-    with progress_bars() as progress, ExitStack() as ending:
-        opened, absent = open_peers(peers, model, progress)
-        for peer in opened:
-            ending.callback(peer.close)
+    coldest = min(sampling.temperature for sampling in samplings)
+    with progress_bars() as progress, bench_peers.opened(arguments, model, prompts, coldest, progress) as ready:
         about = about_model(model) | provenance(model, plans.values(), progress)
         about |= {"prompts": prompt_set(name, prompts), "bandwidth": bandwidth(model)}
-        bench = SideBySide(model, prompts, plans, samplings, opened, batches, arguments.repeats)
+        bench = SideBySide(model, prompts, plans, samplings, ready.peers, batches, arguments.repeats)
         journal = _journal(arguments, bench, about)
         with _stoppable(), suppress(KeyboardInterrupt):
             bench.run(progress, journal)
-    return _finish(arguments, bench, about, absent, journal)
+    return _finish(arguments, bench, about, ready.absent, journal)
 
 
 def _finish(

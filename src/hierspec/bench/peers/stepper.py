@@ -1,38 +1,14 @@
-"""Other programs that write text from the same weights, for comparison."""
+"""transformers inside this process, for `bench --passes`: single passes cannot be timed through a pipe."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.sampling import Sampling
-from hierspec.language_model import LanguageModel
-from hierspec.progress import Progress, silent
-
-
-@dataclass(frozen=True)
-class PeerAnswer:
-    """The tokens written after the prompt, and the seconds that took; of the first step where it is known."""
-
-    tokens: list[int]
-    seconds: float
-    first_seconds: float | None = None
-    first_tokens: int = 0
-
-
-class Peer(Protocol):
-    name: str
-    about: dict[str, Any]  # version, setting, weights, …
-
-    def generate(self, prompt: list[int], sampling: Sampling) -> PeerAnswer:
-        """An answer to the whole conversation so far."""
-
-    def close(self) -> None:
-        """Nothing more will be asked."""
 
 
 class TransformersPeer:
@@ -45,13 +21,12 @@ class TransformersPeer:
         except ImportError as error:
             raise HierspecError("The peer transformers is not installed; pip install transformers.") from error
         self.name = "transformers:lookup" if lookup else "transformers"
-        self.about = {"version": transformers.__version__, "weights": dtype, "dtype": dtype}
         self._options: dict[str, Any] = {"prompt_lookup_num_tokens": 10} if lookup else {}
         self._stop_ids = sorted(stop_ids)
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         self._model = model.to(device).eval()
 
-    def generate(self, prompt: list[int], sampling: Sampling) -> PeerAnswer:
+    def generate(self, prompt: list[int], sampling: Sampling) -> tuple[list[int], float]:
         import torch
 
         ids = torch.tensor([prompt], device=self._model.device)
@@ -67,10 +42,7 @@ class TransformersPeer:
                 **self._options,
             )
         tokens = written[0, len(prompt) :].tolist()
-        return PeerAnswer(tokens, time.perf_counter() - began)
-
-    def close(self) -> None:
-        return
+        return tokens, time.perf_counter() - began
 
     def stepper(self, context: list[int]) -> Callable[[int], None]:
         """Reads the context once; the function then runs one pass over one more token."""
@@ -92,21 +64,5 @@ class TransformersPeer:
 
 def open_peer(name: str, folder: Path, dtype: str, device: str, stop_ids: frozenset[int]) -> TransformersPeer:
     if name not in ("transformers", "transformers:lookup"):
-        raise HierspecError(f"Unknown peer {name!r}; peers are transformers, transformers:lookup.")
+        raise HierspecError(f"Unknown peer {name!r}; single passes are compared with transformers only.")
     return TransformersPeer(folder, dtype, device, stop_ids, lookup=name.endswith(":lookup"))
-
-
-def open_peers(
-    names: Sequence[str], model: LanguageModel, progress: Progress = silent
-) -> tuple[list[TransformersPeer], dict[str, str]]:
-    """Those that can run here, and for each of the others why it cannot, in a sentence."""
-    opened, absent = [], {}
-    for number, name in enumerate(names):
-        progress("Opening peers", number, len(names))
-        try:
-            opened.append(open_peer(name, model.folder, model.dtype, str(model.decoder.device), model.stop_ids))
-        except HierspecError as error:
-            if name not in ("transformers", "transformers:lookup"):
-                raise
-            absent[name] = str(error)
-    return opened, absent

@@ -1,0 +1,19 @@
+"""Other programs that write text from the same weights, for comparison: each in its own environment and process."""
+
+from hierspec.bench.peers.catalogue import KINDS, PeerKind, chosen_kinds
+from hierspec.bench.peers.install import ENVIRONMENTS, install
+from hierspec.bench.peers.opening import Peer, PeerAnswer, open_peers
+from hierspec.bench.peers.stepper import TransformersPeer, open_peer
+
+__all__ = [
+    "ENVIRONMENTS",
+    "KINDS",
+    "Peer",
+    "PeerAnswer",
+    "PeerKind",
+    "TransformersPeer",
+    "chosen_kinds",
+    "install",
+    "open_peer",
+    "open_peers",
+]

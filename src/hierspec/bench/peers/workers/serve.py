@@ -1,0 +1,41 @@
+"""Answers one JSON line for each JSON line: run by a peer's own Python, which knows nothing of hierspec.
+
+    python serve.py with_openvino
+
+The module named has a class Worker with open(model, setting) and generate(request). Libraries print what they like:
+the real standard output is kept for answers, and file descriptor 1 leads to standard error.
+"""
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.path.insert(0, str(Path(__file__).parent))
+    worker = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "close":
+            break
+        try:
+            if worker is None:
+                worker = importlib.import_module(sys.argv[1]).Worker()
+            if request["do"] == "open":
+                answer = worker.open(request["model"], request["setting"])
+            else:
+                answer = worker.generate(request)
+        except BaseException as error:  # libraries raise all kinds, some of them not even exceptions of Python's
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            answer = {"error": f"{type(error).__name__}: {lines[-1]}"[:500]}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+    os._exit(0)  # some libraries hang while their threads are taken down
+
+
+if __name__ == "__main__":
+    main()

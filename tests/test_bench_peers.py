@@ -1,0 +1,213 @@
+"""Peers: a worker may crash, hang, babble or print, and the run goes on with a sentence about it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import hierspec
+from hierspec.bench.peers import ENVIRONMENTS, KINDS, chosen_kinds, open_peers, opening, search
+from hierspec.bench.peers.catalogue import PeerKind
+from hierspec.bench.peers.install import Environment, python_of
+from hierspec.bench.peers.opening import WorkerPeer
+from hierspec.bench.peers.process import PeerError, Worker
+from hierspec.cli.main import main
+from hierspec.core.errors import HierspecError
+from hierspec.core.sampling import Sampling
+from hierspec.testing.checkpoints import tiny_checkpoint
+
+SERVE = Path(opening.__file__).parent / "workers" / "serve.py"
+FAKE = """
+import os, time
+print("a library greets while it is imported")
+
+class Worker:
+    def open(self, model, setting):
+        print("loading", model)
+        os.write(1, b"and from C\\n")
+        if setting.get("fails"):
+            raise RuntimeError("first line\\nno such precision")
+        self.setting = setting
+        return {"version": "fake 1", "dtype": "float32", "seen": os.environ.get("PYTHONPATH", "nothing")}
+
+    def generate(self, request):
+        do = self.setting.get("do", "")
+        if do == "crash":
+            os.write(2, b"Segmentation fault of mine\\n"); os._exit(7)
+        if do == "hang":
+            time.sleep(60)
+        if do == "empty":
+            return {"seconds": 1.0}
+        tokens = request["prompt"][:1] * request["max_tokens"]
+        if do == "stops":
+            tokens = [5, request["stop_ids"][0], 6, 7]
+        if do == "hides the stop":
+            tokens = [5]
+        return {"tokens": tokens, "seconds": self.setting.get("seconds", 1.0), "stopped": do == "hides the stop"}
+"""
+
+
+@pytest.fixture
+def fake(tmp_path):
+    folder = tmp_path / "workers"
+    folder.mkdir()
+    (folder / "serve.py").write_text(SERVE.read_text())
+    (folder / "with_fake.py").write_text(FAKE)
+    return [sys.executable, folder / "serve.py", "with_fake"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return hierspec.load(tiny_checkpoint(tmp_path_factory.mktemp("peers") / "tiny", "llama"))
+
+
+@pytest.fixture
+def peer(fake, model):
+    kind = PeerKind("fake", "fake", "with_fake", ({},), "folder")
+    opened = WorkerPeer(kind, model, fake, None)
+    yield opened
+    opened.close()
+
+
+def ask(prompt=(1, 2), count=3):
+    return {"do": "generate", "prompt": list(prompt), "max_tokens": count, "temperature": 0, "seed": 0, "stop_ids": [2]}
+
+
+def opened_worker(command, **setting):
+    worker = Worker("fake", command)
+    worker.ask({"do": "open", "model": "m", "setting": setting}, 20)
+    return worker
+
+
+def test_stray_prints_do_not_break_the_protocol(fake, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    worker = Worker("fake", fake)
+    assert worker.ask({"do": "open", "model": "m", "setting": {}}, 20)["seen"] == "nothing"
+    assert worker.ask(ask(), 20)["tokens"] == [1, 1, 1]
+    assert worker.last_words() == "and from C"
+    worker.close()
+    assert worker._process.returncode == 0
+
+
+def test_a_crash_is_told_with_the_last_words(fake):
+    worker = opened_worker(fake, do="crash")
+    with pytest.raises(PeerError, match=r"ended with 7 .*Segmentation fault of mine\.$"):
+        worker.ask(ask(), 20)
+    with pytest.raises(PeerError, match=r"has ended|ended with 7"):
+        worker.ask(ask(), 20)
+    worker.close()
+
+
+def test_a_worker_that_hangs_is_ended(fake):
+    worker = opened_worker(fake, do="hang")
+    with pytest.raises(PeerError, match=r"no answer to 'generate' within 0\.3 seconds"):
+        worker.ask(ask(), 0.3)
+    assert worker._process.returncode == -9
+
+
+def test_garbage_is_told(tmp_path):
+    for said in ("not json", "[1]"):
+        worker = Worker("fake", [sys.executable, "-c", f"input(); print({said!r}, flush=True); input()"])
+        with pytest.raises(PeerError, match="something else than a JSON object"):
+            worker.ask({"do": "open"}, 20)
+        assert worker._process.poll() is not None
+
+
+def test_what_cannot_be_started_and_what_says_an_error(fake):
+    with pytest.raises(PeerError, match="cannot be started"):
+        Worker("fake", ["/no/such/python"])
+    worker = Worker("fake", fake)
+    with pytest.raises(PeerError, match=r"The peer fake says: RuntimeError: no such precision\.$"):
+        worker.ask({"do": "open", "model": "m", "setting": {"fails": True}}, 20)
+    assert worker.ask({"do": "open", "model": "m", "setting": {}}, 20)["version"] == "fake 1"  # it lives on
+    worker.close()
+
+
+def test_the_same_counting_for_all(peer, model):
+    stop = sorted(model.stop_ids)[0]
+    peer.open_with({"do": "stops"})
+    assert peer.generate([1, 2], Sampling(max_tokens=8)).tokens == [5, stop]
+    peer.open_with({"do": "hides the stop"})
+    assert peer.generate([1, 2], Sampling(max_tokens=8)).tokens == [5, min(model.config.eos_ids)]
+    assert peer.generate([1, 2], Sampling(max_tokens=1)).tokens == [5]
+    peer.open_with({"do": "empty"})
+    with pytest.raises(PeerError, match="without tokens and seconds"):
+        peer.generate([1, 2], Sampling(max_tokens=8))
+    assert peer.about["setting"] == {"do": "empty"}
+    assert peer.about["version"] == "fake 1"
+
+
+def test_the_search_keeps_the_fastest_and_every_reason(fake, model, monkeypatch, tmp_path):
+    monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path / "cache"))
+    settings = ({"seconds": 2.0}, {"fails": True}, {"seconds": 0.5}, {"seconds": 1.0})
+    monkeypatch.setitem(KINDS, "fake", PeerKind("fake", "fake", "with_fake", settings, "folder"))
+    monkeypatch.setitem(ENVIRONMENTS, "fake", Environment("fake", ()))
+    monkeypatch.setattr(opening, "python_of", lambda environment: Path(sys.executable))
+    monkeypatch.setattr(opening, "_SERVE", fake[1])
+    for _ in range(2):  # searched, then read from the cache
+        [peer], absent = open_peers("fake,vllm:ngram", model, [[9], [9]], temperature=0.5)
+        assert list(absent) == ["vllm:ngram"]
+        assert "sample soundly" in absent["vllm:ngram"]
+        assert peer.about["setting"] == {"seconds": 0.5}
+        assert [item.get("tokens_per_second") for item in peer.about["searched"]] == [24.0, None, 96.0, 48.0]
+        assert "no such precision" in peer.about["searched"][1]["error"]
+        peer.close()
+        monkeypatch.setattr(opening, "search", None)
+    [peer], _ = open_peers("fake", model, [[9]], settings="default")
+    assert peer.about["setting"] == {"seconds": 2.0}
+    assert "searched" not in peer.about
+    peer.close()
+
+
+def test_a_search_where_nothing_runs_gives_the_reason():
+    def refuse(setting):
+        raise HierspecError(f"Not with {setting['n']}.")
+
+    with pytest.raises(HierspecError, match="Not with 1"):
+        search.search([{"n": 1}, {"n": 2}], refuse, lambda prompt: None, [[1]])
+
+
+def test_an_install_that_fails_is_told_and_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    wrong = Environment("vllm", ("hierspec-no-such-package==1.0",))
+    monkeypatch.setitem(ENVIRONMENTS, "vllm", wrong)
+    assert main(["bench", "--install-peers", "vllm"]) == 1
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "No matching distribution found for hierspec-no-such-package==1.0" in said["absent_peers"]["vllm"]
+    with pytest.raises(HierspecError, match=r"could not be installed \(No matching distribution"):
+        python_of(wrong)
+    assert sorted(path.name for path in (tmp_path / "peers").iterdir()) == ["vllm.reason.txt"]  # nothing half-made
+    with pytest.raises(HierspecError, match="not installed; run hierspec bench --install-peers openvino"):
+        python_of(ENVIRONMENTS["openvino"])
+
+
+def test_names():
+    assert [kind.name for kind in chosen_kinds("openvino,openvino,vllm")] == ["openvino", "vllm"]
+    assert len(chosen_kinds("all")) == len(KINDS) == 12
+    with pytest.raises(HierspecError, match="Unknown peer 'nobody'"):
+        chosen_kinds("nobody")
+
+
+def test_an_unknown_peer_to_install_is_told(capsys):
+    assert main(["bench", "--install-peers", "nobody"]) != 0
+    assert "Unknown peer 'nobody'; those to install are transformers" in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", ["transformers", "transformers:lookup"])
+def test_an_installed_peer_writes_what_we_write(name, model):
+    """The real thing, on a tiny model, where its environment is there."""
+    try:
+        python_of(ENVIRONMENTS[KINDS[name].environment])
+    except HierspecError as error:
+        pytest.skip(str(error))
+    [peer], absent = open_peers(name, model, settings="default")
+    try:
+        assert not absent
+        answer = peer.generate([5, 6, 7, 5, 6], Sampling(max_tokens=12))
+        assert answer.tokens == list(model.generate([5, 6, 7, 5, 6], plan="plain", max_tokens=12).tokens)
+        assert answer.seconds > 0
+        assert "transformers" in peer.about["version"]
+    finally:
+        peer.close()
