@@ -259,6 +259,24 @@ def test_adapters_go_on_from_a_pack(material: Material, tmp_path: Path) -> None:
         assert f"exit.3.{name.removeprefix('exit.1.')}" in found
 
 
+def test_a_drafter_goes_on_from_one_of_the_same_make(material: Material, tmp_path: Path) -> None:
+    trained, still = Settings(steps=6, batch=4, rate=1e-2), Settings(steps=1, batch=2, rate=1e-9)
+    recipes.train_feature(material, tmp_path / "first", trained, steps=2, layers=1, taps=[1])
+    recipes.train_small(material, tmp_path / "first", trained, layers=1)
+    checkpoint = material.checkpoint
+    begin = open_pack(tmp_path / "first", checkpoint.config, checkpoint.weights)
+    recipes.train_feature(material, tmp_path / "same", still, steps=2, layers=1, taps=[1], begin=begin)
+    recipes.train_small(material, tmp_path / "same", still, layers=1, begin=begin)
+    recipes.train_feature(material, tmp_path / "other", still, steps=2, layers=1, taps=[2], begin=begin)
+    had = begin.read(FEATURE) | begin.read(SMALL)
+    same = open_pack(tmp_path / "same", checkpoint.config, checkpoint.weights)
+    other = open_pack(tmp_path / "other", checkpoint.config, checkpoint.weights)
+    for name, tensor in (same.read(FEATURE) | same.read(SMALL)).items():
+        torch.testing.assert_close(tensor, had[name], atol=2e-3, rtol=0)
+    name = "feature.layers.0.mlp.up_proj.weight"
+    assert (other.read(FEATURE)[name] - had[name]).abs().max() > 5e-3  # other taps: begun anew
+
+
 def test_an_exit_has_an_adapter_or_a_norm(material: Material, tmp_path: Path) -> None:
     with pytest.raises(HierspecError, match="Exit 2 cannot have both an adapter and a norm only"):
         recipes.train_tuned(material, [1, 2], tmp_path, Settings(steps=1), norms=[2, 3])

@@ -31,7 +31,7 @@ def run_equality(arguments: argparse.Namespace, model: LanguageModel, prompts: l
     about: dict[str, Any] = {
         "machine": machine(), "model": model.name, "dtype": model.dtype, "weights": model.weights,
         "products": model.decoder.products, "plan": plan.to_toml(),
-        "max_tokens": options.chosen_sampling(arguments).max_tokens,
+        "max_tokens": arguments.max_tokens,
         "plain": f"written in batches of {PLAIN_BATCH}; one answer of each batch also alone",
     }  # fmt: skip
     found = _earlier(arguments.output, about) or Equality()

@@ -22,7 +22,7 @@ def run_phases(arguments: argparse.Namespace, model: LanguageModel, prompts: lis
     from hierspec.bench.phases import CONVERSATIONS, PhaseRun, shifting_load, shifting_text
     from hierspec.machine import machine
 
-    sampling = options.chosen_sampling(arguments)
+    [sampling] = options.chosen_samplings(arguments)
     sampling = replace(sampling, seed=sampling.seed or 0)
     plans = {name: model.plan(name) for name in arguments.plans.split(",") if name}
     limit = arguments.limit or len(CONVERSATIONS)

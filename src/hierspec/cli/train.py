@@ -39,9 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     exits.add_argument(
         "--norm-layers", default="", metavar="N,N", help="tuned: more exits, each with a norm only (default none)"
     )
-    exits.add_argument(
-        "--begin", type=Path, metavar="PACK", help="adapters begin as they are in this pack (default: as layers)"
-    )
     draft = parts.add_parser("draft", help="a draft that shares the model's embeddings and head")
     draft.add_argument("--kind", choices=("feature", "small"), default="feature", help="default: feature")
     draft.add_argument("--steps-ahead", type=int, default=4, metavar="N", help="feature: own steps trained on (4)")
@@ -62,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train_measure.add_arguments(measure)
     for part in (exits, draft):
         part.add_argument("model", nargs="?", metavar="MODEL", help="a folder, a GGUF file, a hub name (default model)")
+        part.add_argument(
+            "--begin", type=Path, metavar="PACK", help="go on from what this pack has of the same make (default: as layers)"
+        )
         part.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="the pack, made or added to")
         part.add_argument("--device", default="auto", help="cpu, cuda or auto")
         part.add_argument("--minutes", type=float, metavar="M", help="end after M minutes of training")
@@ -97,10 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.part == "exits":
         if both := set(chosen) & set(norms):
             raise HierspecError(f"Exit {min(both)} stands in --layers and in --norm-layers; name it once.")
-        if arguments.begin is not None and not (arguments.begin / "pack.json").is_file():
-            raise HierspecError(
-                f"--begin {arguments.begin} is not a pack, it has no pack.json; name the folder of one."
-            )
+    if arguments.begin is not None and not (arguments.begin / "pack.json").is_file():
+        raise HierspecError(f"--begin {arguments.begin} is not a pack, it has no pack.json; name the folder of one.")
     given = [prompt.turns[0] for prompt in read_prompts(arguments.prompts)] if arguments.prompts else []
     measured = read_prompts(arguments.measure) if arguments.measure else []
     tuned = arguments.part == "exits" and arguments.recipe == "tuned"
@@ -117,7 +115,9 @@ def run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     with progress_bars() as progress:
         material = gather_material(arguments.model, work, wanted, arguments.device, progress)
-        common: dict[str, Any] = {"prompts": measured, "progress": progress, "report": _say}
+        checkpoint = material.checkpoint
+        begin = arguments.begin and open_pack(arguments.begin, checkpoint.config, checkpoint.weights)
+        common: dict[str, Any] = {"begin": begin, "prompts": measured, "progress": progress, "report": _say}
         if arguments.part == "draft" and arguments.kind == "feature":
             depth = 1 if arguments.depth is None else arguments.depth
             result = recipes.train_feature(
@@ -127,18 +127,16 @@ def run(arguments: argparse.Namespace) -> int:
             depth = 4 if arguments.depth is None else arguments.depth
             result = recipes.train_small(material, arguments.output, settings, depth, **common)
         else:
-            checkpoint = material.checkpoint
             layers = chosen or _usual_exits(checkpoint.config.layers)
-            begin = arguments.begin and open_pack(arguments.begin, checkpoint.config, checkpoint.weights)
             if tuned:
                 held = arguments.held_text
                 text = text_rows(material.tokenizer, held, arguments.length, progress) if held else None
                 result = recipes.train_tuned(
-                    material, layers, arguments.output, settings, arguments.drift, arguments.rank, norms, begin, text,
+                    material, layers, arguments.output, settings, arguments.drift, arguments.rank, norms, text=text,
                     **common,
                 )  # fmt: skip
             else:
-                result = recipes.train_exits(material, layers, arguments.output, settings, begin, **common)
+                result = recipes.train_exits(material, layers, arguments.output, settings, **common)
     note(table(result.figures))
     for what, value in result.more.items():
         note(f"{what}: {value:.2f}")

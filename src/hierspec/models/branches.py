@@ -6,6 +6,7 @@ So it is a memo like any other: what is lacking is computed, what is kept is com
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -138,12 +139,14 @@ class FeatureScorer(_BranchScorer):
                 lacking.append(ask)
                 place.lacks = True
         if lacking:
+            began = time.perf_counter()
             beneath = self.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in lacking])
             lower = [place for place in places.values() if place.lacks]
             for place, low in zip(lower, beneath, strict=True):
                 place.beneath = low
             among = [np.arange(max(place.real + place.skip - 1, 0)) for place in lower]
             advance(self.decoder, beneath, self.layers, None, among)
+            _charge_target(lacking, time.perf_counter() - began)
 
         def source(staircase: Staircase, slots: np.ndarray) -> Tensor:
             return self._joined(staircase, slots, places[id(staircase)])
@@ -192,6 +195,15 @@ class _Place:
     skip: int  # slots of the checkpoint's staircase before the first
     lacks: bool = False  # some of those are to be computed
     beneath: Staircase | None = None  # the checkpoint's, where they are
+
+
+def _charge_target(asks: Sequence[Ask], seconds: float) -> None:
+    """These were layers of the target's, which it will find computed (a whole prompt, mostly): its time, not a draft's."""
+    for ask in asks:
+        tiers = ask.request.stats.tiers
+        if tiers and tiers[0] is not ask.stats:
+            tiers[0].seconds += seconds / len(asks)
+            ask.stats.seconds -= seconds / len(asks)
 
 
 def _ready(staircase: Staircase, real: int) -> tuple[np.ndarray, int]:

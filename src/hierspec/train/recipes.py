@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, VOCABULARY, Pack, fingerprint, write_pack
@@ -24,6 +25,7 @@ from hierspec.train.synthesise import Texts, greedy_answers
 from hierspec.train.tuned import Tuned
 
 Report = Callable[[int, float, dict[str, float]], None]
+_FILES = ((ExitAdapter, EXITS), (FeatureDrafter, FEATURE), (SmallModel, SMALL))  # where a pack keeps what
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ def train_exits(
 
 def train_feature(
     material: Material, folder: Path, settings: Settings, steps: int = 4, layers: int = 1, taps: Sequence[int] = (),
-    prompts: Sequence[BenchPrompt] = (), progress: Progress = silent, report: Report | None = None,
+    begin: Pack | None = None, prompts: Sequence[BenchPrompt] = (), progress: Progress = silent,
+    report: Report | None = None,
 ) -> Result:  # fmt: skip
     """A feature drafter of so many layers, trained on so many steps of its own.
 
-    It reads the target's last state, and beside it those after the layers in `taps`.
+    It reads the target's last state, and beside it those after the layers in `taps`. Where `begin` has one of the same
+    make it goes on from there.
     """
     depth = material.checkpoint.config.layers
     if not 1 <= layers <= depth:
@@ -61,16 +65,19 @@ def train_feature(
     if taps:
         _check_exits(taps, material, "Taps")
     student = FeatureDrafter(material.target, steps, layers, taps)
+    _begin_as(begin, [student])
     return _frozen(material, [student], FEATURE, folder, settings, prompts, progress, report)
 
 
 def train_small(
-    material: Material, folder: Path, settings: Settings, layers: int = 4, prompts: Sequence[BenchPrompt] = (),
-    progress: Progress = silent, report: Report | None = None,
+    material: Material, folder: Path, settings: Settings, layers: int = 4, begin: Pack | None = None,
+    prompts: Sequence[BenchPrompt] = (), progress: Progress = silent, report: Report | None = None,
 ) -> Result:  # fmt: skip
     """A small model: a tuned copy of the target's first layers."""
     _check_exits([layers], material)
-    return _frozen(material, [SmallModel(material.target, layers)], SMALL, folder, settings, prompts, progress, report)
+    student = SmallModel(material.target, layers)
+    _begin_as(begin, [student])
+    return _frozen(material, [student], SMALL, folder, settings, prompts, progress, report)
 
 
 def train_tuned(
@@ -125,11 +132,15 @@ def _frozen(
 
 
 def _begin_as(pack: Pack | None, students: Iterable[nn.Module]) -> None:
-    """Adapters that the pack has go on from there."""
-    exits = pack.read(EXITS) if pack is not None and pack.has(EXITS) else {}
+    """What the pack has of the same make goes on from there."""
     for student in students:
-        if isinstance(student, ExitAdapter) and set(student.tensors()) <= set(exits):
-            restored(student, exits)
+        [file] = [file for kind, file in _FILES if isinstance(student, kind)] or [""]
+        if pack is None or not file or not pack.has(file):
+            continue
+        held, own = pack.read(file), student.tensors()  # type: ignore[operator]
+        alike = all(name in held and held[name].shape == tensor.shape for name, tensor in own.items())
+        if alike and all(tensor.is_floating_point() or torch.equal(held[name], tensor) for name, tensor in own.items()):
+            restored(student, held)
 
 
 def _measured_texts(
