@@ -1,12 +1,18 @@
 """Peers: a worker may crash, hang, babble or print, and the run goes on with a sentence about it."""
 
 import json
+import os
+import queue
+import subprocess
 import sys
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 import hierspec
+from hierspec.bench import peers
 from hierspec.bench.peers import ENVIRONMENTS, KINDS, chosen_kinds, open_peers, opening, search
 from hierspec.bench.peers.catalogue import PeerKind
 from hierspec.bench.peers.install import Environment, python_of
@@ -26,6 +32,8 @@ class Worker:
     def open(self, model, setting):
         print("loading", model)
         os.write(1, b"and from C\\n")
+        if setting.get("hangs"):
+            time.sleep(60)
         if setting.get("fails"):
             raise RuntimeError("first line\\nno such precision")
         self.setting = setting
@@ -114,6 +122,52 @@ def test_garbage_is_told(tmp_path):
         assert worker._process.poll() is not None
 
 
+def test_a_worker_ends_with_its_parent_also_while_it_loads(fake):
+    said = (
+        "import sys, time, os; from hierspec.bench.peers.process import Worker; "
+        f"worker = Worker('fake', {[str(part) for part in fake]!r}); "
+        'worker._process.stdin.write(b\'{"do": "open", "model": "m", "setting": {"hangs": true}}\\n\'); '
+        "worker._process.stdin.flush(); time.sleep(0.5); print(worker._process.pid, flush=True); os._exit(1)"
+    )
+    parent = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, timeout=60, check=False)
+    pid = int(parent.stdout)
+    for _ in range(100):
+        if not running(pid):
+            break
+        time.sleep(0.1)
+    assert not running(pid)
+
+
+def running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        if Path("/proc/self").exists():
+            return False
+    try:  # no /proc here
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_time_is_counted_in_short_steps(fake):
+    """A machine that stood still for an hour in the midst of one has not used the patience up."""
+    waited = []
+
+    class NeverThere:
+        def get(self, timeout):
+            waited.append(timeout)
+            raise queue.Empty
+
+    worker = Worker("fake", fake)
+    worker._lines = NeverThere()
+    with pytest.raises(PeerError, match=r"no answer to .open. within 4\.5 seconds"):
+        worker.ask({"do": "open", "model": "m", "setting": {}}, 4.5)
+    assert sum(waited) == 4.5
+    assert max(waited) <= 1
+
+
 def test_what_cannot_be_started_and_what_says_an_error(fake):
     with pytest.raises(PeerError, match="cannot be started"):
         Worker("fake", ["/no/such/python"])
@@ -165,7 +219,53 @@ def test_a_search_where_nothing_runs_gives_the_reason():
         raise HierspecError(f"Not with {setting['n']}.")
 
     with pytest.raises(HierspecError, match="Not with 1"):
-        search.search([{"n": 1}, {"n": 2}], refuse, lambda prompt: None, [[1]])
+        search.search([{"n": 1}, {"n": 2}], refuse, lambda prompt, most: None, [[1]])
+
+
+@dataclass(frozen=True)
+class Took:
+    seconds: float
+    tokens: list[int]
+
+
+def test_hopeless_settings_are_dropped_after_one_prompt_and_the_search_ends_in_time():
+    asked, clock = [], [0.0]
+    speeds = {"first": 10.0, "slow": 3.0, "fair": 4.0, "fast": 20.0, "fair now hopeless": 4.0, "late": 99.0}
+
+    def generate(prompt, most):
+        asked.append((name[0], prompt, most))
+        clock[0] += 1.0
+        return Took(most / speeds[name[0]], [7] * most)
+
+    name = [""]
+    allowance = search.Allowance(2, 26.0, lambda: clock[0])
+    with allowance.part() as over:
+        found = search.search(
+            [{"name": one} for one in speeds], lambda setting: name.__setitem__(0, setting["name"]), generate,
+            [[1, 2], [3], [4]], over=over,
+        )  # fmt: skip
+    assert found.setting == {"name": "fast"}
+    assert [item.get("tokens_per_second") for item in found.searched] == [10.0, None, 4.0, 20.0, None, None]
+    assert found.searched[1]["error"] == "Dropped after one prompt: 3.00 tokens/s, and the best 10.00."
+    assert found.searched[4]["error"] == "Not tried: the time for searching was over."
+    assert asked[0] == ("first", [2, 1], search.WARM_TOKENS)  # warm before time counts, with another text
+    assert [one[1] for one in asked if one[0] == "slow"] == [[2, 1], [1, 2]]
+    assert (allowance.peers, allowance.seconds) == (1, 26.0 - len(asked))
+
+
+def test_something_is_tried_even_without_time():
+    found = search.search([{}, {"n": 2}], lambda setting: None, lambda *_: Took(1.0, [1]), [[1]], over=lambda: True)
+    assert found.setting == {}
+
+
+def test_a_setting_kept_is_kept_for_this_very_list_model_and_number_of_threads(fake, model, monkeypatch):
+    def key(settings, threads):
+        monkeypatch.setattr(opening.torch, "get_num_threads", lambda: threads)
+        return WorkerPeer(PeerKind("fake", "fake", "with_fake", settings, "folder"), model, fake, None).key()
+
+    keys = [key(({},), 2), key(({"n": 1},), 2), key(({},), 1), key(({},), 2)]
+    assert keys[0] == keys[3]
+    assert len({json.dumps(one) for one in keys}) == 3
 
 
 def test_an_install_that_fails_is_told_and_kept(tmp_path, monkeypatch, capsys):
@@ -183,9 +283,23 @@ def test_an_install_that_fails_is_told_and_kept(tmp_path, monkeypatch, capsys):
         python_of(ENVIRONMENTS["openvino"])
 
 
+def test_what_has_to_be_compiled_is_installed_only_by_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path))
+    asked = []
+    monkeypatch.setattr(peers, "install", lambda environment, progress: asked.append(environment.name))
+    assert main(["bench", "--install-peers"]) == 0
+    assert asked == [name for name in ENVIRONMENTS if name != "llama.cpp-native"]
+    assert main(["bench", "--install-peers", "llama.cpp-native:lookup,openvino"]) == 0
+    assert asked[-2:] == ["llama.cpp-native", "openvino"]
+    with pytest.raises(HierspecError, match=r"llama\.cpp-native \(it is compiled here.* all leaves it out"):
+        python_of(ENVIRONMENTS["llama.cpp-native"])
+    native = ENVIRONMENTS["llama.cpp-native"]
+    assert native.wanted != replace(native, variables=()).wanted  # another build is another environment
+
+
 def test_names():
     assert [kind.name for kind in chosen_kinds("openvino,openvino,vllm")] == ["openvino", "vllm"]
-    assert len(chosen_kinds("all")) == len(KINDS) == 12
+    assert len(chosen_kinds("all")) == len(KINDS) == 14
     with pytest.raises(HierspecError, match="Unknown peer 'nobody'"):
         chosen_kinds("nobody")
 
@@ -211,3 +325,27 @@ def test_an_installed_peer_writes_what_we_write(name, model):
         assert "transformers" in peer.about["version"]
     finally:
         peer.close()
+
+
+@pytest.mark.model
+def test_native_llama_writes_the_same_with_lookup_and_after_a_beginning_it_kept(default_model):
+    try:
+        python_of(ENVIRONMENTS["llama.cpp-native"])
+    except HierspecError as error:
+        pytest.skip(str(error))
+    sampling = Sampling(max_tokens=16)
+    opened, absent = open_peers("llama.cpp-native,llama.cpp-native:lookup", default_model, settings="default")
+    try:
+        assert not absent
+        plain, lookup = opened
+        prompt = default_model.encode("Say this once more: one, two, three, four, five, six, seven, eight, nine, ten.")
+        first = plain.generate(prompt, sampling)
+        assert first.tokens == lookup.generate(prompt, sampling).tokens
+        assert 0 < first.first_seconds < first.seconds
+        longer = [*prompt, *first.tokens, *prompt[-6:]]
+        kept = plain.generate(longer, sampling)
+        lookup.generate(longer[1:4], sampling)  # which shares no beginning
+        assert kept.tokens == lookup.generate(longer, sampling).tokens
+    finally:
+        for peer in opened:
+            peer.close()

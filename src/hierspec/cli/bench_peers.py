@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers", default="", metavar="NAMES",
-        help="other programs beside us: transformers, openvino, llama.cpp, vllm and their variants such as "
-        "openvino:lookup (docs/peers.md), separated by commas, or all",
+        help="other programs beside us: transformers, openvino, llama.cpp, llama.cpp-native, vllm and "
+        "their variants such as openvino:lookup (docs/peers.md), separated by commas, or all",
     )  # fmt: skip
     parser.add_argument(
         "--install-peers", nargs="?", const="all", metavar="NAMES",
-        help="make a virtual environment for each of these peers in the cache and end (default: all)",
+        help="make a virtual environment for each of these peers in the cache and end (default: all); "
+        "llama.cpp-native, compiled for this processor, only by name: --install-peers all,llama.cpp-native",
     )  # fmt: skip
     parser.add_argument(
         "--peer-settings", choices=("best", "again", "default"), default="best",
@@ -42,7 +43,9 @@ def install(arguments: argparse.Namespace) -> int:
     from hierspec.bench.peers import install as install_one
 
     asked = [name.split(":")[0] for name in arguments.install_peers.split(",") if name]
-    names = list(ENVIRONMENTS) if "all" in asked else list(dict.fromkeys(asked))
+    every = [name for name, environment in ENVIRONMENTS.items() if not environment.by_name_only]
+    named = [name for name in asked if name != "all"]
+    names = list(dict.fromkeys([*(every if "all" in asked else []), *named]))
     unknown = [name for name in names if name not in ENVIRONMENTS]
     if unknown:
         raise HierspecError(f"Unknown peer {unknown[0]!r}; those to install are {', '.join(ENVIRONMENTS)}, or all.")

@@ -36,6 +36,9 @@ _LLAMA_WEIGHTS: tuple[Setting, ...] = tuple(
     {"weights": weights, "flash": flash}
     for weights, flash in ((FILE, True), (FILE, False), ("Q4_0", True), ("Q8_0", True), ("F16", True), ("F32", True))
 )
+_NATIVE_WEIGHTS: tuple[Setting, ...] = tuple(
+    {"weights": weights, "flash": flash} for weights in (FILE, "Q4_0", "Q8_0") for flash in (True, False)
+)
 _OPENVINO: tuple[Setting, ...] = (
     {"weights": FILE},
     {"weights": FILE, "precision": "f32"},
@@ -98,6 +101,15 @@ KINDS = {
                 {"weights": weights, "flash": True, "draft_tokens": tokens}
                 for weights, tokens in ((FILE, 3), (FILE, 5), ("Q8_0", 3))
             ), assistant="gguf", note=_TEXT,
+        ),
+        PeerKind("llama.cpp-native", "llama.cpp-native", "with_llama_native", _NATIVE_WEIGHTS),
+        PeerKind(
+            "llama.cpp-native:lookup", "llama.cpp-native", "with_llama_native",
+            (
+                *_lookups(_NATIVE_WEIGHTS[0], (2, 10), (2, 4), (3, 3)),
+                *_lookups(_NATIVE_WEIGHTS[2], (2, 10), (2, 4), (3, 3)),
+                *_lookups(_NATIVE_WEIGHTS[4], (2, 4)),
+            ),
         ),
         PeerKind(
             "vllm", "vllm", "with_vllm", (_VLLM, {"dtype": "bfloat16"}), "folder", reopens=False,

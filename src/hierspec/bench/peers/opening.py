@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ from hierspec.bench.peers import files
 from hierspec.bench.peers.catalogue import FILE, PeerKind, Setting, chosen_kinds
 from hierspec.bench.peers.install import ENVIRONMENTS, python_of
 from hierspec.bench.peers.process import PeerError, Worker
-from hierspec.bench.peers.search import PROMPTS, TOKENS, Found, keep, kept, search
+from hierspec.bench.peers.search import PROMPTS, Allowance, Found, keep, kept, search
 from hierspec.core.errors import HierspecError
 from hierspec.core.sampling import Sampling
 from hierspec.language_model import LanguageModel
@@ -120,6 +120,13 @@ class WorkerPeer:
         own = sorted(self._model.config.eos_ids)
         return own[0] if own else stops[0]
 
+    def key(self) -> list[str]:
+        """What its best setting depends on beside its version and the machine. Not on our own weights and dtype."""
+        model = self._model
+        trained = [] if model.pack is None or not self.kind.assistant else list(model.pack.hashes.values())
+        settings = json.dumps([dict(setting) for setting in self.kind.settings])
+        return [model.name, str(model.folder), str(self._source), *trained, str(torch.get_num_threads()), settings]
+
     def close(self) -> None:
         if self._worker is not None:
             self._worker.close()
@@ -146,6 +153,7 @@ def open_peers(
     ready: list[Peer] = []
     absent: dict[str, str] = {}
     kinds = chosen_kinds(names)
+    allowance = Allowance(len(kinds))
     for place, kind in enumerate(kinds):
         progress("Opening peers", place, len(kinds))
         try:
@@ -154,9 +162,9 @@ def open_peers(
             environment = ENVIRONMENTS[kind.environment]
             command: list[str | Path] = [python_of(environment), _SERVE, kind.worker]
             peer = WorkerPeer(kind, model, command, source)
-            _settle(
-                peer, environment.wanted, [] if settings == "default" else list(prompts), progress, settings == "again"
-            )
+            searching = [] if settings == "default" else list(prompts)
+            with allowance.part() as over:
+                _settle(peer, environment.wanted, searching, progress, settings == "again", over)
             ready.append(peer)
         except HierspecError as error:
             absent[kind.name] = str(error)
@@ -164,19 +172,21 @@ def open_peers(
     return ready, absent
 
 
-def _settle(peer: WorkerPeer, version: str, prompts: list[list[int]], progress: Progress, again: bool) -> None:
+def _settle(
+    peer: WorkerPeer, version: str, prompts: list[list[int]], progress: Progress, again: bool, over: Callable[[], bool]
+) -> None:
     """Opens the peer with the setting it is to run with; closes it where there is none."""
-    kind, key = peer.kind, [*map(str, peer._model.about), json.dumps(list(map(dict, peer.kind.settings)))]
+    kind, key = peer.kind, peer.key()
     try:
         if not prompts:
             _first_that_runs(peer)
             return
         found = None if again else kept(kind.name, version, key)
         if found is None:
-            sampling, what = Sampling(max_tokens=TOKENS), f"Searching the best setting of {kind.name}"
+            what = f"Searching the best setting of {kind.name}"
             found = search(
-                kind.settings, peer.open_with, lambda prompt: peer.generate(prompt, sampling), prompts[:PROMPTS],
-                lambda count: progress(what, count, len(kind.settings)),
+                kind.settings, peer.open_with, lambda prompt, most: peer.generate(prompt, Sampling(max_tokens=most)),
+                prompts[:PROMPTS], lambda count: progress(what, count, len(kind.settings)), over,
             )  # fmt: skip
             keep(kind.name, version, key, found)
         _open_found(peer, found)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hierspec.core.errors import HierspecError
 
 _CLOSING_SECONDS = 3.0
-# Threads that wait must sleep: other programs are measured meanwhile. And nothing of ours is seen from there.
+_PATIENCE_SECONDS = 1.0
+# Threads that wait for long must sleep, as other programs are measured meanwhile; those that wait a millisecond for the
+# next product must not, or the peer is slowed down. Nothing of ours is seen from there.
 _ENVIRONMENT = {
-    "OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
+    "KMP_BLOCKTIME": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "PYTHONNOUSERSITE": "1", "OPENVINO_TELEMETRY": "0",
 }  # fmt: skip
-_NOT_HANDED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+_NOT_HANDED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
 
 
 class PeerError(HierspecError):
@@ -28,16 +32,20 @@ class PeerError(HierspecError):
 
 
 class Worker:
-    """One started worker. `ask` sends a request and waits for its answer."""
+    """One started worker. `ask` sends a request and waits for its answer.
+
+    It ends with the thread that started it.
+    """
 
     def __init__(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
         self.name = name
         kept = {key: value for key, value in os.environ.items() if key not in _NOT_HANDED_ON}
+        kept |= _ENVIRONMENT | {"HIERSPEC_PARENT": str(os.getpid())} | dict(environment or {})
         self._errors = tempfile.TemporaryFile("a+b")  # noqa: SIM115, open while the process may write; appends where we read
         try:
             self._process = subprocess.Popen(
                 [str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-                env=kept | _ENVIRONMENT | dict(environment or {}), start_new_session=True,
+                env=kept, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise PeerError(f"The peer {name} cannot be started ({error.strerror or error}).") from error
@@ -59,7 +67,7 @@ class Worker:
         except OSError as error:
             raise self._broken("has ended") from error
         try:
-            line = self._lines.get(timeout=timeout)
+            line = self._next_line(timeout)
         except queue.Empty as error:
             self.close(at_once=True)
             raise self._broken(f"gave no answer to {request['do']!r} within {timeout:g} seconds") from error
@@ -76,6 +84,15 @@ class Worker:
         if "error" in answer:
             raise PeerError(f"The peer {self.name} says: {str(answer['error']).rstrip('.')}.")
         return answer
+
+    def _next_line(self, timeout: float) -> bytes | None:
+        """Waits in short steps: when all of us were stopped for an hour, that counts as one of them."""
+        while timeout > _PATIENCE_SECONDS:
+            try:
+                return self._lines.get(timeout=_PATIENCE_SECONDS)
+            except queue.Empty:
+                timeout -= _PATIENCE_SECONDS
+        return self._lines.get(timeout=timeout)
 
     def _broken(self, what: str) -> PeerError:
         said = self.last_words()
@@ -101,6 +118,9 @@ class Worker:
                 self._process.wait(_CLOSING_SECONDS)
             except (OSError, subprocess.TimeoutExpired):
                 pass
-        if self._process.poll() is None:
+        if hasattr(os, "killpg"):  # with what it may have started itself
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        elif self._process.poll() is None:
             self._process.kill()
         self._process.wait()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +15,28 @@ from hierspec.core.errors import HierspecError
 from hierspec.machine import machine
 from hierspec.paths import cache_folder, whole_file
 
-PROMPTS, TOKENS = 3, 48
+PROMPTS, TOKENS, WARM_TOKENS = 3, 48, 8
+SECONDS = 1800.0  # for the searches of all peers together
+_HOPELESS = 3.0  # a setting this many times slower than the best on the first prompt is not tried on the others
+
+
+@dataclass
+class Allowance:
+    """Time for the searches of several peers: each may take an equal part of what those before it have left."""
+
+    peers: int
+    seconds: float = SECONDS
+    clock: Callable[[], float] = time.monotonic
+
+    @contextmanager
+    def part(self) -> Iterator[Callable[[], bool]]:
+        """One peer's: tells whether it is used up."""
+        began, part = self.clock(), self.seconds / max(1, self.peers)
+        try:
+            yield lambda: self.clock() - began > part
+        finally:
+            self.seconds = max(0.0, self.seconds - (self.clock() - began))
+            self.peers -= 1
 
 
 class Timed(Protocol):
@@ -36,26 +58,45 @@ class Found:
 def search(
     settings: Sequence[Setting],
     open_with: Callable[[Setting], None],
-    generate: Callable[[list[int]], Timed],
+    generate: Callable[[list[int], int], Timed],
     prompts: Sequence[list[int]],
     tried: Callable[[int], None] = lambda count: None,
+    over: Callable[[], bool] = lambda: False,
 ) -> Found:
-    """Every setting on the prompts, after a warm-up. One that cannot run is kept with its reason."""
+    """Every setting on the prompts, after a warm-up, until time is over. Those that cannot run, are far slower than the
+    best or were not tried any more are kept with that reason."""
     searched: list[dict[str, Any]] = []
+    best: tuple[float, float] | None = None  # the fastest so far: tokens/s on all prompts, and on the first
     for count, setting in enumerate(settings, 1):
+        item: dict[str, Any] = {"setting": dict(setting)}
+        searched.append(item)
+        if best is not None and over():
+            item["error"] = "Not tried: the time for searching was over."
+            tried(count)
+            continue
         try:
             open_with(setting)
-            generate(prompts[0][::-1])  # warm up, with a text that no prefix cache can use afterwards
-            answers = [generate(prompt) for prompt in prompts]
-            speed = sum(len(answer.tokens) for answer in answers) / sum(answer.seconds for answer in answers)
-            searched.append({"setting": dict(setting), "tokens_per_second": round(speed, 2)})
+            generate(prompts[0][::-1], WARM_TOKENS)  # a text that no prefix cache can use afterwards
+            answers = [generate(prompts[0], TOKENS)]
+            first = _speed(answers)
+            if best is not None and first * _HOPELESS < best[1]:
+                item["error"] = f"Dropped after one prompt: {first:.2f} tokens/s, and the best {best[1]:.2f}."
+            else:
+                answers += [generate(prompt, TOKENS) for prompt in prompts[1:]]
+                speed = _speed(answers)
+                item["tokens_per_second"] = round(speed, 2)
+                best = max(best or (0.0, 0.0), (speed, first))
         except HierspecError as error:
-            searched.append({"setting": dict(setting), "error": str(error)})
+            item["error"] = str(error)
         tried(count)
     good = [item for item in searched if "error" not in item]
     if not good:
         raise HierspecError(searched[0]["error"] if searched else "There are no settings to try.")
     return Found(max(good, key=lambda item: item["tokens_per_second"])["setting"], searched)
+
+
+def _speed(answers: Sequence[Timed]) -> float:
+    return sum(len(answer.tokens) for answer in answers) / sum(answer.seconds for answer in answers)
 
 
 def kept(peer: str, version: str, model: Sequence[str]) -> Found | None:

@@ -6,14 +6,35 @@ The module named has a class Worker with open(model, setting) and generate(reque
 the real standard output is kept for answers, and file descriptor 1 leads to standard error.
 """
 
+import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
+
+_TELL_WHEN_PARENT_DIES = 1  # PR_SET_PDEATHSIG
+
+
+def end_with(parent: int) -> None:
+    """Ends this process when its parent has died, also in the midst of loading a model."""
+    if sys.platform == "linux":  # no thread of ours may come to run while a library holds Python's lock
+        ctypes.CDLL(None).prctl(_TELL_WHEN_PARENT_DIES, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(2)
+        os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:
+    if parent := os.environ.pop("HIERSPEC_PARENT", ""):
+        end_with(int(parent))
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.path.insert(0, str(Path(__file__).parent))

@@ -14,6 +14,7 @@ class Worker:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
         os.environ["OMP_NUM_THREADS"] = str(setting.get("threads", 2))
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else it takes every core, whatever the number of threads
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
         import vllm
 
