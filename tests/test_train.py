@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -358,7 +359,7 @@ def test_the_command_line_gives_every_draft_its_own_depth(
         seen.append(rest)
         return recipes.Result(folder, Course(1, 0.0, []), {"all": {"step 1": 0.5}})
 
-    monkeypatch.setattr("hierspec.train.material.gather_material", lambda *_: None)
+    monkeypatch.setattr("hierspec.train.material.gather_material", lambda *_: SimpleNamespace(checkpoint=None))
     for name in ("train_feature", "train_small"):
         monkeypatch.setattr(recipes, name, noted)
     monkeypatch.setattr(hierspec, "load", lambda *given, **options: None)

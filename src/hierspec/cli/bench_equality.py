@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hierspec.cli import options
 from hierspec.cli.console import command_line, hand_out, note, progress_bars
 from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_file

@@ -60,7 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for part in (exits, draft):
         part.add_argument("model", nargs="?", metavar="MODEL", help="a folder, a GGUF file, a hub name (default model)")
         part.add_argument(
-            "--begin", type=Path, metavar="PACK", help="go on from what this pack has of the same make (default: as layers)"
+            "--begin",
+            type=Path,
+            metavar="PACK",
+            help="go on from what this pack has of the same make (default: as layers)",
         )
         part.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="the pack, made or added to")
         part.add_argument("--device", default="auto", help="cpu, cuda or auto")
@@ -94,9 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = options.numbers("--layers", arguments.layers) if arguments.part == "exits" else []
     norms = options.numbers("--norm-layers", arguments.norm_layers) if arguments.part == "exits" else []
     taps = options.numbers("--taps", arguments.taps) if arguments.part == "draft" else []
-    if arguments.part == "exits":
-        if both := set(chosen) & set(norms):
-            raise HierspecError(f"Exit {min(both)} stands in --layers and in --norm-layers; name it once.")
+    if both := set(chosen) & set(norms):
+        raise HierspecError(f"Exit {min(both)} stands in --layers and in --norm-layers; name it once.")
     if arguments.begin is not None and not (arguments.begin / "pack.json").is_file():
         raise HierspecError(f"--begin {arguments.begin} is not a pack, it has no pack.json; name the folder of one.")
     given = [prompt.turns[0] for prompt in read_prompts(arguments.prompts)] if arguments.prompts else []

@@ -198,7 +198,7 @@ class _Place:
 
 
 def _charge_target(asks: Sequence[Ask], seconds: float) -> None:
-    """These were layers of the target's, which it will find computed (a whole prompt, mostly): its time, not a draft's."""
+    """These were layers of the target's, mostly a whole prompt, which it will find computed: not a draft's time."""
     for ask in asks:
         tiers = ask.request.stats.tiers
         if tiers and tiers[0] is not ask.stats:
