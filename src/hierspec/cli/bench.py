@@ -30,7 +30,6 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,7 +184,9 @@ def _finish(
     if arguments.record is not None and complete:
         write_records(arguments.record, records(bench.found[0][PLAIN]))
     if arguments.report is not None and result["plans"]:
-        import_module("hierspec.bench.report_page").write_report(result, arguments.report)
+        from hierspec.bench.report_page import write_report
+
+        write_report(result, arguments.report)
     if not arguments.json:
         show(result)
     hand_out(result, arguments.output)
