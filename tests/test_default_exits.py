@@ -35,7 +35,7 @@ def variant():
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
 def test_exits_write_what_the_variant_writes(variant, default_model, temperature):
-    sampling = Sampling(max_tokens=12, temperature=temperature, seed=5)
+    sampling = Sampling(max_tokens=8, temperature=temperature, seed=5)
     answers = [variant.generate(prompt, plan="plain", sampling=sampling).tokens for prompt in PROMPTS]
     for plan in ("layerskip+", "hispec", TREE, MIXED):
         alone = [variant.generate(prompt, plan=plan, sampling=sampling).tokens for prompt in PROMPTS]
