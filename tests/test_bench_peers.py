@@ -156,6 +156,9 @@ def test_time_is_counted_in_short_steps(fake):
     waited = []
 
     class NeverThere:
+        def put(self, line):
+            pass  # whatever the worker's pipe ends with
+
         def get(self, timeout):
             waited.append(timeout)
             raise queue.Empty
