@@ -81,25 +81,29 @@ def test_the_law_is_plain_decodings(rule, depth):
     assert ended_early > 0  # some tier really was left out
 
 
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10_000), temperature=st.sampled_from([0.0, 0.8]), depth=st.integers(2, 4))
-def test_the_text_is_plain_decodings(seed, temperature, depth):
-    rng = np.random.default_rng(seed)
-    scorers = [FakeScorer(f"tier{k}", 8, seed=seed, noise=0.4 * k, noise_seed=k) for k in range(depth)]
-    tiers = tuple(
+def random_tiers(rng: np.random.Generator, depth: int, seed: int, gather: int) -> tuple[Tier, ...]:
+    """A ladder of fakes that agree less the lower they stand, each with at most so many tokens to gather."""
+    return tuple(
         Tier(
-            scorer,
-            gather=int(rng.integers(1, 7)),
+            FakeScorer(f"tier{k}", 8, seed=seed, noise=0.4 * k, noise_seed=k),
+            gather=int(rng.integers(1, gather + 1)),
             stores=(FakeStore(f"store{k}", random_trees(8, seed + k)),) if rng.random() < 0.3 else (),
             merge=bool(rng.integers(2)),
             candidates=int(rng.integers(1, 3)),
         )
-        for k, scorer in enumerate(scorers)
+        for k in range(depth)
     )
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000), temperature=st.sampled_from([0.0, 0.8]), depth=st.integers(2, 4))
+def test_the_text_is_plain_decodings(seed, temperature, depth):
+    rng = np.random.default_rng(seed)
+    tiers = random_tiers(rng, depth, seed, 6)
     kinds = [str(kind) for kind in rng.choice(["count", "correction", "worth"], depth - 1)]
     shared = Hierarchy(with_policies(tiers, kinds, eager=bool(rng.integers(2))))
     sampling = Sampling(max_tokens=40, temperature=temperature, seed=seed)
-    plain = [Request([1, k], sampling, Hierarchy((Tier(scorers[0]),))) for k in range(3)]
+    plain = [Request([1, k], sampling, Hierarchy((Tier(tiers[0].scorer),))) for k in range(3)]
     fast = [Request([1, k], sampling, shared) for k in range(3)]  # side by side, over one policy
     for requests in (plain, fast):
         for _ in Engine().run(requests):

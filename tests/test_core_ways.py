@@ -10,7 +10,7 @@ from enumerate_laws import Branches, TooManyBranches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_core_laws import EXACT, errors, random_hierarchy, random_sampling
-from test_core_policy import TEXT, TOKENS, Reciting, costs, with_policies
+from test_core_policy import TEXT, TOKENS, Reciting, costs, random_tiers, with_policies
 
 from hierspec.core.appraisal import Costs
 from hierspec.core.engine import Engine, Request
@@ -20,7 +20,6 @@ from hierspec.core.sampling import Sampling
 from hierspec.core.verify import RULES
 from hierspec.core.ways import Way, Ways
 from hierspec.models.synthetic import Rates, References, SyntheticScorer
-from hierspec.testing.fakes import FakeScorer, FakeStore, random_trees
 
 
 def with_ways(tiers: tuple[Tier, ...], eager: bool = False) -> tuple[Tier, ...]:
@@ -93,20 +92,10 @@ def test_the_law_is_plain_decodings(rule, depth, monkeypatch):
 @given(seed=st.integers(0, 10_000), temperature=st.sampled_from([0.0, 0.8]), depth=st.integers(3, 4))
 def test_the_text_is_plain_decodings(seed, temperature, depth):
     rng = np.random.default_rng(seed)
-    scorers = [FakeScorer(f"tier{k}", 8, seed=seed, noise=0.4 * k, noise_seed=k) for k in range(depth)]
-    tiers = tuple(
-        Tier(
-            scorer,
-            gather=int(rng.integers(1, 5)),
-            stores=(FakeStore(f"store{k}", random_trees(8, seed + k)),) if rng.random() < 0.3 else (),
-            merge=bool(rng.integers(2)),
-            candidates=int(rng.integers(1, 3)),
-        )
-        for k, scorer in enumerate(scorers)
-    )
+    tiers = random_tiers(rng, depth, seed, 4)
     shared = Hierarchy(with_ways(tiers, eager=bool(rng.integers(2))))
     sampling = Sampling(max_tokens=60, temperature=temperature, seed=seed)
-    plain = [Request([1, k], sampling, Hierarchy((Tier(scorers[0]),))) for k in range(3)]
+    plain = [Request([1, k], sampling, Hierarchy((Tier(tiers[0].scorer),))) for k in range(3)]
     fast = [Request([1, k], sampling, shared) for k in range(3)]
     for requests in (plain, fast):
         for _ in Engine().run(requests):

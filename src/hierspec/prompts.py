@@ -31,7 +31,11 @@ def read_prompts(path: Path) -> list[BenchPrompt]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise HierspecError(f"The prompt file {path} cannot be read ({error}).") from error
+        reason = getattr(error, "strerror", None) or error
+        raise HierspecError(
+            f"The prompt file {path} cannot be read ({reason}): name a text file with one JSON object a line, like "
+            '{"task": "qa", "turns": ["…"]}.'
+        ) from error
     prompts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

@@ -20,8 +20,9 @@ def read_document(path: Path) -> dict[str, Any]:
         if not {"speedup", "identical", "prompts"} <= set(plain):
             raise ValueError("it has no figures of plain")
     except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise HierspecError(
-            f"{path} is not a document of the bench ({error}); make one with: hierspec bench --output FILE"
+            f"{path} is not a document of the bench ({reason}); make one with: hierspec bench --output FILE"
         ) from error
     return dict(found)
 

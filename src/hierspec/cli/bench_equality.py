@@ -23,6 +23,8 @@ def run_equality(arguments: argparse.Namespace, model: LanguageModel, prompts: l
     from hierspec.bench.equality import PLAIN_BATCH, Equality, compare_many
     from hierspec.machine import machine
 
+    if arguments.equality_tokens < 1:
+        raise HierspecError(f"--equality-tokens must be at least 1, not {arguments.equality_tokens}.")
     names = [name for name in arguments.plans.split(",") if name]
     if len(names) != 1:
         raise HierspecError("--equality-tokens compares one plan with plain decoding; give --plans one name.")
