@@ -105,6 +105,7 @@ def test_the_commands(folder, tmp_path, capsys):
     assert main([*command, "--equality-tokens", str(first["tokens"] + 1)]) == 0
     assert json.loads(output.read_text())["groups"] == first["groups"] + 1
     assert main([*command, "--max-tokens", "7", "--equality-tokens", "1"]) != 0
+    assert main([*command, "--equality-tokens", "0"]) != 0
     assert "another model, plan or setting" in capsys.readouterr().err
     assert main(["bench", str(folder), "--phases", "--plans", "lookup", "--limit", "1", "--max-tokens", "4"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
