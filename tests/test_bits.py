@@ -20,8 +20,10 @@ FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3"]
 @pytest.fixture(scope="module", params=[(family, kind) for family in FAMILIES for kind in KINDS])
 def tiny(request, tmp_path_factory):
     family, kind = request.param
-    # Six heads on two for keys, and sizes that leave threads uneven shares.
-    changes = {"heads": 6, "hidden": 96, "intermediate": 160 if kind.startswith("int") else 176}
+    # Six (or twelve) heads on two for keys, and sizes that leave threads uneven shares.
+    changes = {"heads": 6, "hidden": 96, "intermediate": 176}
+    if kind.startswith("int"):
+        changes = {"heads": 12, "hidden": 192, "intermediate": 320}
     folder = tiny_checkpoint(tmp_path_factory.mktemp("bits") / family, family, seed=5, **changes)
     checkpoint = load_checkpoint(folder, torch.bfloat16 if kind.startswith("bfloat16") else torch.float32)
     packed = pack_in_memory(checkpoint.config, checkpoint.weights, KINDS[kind])

@@ -37,8 +37,8 @@ FROM_A_PACK = ("draft", "eagle", "hsd")
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    tiny_checkpoint(root / "target", "llama", layers=LAYERS)
-    tiny_checkpoint(root / "draft", "qwen3", layers=2, seed=1)
+    tiny_checkpoint(root / "target", "llama", layers=LAYERS, intermediate=192)
+    tiny_checkpoint(root / "draft", "qwen3", layers=2, seed=1, intermediate=128)
     tiny_pack(root / "pack", root / "target")
     return root
 

@@ -14,7 +14,16 @@ from hierspec.language_model import load, open_decoder
 from hierspec.models import low_bits, packed
 from hierspec.models.cpu_decoder import CpuDecoder
 from hierspec.models.cpu_product import BYTES, NIBBLES, byte_tiles, nibble_tiles
-from hierspec.models.low_bits import GROUP, RECORD, pack, quantise, unpack
+from hierspec.models.low_bits import (
+    BYTE_GROUP,
+    GROUPS,
+    NIBBLE_GROUP,
+    RECORD,
+    pack,
+    quantise_for_bytes,
+    quantise_for_nibbles,
+    unpack,
+)
 from hierspec.models.packed import pack_in_memory, packed_weights
 from hierspec.testing.checkpoints import tiny_checkpoint
 
@@ -22,7 +31,10 @@ from hierspec.testing.checkpoints import tiny_checkpoint
 @njit
 def multiply(x, low, records, weights, bits, out):
     rows, size = x.shape
-    quantise(x.ctypes.data, rows * size // GROUP, low.ctypes.data, records.ctypes.data)
+    if bits == 8:
+        quantise_for_bytes(x.ctypes.data, rows * size // BYTE_GROUP, low.ctypes.data, records.ctypes.data)
+    else:
+        quantise_for_nibbles(x.ctypes.data, rows * size // NIBBLE_GROUP, low.ctypes.data, records.ctypes.data)
     for block in range(len(weights)):
         place = out.ctypes.data + block * 64
         if bits == 8:
@@ -37,11 +49,11 @@ def multiply(x, low, records, weights, bits, out):
 
 def product(x: np.ndarray, weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """The compiled product, and the rows in 8 bits that it used, as floats."""
-    rows, size = x.shape
-    low, records = np.empty((rows, size), np.int8), np.empty((rows, size // GROUP, RECORD), np.float32)
+    (rows, size), group = x.shape, GROUPS[bits]
+    low, records = np.empty((rows, size), np.int8), np.empty((rows, size // group, RECORD), np.float32)
     out = np.full((rows, 16 * len(weights)), np.nan, np.float32)
     multiply(x, low, records, weights, bits, out)
-    used = low.reshape(rows, -1, GROUP).astype(np.float64) * records[:, :, :1]
+    used = low.reshape(rows, -1, group).astype(np.float64) * records[:, :, :1]
     return out, used.reshape(rows, size)
 
 
@@ -51,18 +63,18 @@ def product(x: np.ndarray, weights: np.ndarray, bits: int) -> tuple[np.ndarray, 
     seed=st.integers(0, 1000), scale=st.sampled_from([1e-3, 1.0, 300.0]),
 )  # fmt: skip
 def test_products_are_those_of_the_weights_they_stand_for(rows, groups, blocks, bits, seed, scale):
-    rng = np.random.default_rng(seed)
-    x = (rng.standard_normal((rows, groups * GROUP)) * scale).astype(np.float32)
+    rng, group = np.random.default_rng(seed), GROUPS[bits]
+    x = (rng.standard_normal((rows, groups * group)) * scale).astype(np.float32)
     x[rng.random(x.shape) < 0.1] = 0
     if seed % 5 == 0:
-        x[0, :GROUP] = 0  # a group without anything in it
-    weights = pack(rng.standard_normal((16 * blocks, groups * GROUP)).astype(np.float32), bits)
+        x[0, :group] = 0  # a group without anything in it
+    weights = pack(rng.standard_normal((16 * blocks, groups * group)).astype(np.float32), bits)
     found, used = product(x, weights, bits)
     # The inputs moved by at most half a step of 1/127 of their group's largest number.
-    most = np.abs(x).reshape(rows, groups, GROUP).max(axis=2).repeat(GROUP, axis=1)
+    most = np.abs(x).reshape(rows, groups, group).max(axis=2).repeat(group, axis=1)
     assert (np.abs(used - x) <= most / 127 * 0.501).all()
     exact = used @ unpack(weights, bits).astype(np.float64).T
-    assert np.allclose(found, exact, rtol=1e-4, atol=2e-5 * scale * GROUP)
+    assert np.allclose(found, exact, rtol=1e-4, atol=2e-5 * scale * group)
     for row in range(rows):  # and every row is what it is alone
         alone, _ = product(x[row : row + 1], weights, bits)
         assert (alone.view(np.int32) == found[row].view(np.int32)).all()
@@ -71,25 +83,25 @@ def test_products_are_those_of_the_weights_they_stand_for(rows, groups, blocks, 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("levels", [15, 11, 3])
 def test_numbers_from_such_blocks_come_back_exactly(bits, levels):
-    """As GGUF's Q8_0, Q4_0 and Q4_1 blocks have them: a step in float16 times a whole number, plus a float16."""
-    rng = np.random.default_rng(levels)
+    """As GGUF's Q4_0 and Q4_1 blocks have them: a step in float16 times a whole number, plus a float16."""
+    rng, group = np.random.default_rng(levels), GROUPS[bits]
     step = rng.uniform(1e-3, 1e-1, (32, 4, 1)).astype(np.float16).astype(np.float32)
     if bits == 8:
-        whole = rng.integers(-127, 128, (32, 4, GROUP)).astype(np.float32)
+        whole = rng.integers(-127, 128, (32, 4, group)).astype(np.float32)
         whole[..., 0] = 127  # the largest number sets the step
         values = step * whole
     else:
-        whole = rng.integers(0, levels + 1, (32, 4, GROUP)).astype(np.float32)
+        whole = rng.integers(0, levels + 1, (32, 4, group)).astype(np.float32)
         whole[..., 0], whole[..., 1] = 0, levels
         values = step * whole + rng.uniform(-1, 0, (32, 4, 1)).astype(np.float16).astype(np.float32)
-    values = values.reshape(32, 4 * GROUP).astype(np.float32)
+    values = values.reshape(32, 4 * group).astype(np.float32)
     # The rounding of the sum may differ; or a finer grid was found that is as good.
     assert np.abs(unpack(pack(values, bits), bits) - values).max() <= (0 if bits == 8 else 3e-4 * step.max())
 
 
 def test_a_group_of_equal_numbers_and_of_zeros():
-    weights = np.zeros((16, 2 * GROUP), np.float32)
-    weights[:, GROUP:] = 0.5
+    weights = np.zeros((16, 2 * BYTE_GROUP), np.float32)
+    weights[:, BYTE_GROUP:] = 0.5
     for bits in (8, 4):
         assert np.abs(unpack(pack(weights, bits), bits) - weights).max() < 1e-3
 
@@ -165,8 +177,8 @@ def test_low_bits_need_the_compiled_backend(tmp_path):
 def test_without_a_dot_instruction_the_numbers_are_the_same(monkeypatch):
     """CPUs without one take a longer way, which must give the same bits."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((3, 2 * GROUP)).astype(np.float32)
-    weights = {bits: pack(rng.standard_normal((16, 2 * GROUP)).astype(np.float32), bits) for bits in (8, 4)}
+    x = rng.standard_normal((3, 2 * BYTE_GROUP)).astype(np.float32)
+    weights = {bits: pack(rng.standard_normal((16, 2 * BYTE_GROUP)).astype(np.float32), bits) for bits in (8, 4)}
     with_it = {bits: product(x, weights[bits], bits)[0] for bits in (8, 4)}
     monkeypatch.setattr(low_bits, "DOT", "")
     byte_tile, nibble_tile = low_bits._low_tile(1, 8), low_bits._low_tile(1, 4)
@@ -182,7 +194,8 @@ def test_without_a_dot_instruction_the_numbers_are_the_same(monkeypatch):
 
     for bits in (8, 4):
         for row in range(3):
-            low, records = np.empty(2 * GROUP, np.int8), np.empty((2, RECORD), np.float32)
+            low = np.empty(2 * BYTE_GROUP, np.int8)
+            records = np.empty((len(low) // GROUPS[bits], RECORD), np.float32)
             out, nothing = np.empty(16, np.float32), np.empty((1, 16), np.float32)
             multiply(x[row : row + 1], low[None], records[None], weights[bits], bits, nothing)
             one(low, records, weights[bits], bits, out)

@@ -19,7 +19,7 @@ from hierspec.models.cpu_pass import QUERIES, run_head, run_layers
 from hierspec.models.cpu_pick import best_tokens
 from hierspec.models.cpu_product import FLOATS, HALVES, TILE_ROOM
 from hierspec.models.decoder import Kept, Span
-from hierspec.models.low_bits import GROUP, RECORD
+from hierspec.models.low_bits import NIBBLE_GROUP, RECORD
 from hierspec.models.matrix_units import DEPTH
 from hierspec.models.packed import PackedWeights, pack_in_memory
 from hierspec.models.team import Team
@@ -234,7 +234,7 @@ class Scratch:
             widest = max(config.hidden, config.intermediate, config.heads * config.head_size)
             # Inputs of products as they take them: bytes, tiles of bfloat16, or floats turned where registers are wide.
             self.inputs = _aligned(threads, rows * -(-widest // DEPTH) * DEPTH * (4 if WIDE else 2))
-            self.records = _aligned(threads, max(4 * rows * -(-widest // GROUP) * RECORD, TILE_ROOM))
+            self.records = _aligned(threads, max(4 * rows * -(-widest // NIBBLE_GROUP) * RECORD, TILE_ROOM))
             width = (config.heads + 2 * config.kv_heads) * config.head_size
             self._qkv = np.empty((rows, width), np.float32)
             self._attended = np.empty((rows, config.heads * config.head_size), np.float32)

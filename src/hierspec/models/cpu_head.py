@@ -13,7 +13,7 @@ from torch import Tensor
 from hierspec.models.cpu_pass import normalise, share
 from hierspec.models.cpu_product import FLOATS, make_ready, product
 from hierspec.models.draft_head import Extra
-from hierspec.models.low_bits import GROUP, RECORD
+from hierspec.models.low_bits import NIBBLE_GROUP, RECORD
 from hierspec.models.matrix_units import CODE
 from hierspec.models.packed import packed
 from hierspec.models.scorer import AnyDecoder
@@ -130,7 +130,7 @@ def _join_scratch(threads: int, width: int) -> tuple[np.ndarray, np.ndarray, np.
     return (
         np.empty((threads, _AT_ONCE, width), np.float32),
         np.empty((threads, _AT_ONCE, width * (4 if WIDE else 1)), np.int8),
-        np.empty((threads, _AT_ONCE, -(-width // GROUP) * RECORD), np.float32),
+        np.empty((threads, _AT_ONCE, -(-width // NIBBLE_GROUP) * RECORD), np.float32),
     )
 
 
@@ -208,7 +208,7 @@ class CpuProduct:
         threads, (vocabulary, hidden) = self._team.threads, self._weight.shape
         self._normed = np.empty((threads, rows, hidden), np.float32)
         self._inputs = np.empty((threads, rows, hidden * (4 if WIDE else 1)), np.int8)
-        self._records = np.empty((threads, rows, -(-hidden // GROUP) * RECORD), np.float32)
+        self._records = np.empty((threads, rows, -(-hidden // NIBBLE_GROUP) * RECORD), np.float32)
         self._small = np.empty((threads, rows, 32 * LANES), np.float32)
         self._logits = np.full((rows, vocabulary), -np.inf, np.float32)
         self._touched, self._shape = [None] * rows, ([], [])

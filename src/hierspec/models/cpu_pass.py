@@ -144,7 +144,8 @@ def _attend(
     """Attention for at most QUERIES rows of one text: scores, their exponentials, and the weighted sums.
 
     A row sees slots up to its end, then the slots of its path. Both stand in `scores` by position, so a node of a tree
-    adds the same numbers in the same order as the same token in a chain.
+    adds the same numbers in the same order as the same token in a chain. A tile of a product is made of rows, or, for
+    one row alone, of its heads that share keys.
     """
     heads, kv_heads, head_size, _ = shape
     group, width, rows = heads // kv_heads, qkv.shape[1], last_row - first_row
@@ -164,9 +165,14 @@ def _attend(
     for item in range(first, last):
         head, block = item // (high - low), low + item % (high - low)
         key_block = keys[first_row] + ((layer * kv_heads + head) * room + block * LANES * head_size) * _FLOAT
-        for q_head in range(head * group, (head + 1) * group):
-            out = scores.ctypes.data + (q_head * QUERIES * length + block * LANES) * _FLOAT
-            tiles(q_start + q_head * head_size * _FLOAT, width, rows, key_block, head_size, out, length)
+        out = scores.ctypes.data + (head * group * QUERIES * length + block * LANES) * _FLOAT
+        q = q_start + head * group * head_size * _FLOAT
+        if rows == 1:
+            tiles(q, head_size, group, key_block, head_size, out, QUERIES * length)
+        else:
+            for number in range(group):
+                mine, its = q + number * head_size * _FLOAT, out + number * QUERIES * length * _FLOAT
+                tiles(mine, width, rows, key_block, head_size, its, length)
     _meet(sync, threads)
 
     first, last = _share(rows * heads, thread, threads)
@@ -199,15 +205,19 @@ def _attend(
         value_start = (
             values[first_row] + ((layer * kv_heads + head) * room + chunk * capacity[first_row] * LANES) * _FLOAT
         )
+        x = scores.ctypes.data + (head * group * QUERIES * length + low * LANES) * _FLOAT
+        heads_out = o_start + (head * group * head_size + chunk * LANES) * _FLOAT
+        seen, count = value_start + low * LANES * LANES * _FLOAT, common - low * LANES
+        if count > 0 and rows == 1:
+            tiles(x, QUERIES * length, group, seen, count, heads_out, head_size)
         for q_head in range(head * group, (head + 1) * group):
-            x = scores.ctypes.data + (q_head * QUERIES * length + low * LANES) * _FLOAT
-            out = o_start + (q_head * head_size + chunk * LANES) * _FLOAT
-            if common > low * LANES:
-                seen = value_start + low * LANES * LANES * _FLOAT
-                tiles(x, length, rows, seen, common - low * LANES, out, heads * head_size)
-            else:
+            number = q_head - head * group
+            out = heads_out + number * head_size * _FLOAT
+            if count <= 0:
                 for row in range(first_row, last_row):
                     attended[row, q_head * head_size + chunk * LANES : q_head * head_size + (chunk + 1) * LANES] = 0
+            elif rows > 1:
+                tiles(x + number * QUERIES * length * _FLOAT, length, rows, seen, count, out, heads * head_size)
             for row in range(first_row, last_row):
                 out_row = out + (row - first_row) * heads * head_size * _FLOAT
                 weights = scores[q_head, row - first_row].ctypes.data

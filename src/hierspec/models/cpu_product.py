@@ -10,7 +10,8 @@ from numba import njit
 
 from hierspec.models.low_bits import (
     BLOCK_BYTES,
-    GROUP,
+    BYTE_GROUP,
+    NIBBLE_GROUP,
     RECORD,
     byte_tile_1,
     byte_tile_2,
@@ -22,7 +23,8 @@ from hierspec.models.low_bits import (
     nibble_tile_3,
     nibble_tile_4,
     nibble_tile_8,
-    quantise,
+    quantise_for_bytes,
+    quantise_for_nibbles,
 )  # fmt: skip
 from hierspec.models.matrix_units import DEPTH, TILE_BYTES, fill_up, round_row, tile_product
 from hierspec.models.vector_code import (
@@ -115,13 +117,13 @@ turned_tiles = over_turned_rows("turned_tiles", turned_tile_16, turned_tile_8, t
 turned_half_tiles = over_turned_rows("turned_half_tiles", turned_half_tile_16, turned_half_tile_8, half_tiles)
 
 
-def over_low_rows(name, eight, four, three, two, one):
+def over_low_rows(name, group, eight, four, three, two, one):
     """The same for inputs of 8 bits."""
 
     @_part
     @_called(name)
     def over(x, rows, records, weights, size, out, out_step):
-        groups = size // GROUP
+        groups = size // group
         step, row = groups * RECORD, 0
         while row + 4 <= rows:
             place = out + row * out_step * _FLOAT
@@ -138,7 +140,7 @@ def over_low_rows(name, eight, four, three, two, one):
     @_part
     @_called(name)
     def wide(x, rows, records, weights, size, out, out_step):
-        groups = size // GROUP
+        groups = size // group
         step, row = groups * RECORD, 0
         while row + 8 <= rows:
             place = out + row * out_step * _FLOAT
@@ -150,8 +152,10 @@ def over_low_rows(name, eight, four, three, two, one):
     return wide if WIDE else over
 
 
-byte_tiles = over_low_rows("byte_tiles", byte_tile_8, byte_tile_4, byte_tile_3, byte_tile_2, byte_tile_1)
-nibble_tiles = over_low_rows("nibble_tiles", nibble_tile_8, nibble_tile_4, nibble_tile_3, nibble_tile_2, nibble_tile_1)
+byte_tiles = over_low_rows("byte_tiles", BYTE_GROUP, byte_tile_8, byte_tile_4, byte_tile_3, byte_tile_2, byte_tile_1)
+nibble_tiles = over_low_rows(
+    "nibble_tiles", NIBBLE_GROUP, nibble_tile_8, nibble_tile_4, nibble_tile_3, nibble_tile_2, nibble_tile_1
+)
 
 
 def over_row_tiles(one_one, one_two, two_one, two_two):
@@ -196,9 +200,9 @@ def block_bytes(size, kind):
     if kind == MATRICES:
         return (size + DEPTH - 1) // DEPTH * TILE_BYTES
     if kind == BYTES:
-        return size // GROUP * _BYTE_BLOCK
+        return size // BYTE_GROUP * _BYTE_BLOCK
     if kind == NIBBLES:
-        return size // GROUP * _NIBBLE_BLOCK
+        return size // NIBBLE_GROUP * _NIBBLE_BLOCK
     return size * LANES * (2 if kind == HALVES else _FLOAT)
 
 
@@ -212,8 +216,10 @@ def make_ready(x, rows, size, kind, ready, records):
             round_row(x + row * size * _FLOAT, size // LANES, place)
             if size % DEPTH:
                 fill_up(place + (steps - 1) * TILE_BYTES + DEPTH)
-    elif kind >= BYTES:
-        quantise(x, rows * size // GROUP, ready, records)
+    elif kind == BYTES:
+        quantise_for_bytes(x, rows * size // BYTE_GROUP, ready, records)
+    elif kind == NIBBLES:
+        quantise_for_nibbles(x, rows * size // NIBBLE_GROUP, ready, records)
     elif WIDE:
         row = 0
         while row + 16 <= rows:

@@ -1,11 +1,11 @@
 """Weights in 8 or 4 bits: how they are stored, and the pieces of vector code that multiply with them.
 
-32 inputs of one output share a scale, as in GGUF's blocks: weight = scale * q + low, with q from -127 to 127 and low 0
-(int8), or q from 0 to 15 (int4). A row of inputs is brought to 8 bits as well, 32 by 32, just before a product: then
-its sums of products are whole numbers, which no order of adding can change, and only one multiplication by the scales
-a group is rounded. So these products, too, are the same bits at every width.
+A group of inputs of one output shares a scale: weight = scale * q + low, with q from -127 to 127 and low 0 for 64
+inputs (int8), or q from 0 to 15 for 32 (int4, as in GGUF's blocks). A row of inputs is brought to 8 bits as well, group
+by group, just before a product: then its sums of products are whole numbers, which no order of adding can change, and
+only one multiplication by the scales a group is rounded. So these products, too, are the same bits at every width.
 
-The 16 outputs that meet one group stand together: 32 x 16 whole numbers, then 16 scales, then (int4) 16 lows.
+The 16 outputs that meet one group stand together: group x 16 whole numbers, then 16 scales, then (int4) 16 lows.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from llvmlite import binding, ir
 
 from hierspec.models.vector_writer import LANES, VectorWriter, integers, piece, whole
 
-GROUP = 32  # inputs that share a scale
-BLOCK_BYTES = {8: GROUP * LANES + 2 * LANES, 4: GROUP * LANES // 2 + 4 * LANES}  # of 16 outputs and one group
+# Inputs that share a scale. What a group costs beside its products is a third of the work with 32 of them; 8 bits are
+# enough for 64, 4 are not.
+BYTE_GROUP, NIBBLE_GROUP = 64, 32
+GROUPS = {8: BYTE_GROUP, 4: NIBBLE_GROUP}
+BLOCK_BYTES = {8: BYTE_GROUP * LANES + 2 * LANES, 4: NIBBLE_GROUP * LANES // 2 + 4 * LANES}  # of 16 outputs, one group
 
 _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 _BYTES, _WORDS, _FLOATS = ir.VectorType(_I8, 4 * LANES), ir.VectorType(_I32, LANES), ir.VectorType(_F32, LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
-_STEPS = GROUP // 4  # one step takes 4 inputs of 16 outputs: 64 bytes
+_AT_ONCE = 4  # inputs of 16 outputs that one step takes: 64 bytes
 RECORD = 4  # words about one group of a row: its scale, scale * sum of its bytes, -128 * sum as a whole number, 0
 
 
@@ -64,34 +67,41 @@ _POWER = 3 << 22
 _BEGIN = int(np.float32(_POWER).view(np.int32)) if DOT == "sdot" else 0
 
 
-@piece(4, apart=True)
-def quantise(w: VectorWriter, x: Any, groups: Any, out: Any, scales: Any) -> None:
-    """Each 32 floats of x as bytes in `out`, and a record of each group in `scales`."""
+def _quantiser(size: int) -> Any:
+    @piece(4, apart=True)
+    def quantise(w: VectorWriter, x: Any, groups: Any, out: Any, scales: Any) -> None:
+        """The floats of x as bytes in `out`, and a record of each group of them in `scales`."""
 
-    def group(g: Any, nothing: list[Any]) -> list[Any]:
-        first = w.b.mul(g, whole(GROUP))
-        parts = [w.load(x, w.b.add(first, whole(half * LANES))) for half in (0, 1)]
-        sizes = [w.call("llvm.fabs.v16f32", part) for part in parts]
-        larger = w.call("llvm.maxnum.v16f32", *sizes)
-        most = w.fold(larger, lambda a, b: w.b.select(w.b.fcmp_ordered(">", a, b), a, b))
-        scale = w.b.fmul(most, ir.Constant(_F32, 1 / 127))
-        nothing_there = w.b.fcmp_ordered("==", most, ir.Constant(_F32, 0.0))
-        factor = w.b.select(nothing_there, ir.Constant(_F32, 0.0), w.b.fdiv(ir.Constant(_F32, 127.0), most))
-        spread = w.spread(factor)
-        total = integers(0)
-        for half, part in enumerate(parts):
-            rounded = w.b.fptosi(w.call("llvm.rint.v16f32", w.b.fmul(part, spread)), _WORDS)
-            total = w.b.add(total, rounded)
-            place = w.at(out, w.b.add(first, whole(half * LANES)), 1)
-            w.b.store(w.b.trunc(rounded, ir.VectorType(_I8, LANES)), place, align=1)
-        # A sum of at most 32 * 127 is exact as a float, whatever the order.
-        summed = w.fold(w.b.sitofp(total, _FLOATS), w.b.fadd)
-        words = [scale, w.b.fmul(scale, summed), w.b.fptosi(w.b.fmul(summed, ir.Constant(_F32, -128.0)), _I32)]
-        for place, word in enumerate(words):
-            w.b.store(word, w.at(scales, w.b.add(w.b.mul(g, whole(RECORD)), whole(place))), align=4)
-        return []
+        def group(g: Any, nothing: list[Any]) -> list[Any]:
+            first = w.b.mul(g, whole(size))
+            parts = [w.load(x, w.b.add(first, whole(place))) for place in range(0, size, LANES)]
+            larger, *sizes = [w.call("llvm.fabs.v16f32", part) for part in parts]
+            for one in sizes:
+                larger = w.call("llvm.maxnum.v16f32", larger, one)
+            most = w.fold(larger, lambda a, b: w.b.select(w.b.fcmp_ordered(">", a, b), a, b))
+            scale = w.b.fmul(most, ir.Constant(_F32, 1 / 127))
+            nothing_there = w.b.fcmp_ordered("==", most, ir.Constant(_F32, 0.0))
+            factor = w.b.select(nothing_there, ir.Constant(_F32, 0.0), w.b.fdiv(ir.Constant(_F32, 127.0), most))
+            spread = w.spread(factor)
+            total = integers(0)
+            for number, part in enumerate(parts):
+                rounded = w.b.fptosi(w.call("llvm.rint.v16f32", w.b.fmul(part, spread)), _WORDS)
+                total = w.b.add(total, rounded)
+                place = w.at(out, w.b.add(first, whole(number * LANES)), 1)
+                w.b.store(w.b.trunc(rounded, ir.VectorType(_I8, LANES)), place, align=1)
+            # A sum of at most 64 * 127 is exact as a float, whatever the order.
+            summed = w.fold(w.b.sitofp(total, _FLOATS), w.b.fadd)
+            words = [scale, w.b.fmul(scale, summed), w.b.fptosi(w.b.fmul(summed, ir.Constant(_F32, -128.0)), _I32)]
+            for place, word in enumerate(words):
+                w.b.store(word, w.at(scales, w.b.add(w.b.mul(g, whole(RECORD)), whole(place))), align=4)
+            return []
 
-    w.loop(groups, [], group)
+        w.loop(groups, [], group)
+
+    return quantise
+
+
+quantise_for_bytes, quantise_for_nibbles = _quantiser(BYTE_GROUP), _quantiser(NIBBLE_GROUP)
 
 
 def _dot(w: VectorWriter, total: Any, weights: Any, four: Any, lane: int) -> Any:
@@ -123,11 +133,13 @@ def _dot(w: VectorWriter, total: Any, weights: Any, four: Any, lane: int) -> Any
 
 
 def _low_tile(rows: int, bits: int) -> Any:
-    # As many outputs at a time as leave room in the registers for two sums of every row.
-    lanes = LANES // 2 if DOT == "sdot" and rows > 2 else LANES
+    # All 16 outputs at once, although the registers of NEON do not hold two sums of each for 4 rows: half of them at a
+    # time would ask memory for everything in the first half and for nothing in the second. Of 8 rows they hold few.
+    lanes = LANES // 2 if DOT == "sdot" and rows > 4 else LANES
     words, floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
     octets, scales_type = ir.VectorType(_I8, 4 * lanes), ir.VectorType(ir.HalfType(), lanes)
     raised = bits == 8 and DOT == "vpdpbusd"  # it takes weights without a sign: 128 is added to them
+    size = GROUPS[bits]
 
     @piece(8, apart=True)
     def tile(
@@ -154,8 +166,8 @@ def _low_tile(rows: int, bits: int) -> Any:
 
         def outputs(first: int) -> None:
             def steps(block: Any) -> list[Any]:
-                """The bytes of a group that meet 4 inputs each, 8 times."""
-                count = _STEPS if bits == 8 else _STEPS // 2
+                """The bytes of a group that meet 4 inputs each."""
+                count = size * bits // 8 // _AT_ONCE
                 places = [w.at(block, whole(4 * LANES * step + 4 * first), 1) for step in range(count)]
                 loaded = [w.b.load(place, typ=octets, align=1) for place in places]
                 if bits == 8:
@@ -181,7 +193,7 @@ def _low_tile(rows: int, bits: int) -> Any:
                 inputs: list[Any] = []
                 for step, weight in enumerate(steps(block)):
                     if step % 4 == 0:
-                        place = w.b.add(w.b.mul(g, whole(GROUP)), whole(4 * step))
+                        place = w.b.add(w.b.mul(g, whole(size)), whole(4 * step))
                         inputs = [w.b.load(w.at(s, place, 1), typ=ir.VectorType(_I32, 4), align=1) for s in starts]
                     totals = [_dot(w, t, weight, four, step % 4) for t, four in zip(totals, inputs, strict=True)]
                 number_bytes = BLOCK_BYTES[bits] - (2 if bits == 8 else 4) * LANES
@@ -211,20 +223,21 @@ nibble_tile_1, nibble_tile_2, nibble_tile_3, nibble_tile_4 = (_low_tile(rows, 4)
 
 
 def pack(weight: np.ndarray, bits: int) -> np.ndarray:
-    """[outputs, inputs] floats as blocks [outputs / 16, inputs / 32, bytes of a block]."""
-    outputs, inputs = weight.shape
-    groups = np.ascontiguousarray(weight, np.float32).reshape(outputs * inputs // GROUP, GROUP)
+    """[outputs, inputs] floats as blocks [outputs / 16, groups of inputs, bytes of a block]."""
+    (outputs, inputs), group = weight.shape, GROUPS[bits]
+    steps = group // _AT_ONCE
+    groups = np.ascontiguousarray(weight, np.float32).reshape(outputs * inputs // group, group)
     numbers, scales, lows = (_to_bytes if bits == 8 else _to_nibbles)(groups)
-    packed = np.empty((outputs // LANES, inputs // GROUP, BLOCK_BYTES[bits]), np.uint8)
+    packed = np.empty((outputs // LANES, inputs // group, BLOCK_BYTES[bits]), np.uint8)
     # [panel, output, group, step, 4] -> [panel, group, step, output, 4]
-    by_step = numbers.reshape(outputs // LANES, LANES, inputs // GROUP, _STEPS, 4).transpose(0, 2, 3, 1, 4)
-    by_step = np.ascontiguousarray(by_step).view(np.uint8).reshape(*packed.shape[:2], _STEPS, 4 * LANES)
+    by_step = numbers.reshape(outputs // LANES, LANES, inputs // group, steps, _AT_ONCE).transpose(0, 2, 3, 1, 4)
+    by_step = np.ascontiguousarray(by_step).view(np.uint8).reshape(*packed.shape[:2], steps, _AT_ONCE * LANES)
     if bits == 4:
-        by_step = by_step[:, :, : _STEPS // 2] | by_step[:, :, _STEPS // 2 :] << 4
+        by_step = by_step[:, :, : steps // 2] | by_step[:, :, steps // 2 :] << 4
     number_bytes = by_step.shape[2] * by_step.shape[3]
     packed[:, :, :number_bytes] = by_step.reshape(*packed.shape[:2], number_bytes)
     for place, values in enumerate((scales, lows)[: 1 if bits == 8 else 2]):
-        own = np.ascontiguousarray(values.reshape(outputs // LANES, LANES, inputs // GROUP).transpose(0, 2, 1))
+        own = np.ascontiguousarray(values.reshape(outputs // LANES, LANES, inputs // group).transpose(0, 2, 1))
         start = number_bytes + 2 * LANES * place
         packed[:, :, start : start + 2 * LANES] = own.view(np.uint8)
     return packed
@@ -234,10 +247,10 @@ def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
     """The floats that blocks stand for, [outputs, inputs]: what the model's weights now are."""
     panels, groups, size = packed.shape
     number_bytes = size - (2 if bits == 8 else 4) * LANES
-    numbers = packed[:, :, :number_bytes].reshape(panels, groups, -1, LANES, 4)
+    numbers = packed[:, :, :number_bytes].reshape(panels, groups, -1, LANES, _AT_ONCE)
     if bits == 4:
         numbers = np.concatenate((numbers & 15, numbers >> 4), axis=2)
-    signed = numbers.view(np.int8).astype(np.float32).transpose(0, 3, 1, 2, 4).reshape(panels, LANES, groups, GROUP)
+    signed = numbers.view(np.int8).astype(np.float32).transpose(0, 3, 1, 2, 4).reshape(panels, LANES, groups, -1)
 
     def of_groups(start: int) -> np.ndarray:
         halves = np.ascontiguousarray(packed[:, :, start : start + 2 * LANES]).view(np.float16)
@@ -246,12 +259,12 @@ def unpack(packed: np.ndarray, bits: int) -> np.ndarray:
     values = signed * of_groups(number_bytes)
     if bits == 4:
         values = values + of_groups(number_bytes + 2 * LANES)
-    found: np.ndarray = values.reshape(panels * LANES, groups * GROUP)
+    found: np.ndarray = values.reshape(panels * LANES, -1)
     return found
 
 
 def _to_bytes(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Symmetric: the largest becomes 127. What came from such blocks (GGUF Q8_0) comes back exactly."""
+    """Symmetric: the largest becomes 127. What came from such groups comes back exactly."""
     scales = (np.abs(groups).max(axis=1) / np.float32(127)).astype(np.float16)
     numbers = np.clip(np.rint(groups / _divisor(scales)), -127, 127).astype(np.int8)
     return numbers, scales, np.zeros_like(scales)
@@ -276,7 +289,7 @@ def _to_nibbles(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 def _on_grid(above: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Whether all numbers of a group are whole multiples of its scale."""
     divisor, fits = _divisor(scales), np.ones(len(above), bool)
-    for part in (slice(0, 4), slice(4, GROUP)):  # few numbers show that most groups do not fit
+    for part in (slice(0, 4), slice(4, None)):  # few numbers show that most groups do not fit
         steps = above[fits, part] / divisor[fits]
         fits[fits] = (np.abs(steps - np.rint(steps)) < 2e-4).all(axis=1)
     return fits

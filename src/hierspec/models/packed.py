@@ -24,14 +24,14 @@ from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.models import matrix_units
 from hierspec.models.cpu_product import BYTES, FLOATS, HALVES, MATRICES, NIBBLES
-from hierspec.models.low_bits import BLOCK_BYTES, GROUP, pack
+from hierspec.models.low_bits import BLOCK_BYTES, BYTE_GROUP, GROUPS, pack
 from hierspec.models.vector_writer import LANES
 from hierspec.paths import cache_folder, whole_file
 from hierspec.progress import Progress, silent
 
 KINDS = {"float32": FLOATS, "bfloat16": HALVES, "bfloat16-matrix": MATRICES, "int8": BYTES, "int4": NIBBLES}
 _NAMES = {kind: name for name, kind in KINDS.items()}
-_LAYOUT = 1  # count up when the same weights would now be packed differently
+_LAYOUT = 2  # count up when the same weights would now be packed differently
 _ALIGNED = 64
 _WORTH_A_FILE = 32 << 20  # bytes; smaller models are packed at every start
 _PARTS = (("self_attn.q", "self_attn.k", "self_attn.v"), ("self_attn.o",), ("mlp.gate",), ("mlp.up",), ("mlp.down",))
@@ -58,7 +58,8 @@ def kind_for(name: str, matrices: bool = True) -> int:
 
 def unsuited_to_low_bits(config: DecoderConfig) -> str:
     sizes = (config.hidden, config.intermediate, config.heads * config.head_size)
-    return f"its sizes are not multiples of {GROUP}" if any(size % GROUP for size in sizes) else ""
+    # The head has 8 bits also where layers have 4.
+    return f"its sizes are not multiples of {BYTE_GROUP}" if any(size % BYTE_GROUP for size in sizes) else ""
 
 
 def pack_in_memory(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -> PackedWeights:
@@ -133,7 +134,8 @@ def _matrices(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -
 def packed_bytes(shape: tuple[int, int], kind: int) -> int:
     outputs, inputs = shape
     if kind in (BYTES, NIBBLES):
-        return outputs // LANES * (inputs // GROUP) * BLOCK_BYTES[8 if kind == BYTES else 4]
+        bits = 8 if kind == BYTES else 4
+        return outputs // LANES * (inputs // GROUPS[bits]) * BLOCK_BYTES[bits]
     if kind == MATRICES:
         return outputs // LANES * matrix_units.steps(inputs) * matrix_units.TILE_BYTES
     return outputs * inputs * (4 if kind == FLOATS else 2)

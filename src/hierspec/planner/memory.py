@@ -22,7 +22,7 @@ from hierspec.models.exits import PACKED_FEATURE, PACKED_SMALL
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
 
-_EIGHT_BITS, _FOUR_BITS = 1.0625, 0.625  # bytes of a weight with its share of scales, as the compiled backend keeps it
+_EIGHT_BITS, _FOUR_BITS = 1.03125, 0.625  # bytes of a weight with its share of scales, as the compiled backend keeps it
 
 
 def added_weights(model: LanguageModel, plan: Plan) -> dict[str, int | None]:
