@@ -6,6 +6,7 @@ import queue
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import hierspec
 from hierspec.bench import peers
 from hierspec.bench.peers import ENVIRONMENTS, KINDS, chosen_kinds, open_peers, opening, search
 from hierspec.bench.peers.catalogue import PeerKind
-from hierspec.bench.peers.install import Environment, python_of
+from hierspec.bench.peers.install import Environment, install, python_of
 from hierspec.bench.peers.opening import WorkerPeer
 from hierspec.bench.peers.process import PeerError, Worker
 from hierspec.cli.main import main
@@ -217,12 +218,23 @@ def test_the_search_keeps_the_fastest_and_every_reason(fake, model, monkeypatch,
     peer.close()
 
 
+def test_after_a_setting_that_is_far_too_slow_others_are_tried(fake, model, monkeypatch, tmp_path):
+    monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path / "cache"))
+    settings = ({"seconds": 0.5}, {"do": "hang"}, {"seconds": 0.25})
+    monkeypatch.setattr(search, "_PATIENCE", 0.5)
+    peer = WorkerPeer(PeerKind("fake", "fake", "with_fake", settings, "folder"), model, fake, None)
+    opening._settle(peer, "1", [[9], [9]], lambda *_: None, False, lambda: False)
+    assert peer.about["setting"] == {"seconds": 0.25}
+    assert "gave no answer to 'generate' within 2 seconds" in peer.about["searched"][1]["error"]
+    peer.close()
+
+
 def test_a_search_where_nothing_runs_gives_the_reason():
     def refuse(setting):
         raise HierspecError(f"Not with {setting['n']}.")
 
     with pytest.raises(HierspecError, match="Not with 1"):
-        search.search([{"n": 1}, {"n": 2}], refuse, lambda prompt, most: None, [[1]])
+        search.search([{"n": 1}, {"n": 2}], refuse, lambda prompt, most, limit: None, [[1]])
 
 
 @dataclass(frozen=True)
@@ -232,11 +244,12 @@ class Took:
 
 
 def test_hopeless_settings_are_dropped_after_one_prompt_and_the_search_ends_in_time():
-    asked, clock = [], [0.0]
+    asked, limits, clock = [], [], [0.0]
     speeds = {"first": 10.0, "slow": 3.0, "fair": 4.0, "fast": 20.0, "fair now hopeless": 4.0, "late": 99.0}
 
-    def generate(prompt, most):
+    def generate(prompt, most, limit):
         asked.append((name[0], prompt, most))
+        limits.append(limit)
         clock[0] += 1.0
         return Took(most / speeds[name[0]], [7] * most)
 
@@ -254,6 +267,7 @@ def test_hopeless_settings_are_dropped_after_one_prompt_and_the_search_ends_in_t
     assert asked[0] == ("first", [2, 1], search.WARM_TOKENS)  # warm before time counts, with another text
     assert [one[1] for one in asked if one[0] == "slow"] == [[2, 1], [1, 2]]
     assert (allowance.peers, allowance.seconds) == (1, 26.0 - len(asked))
+    assert limits[:5] == [None] * 4 + [3 * search.TOKENS / 10 + 60]  # nothing is known before the first has answered
 
 
 def test_something_is_tried_even_without_time():
@@ -284,6 +298,33 @@ def test_an_install_that_fails_is_told_and_kept(tmp_path, monkeypatch, capsys):
     assert sorted(path.name for path in (tmp_path / "peers").iterdir()) == ["vllm.reason.txt"]  # nothing half-made
     with pytest.raises(HierspecError, match="not installed; run hierspec bench --install-peers openvino"):
         python_of(ENVIRONMENTS["openvino"])
+
+
+def _wheel(folder, name):
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        wheel.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{name}-1.0.dist-info/RECORD", "")
+
+
+def test_an_environment_is_kept_without_what_is_optional(tmp_path, monkeypatch):
+    monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    for name in ("needed", "tool", "optional"):
+        _wheel(tmp_path, name)
+    full = Environment("full", ("needed==1.0",), optional=("optional==1.0",), tools=("tool",))
+    part = Environment("part", ("needed==1.0",), optional=("missing==1.0",), tools=("tool",))
+    for environment, found in ((full, "01"), (part, "0")):
+        python = install(environment)
+        assert python == python_of(environment)
+        tried = (
+            "import importlib.util as u; print(*(n for n, m in enumerate(['needed', 'optional']) if u.find_spec(m)))"
+        )
+        said = subprocess.run([python, "-c", tried], capture_output=True, text=True, check=True).stdout
+        assert said.split() == list(found)
+    assert full.wanted != replace(full, optional=()).wanted
 
 
 def test_what_has_to_be_compiled_is_installed_only_by_name(tmp_path, monkeypatch, capsys):

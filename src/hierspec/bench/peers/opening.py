@@ -55,8 +55,8 @@ class WorkerPeer:
         self._worker: Worker | None = None
 
     def open_with(self, setting: Setting) -> None:
-        """Loads the model as the setting says; a worker that cannot do so again is replaced by a new one."""
-        if self._worker is not None and not self.kind.reopens:
+        """Loads the model as the setting says, in a new worker where the one there is cannot do so again or has ended."""
+        if self._worker is not None and (not self.kind.reopens or self._worker.ended):
             self.close()
         asked, model, bits = self._resolved(setting)
         if self._worker is None:
@@ -84,7 +84,8 @@ class WorkerPeer:
         path = files.with_weights(source, weights)
         return asked, path, files.bits_of(path) + ("" if weights == FILE else ", made from the file's")
 
-    def generate(self, prompt: list[int], sampling: Sampling) -> PeerAnswer:
+    def generate(self, prompt: list[int], sampling: Sampling, limit: float | None = None) -> PeerAnswer:
+        """As `Peer` says; PeerError where it takes longer than `limit` seconds."""
         if sampling.temperature > 0 and not self.kind.samples:
             raise PeerError(f"The peer {self.name} does not sample soundly; compare it at temperature 0.")
         if self._worker is None:
@@ -94,7 +95,7 @@ class WorkerPeer:
             "do": "generate", "prompt": [int(token) for token in prompt], "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature, "seed": sampling.seed or 0, "stop_ids": stops,
         }  # fmt: skip
-        answer = self._worker.ask(request, _GENERATE_SECONDS)
+        answer = self._worker.ask(request, limit or _GENERATE_SECONDS)
         try:
             return self._counted(answer, stops, sampling.max_tokens)
         except (KeyError, TypeError, ValueError) as error:
@@ -185,7 +186,8 @@ def _settle(
         if found is None:
             what = f"Searching the best setting of {kind.name}"
             found = search(
-                kind.settings, peer.open_with, lambda prompt, most: peer.generate(prompt, Sampling(max_tokens=most)),
+                kind.settings, peer.open_with,
+                lambda prompt, most, limit: peer.generate(prompt, Sampling(max_tokens=most), limit),
                 prompts[:PROMPTS], lambda count: progress(what, count, len(kind.settings)), over,
             )  # fmt: skip
             keep(kind.name, version, key, found)

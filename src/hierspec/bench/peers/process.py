@@ -85,6 +85,10 @@ class Worker:
             raise PeerError(f"The peer {self.name} says: {str(answer['error']).rstrip('.')}.")
         return answer
 
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
     def _next_line(self, timeout: float) -> bytes | None:
         """Waits in short steps: when all of us were stopped for an hour, that counts as one of them."""
         while timeout > _PATIENCE_SECONDS:
