@@ -106,7 +106,7 @@ def _text(record: dict[str, Any], place: int, task: str) -> dict[str, Any]:
     sources = ["target", "copy", "copy", "feature drafter", "history", "exit 4", "copy"]
     answers = {}
     for plan_place, name in enumerate(record["plans"]):
-        pieces = [[w, sources[(n * n // 5 + plan_place + place) % 7] if plan_place else "target"]
+        pieces = [[w, sources[(n * n // 5 + plan_place + place) % 7] if plan_place else "target", 1]
                   for n, w in enumerate(words)]  # fmt: skip
         answers[name] = pieces
     return {"prompt": place, "task": task, "asked": f"Why is the sky blue? ({task})", "answers": answers}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hierspec import prompt_sets
-from hierspec.bench.comparing import compare_documents, read_document
-from hierspec.bench.readme import named_document, results, write_results
+from hierspec.bench.comparing import compare_documents
+from hierspec.bench.readme import with_results, write_results
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
 from hierspec.prompt_sets import PromptSet, find_prompts
@@ -99,32 +99,38 @@ def test_documents_of_before_are_read(capsys):
     assert json.loads(capsys.readouterr().out)["passed"]
 
 
-def test_the_readme_agrees_with_the_record_it_names():
-    name, block = named_document((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert block == results(read_document(ROOT / name)), f"run: python -m hierspec.bench.readme {name} README.md"
+def test_the_readme_agrees_with_the_records_it_names():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text == with_results(text, ROOT), "run: python -m hierspec.bench.readme README.md"
 
 
-def test_the_table_takes_the_place_between_the_marks(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("above\n<!-- results: x.json -->\nold\n<!-- end of results -->\nbelow\n")
-    source = tmp_path / "docs" / "r.json"
+def test_tables_take_their_places_between_the_marks(tmp_path):
+    page, source = tmp_path / "page.md", tmp_path / "docs" / "r.json"
+    block = "<!-- results: docs/r.json{} -->\nold\n<!-- end of results -->\n"
+    page.write_text("above\n" + block.format("") + "between\n" + block.format(" lookup other") + "below\n")
     source.parent.mkdir()
     full = json.loads(COMMITTED.read_text())
-    full["peers"] = {"other": full["plans"]["draft"] | {"ties": 2}}
+    full["peers"] = {"other": full["plans"]["draft"] | {"ties": 2, "about": {"weights": "8 bits"}}}
     full["absent_peers"] = {"vllm": "It did not install."}
     full["plans"]["lookup"] |= {"promises_text": False, "law": {"p": 0.4}}
     source.write_text(json.dumps(full))
-    write_results(source, page)
-    name, block = named_document(page.read_text())
-    assert name == "docs/r.json"
-    assert page.read_text().startswith("above\n")
-    assert page.read_text().endswith("\nbelow\n")
-    assert "old" not in block
-    for told in ("| other | ", "24 of 24, 2 ties", "not run: It did not install.", "same law (p 0.4)", full["command"]):
-        assert told in block
+    write_results(page)
+    whole, part = page.read_text().split("between\n")
+    assert whole.startswith("above\n<!-- results: docs/r.json -->\n")
+    assert part.endswith("<!-- end of results -->\nbelow\n")
+    assert "old\n" not in page.read_text()
+    told = ("| other (8 bits) | ", "24 of 24, 2 ties", "same law (p 0.4)", full["command"], "| `plain` | ")
+    assert all(words in whole and words in part for words in told)
+    assert "not run: It did not install." in whole
+    assert "| `draft` | " in whole
+    assert "not run" not in part
+    assert "| `draft` | " not in part
+    page.write_text(block.format(" nobody"))
+    with pytest.raises(HierspecError, match="no plan or peer 'nobody'"):
+        write_results(page)
     page.write_text("no marks")
     with pytest.raises(HierspecError, match="no place for results"):
-        write_results(source, page)
+        write_results(page)
 
 
 LINES = (

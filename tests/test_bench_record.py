@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -176,11 +177,13 @@ def test_the_document_counts_turns_and_differences(model, unbroken):
     assert first["tokens"][0] != first["tokens"][1]
     assert first["gap"] > 0
     assert len(residual["first_differences"]) == len(residual["differences"])
-    assert [text["task"] for text in unbroken["texts"]] == ["one", "two"]
+    assert [(text["prompt"], text["task"]) for text in unbroken["texts"]] == [*enumerate(["one", "two"] * 2)]
     text = unbroken["texts"][1]
     assert text["asked"] == "hello"
     assert set(text["answers"]) == {*unbroken["plans"]}
-    assert len({"".join(piece for piece, _ in pieces) for pieces in text["answers"].values()}) == 1
+    assert len({"".join(piece for piece, _, _ in pieces) for pieces in text["answers"].values()}) == 1
+    assert len({sum(count for _, _, count in pieces) for pieces in text["answers"].values()}) == 1
+    assert all(a[1] != b[1] for pieces in text["answers"].values() for a, b in pairwise(pieces))  # runs, not tokens
 
 
 def test_the_parts_of_a_plans_time_add_up(model):

@@ -280,9 +280,52 @@ def test_only_the_first_text_shows_without_script(record, tree):
     shown = [answer for answer in answers if "hidden" not in answer["attributes"]]
     assert len(shown) == 1
     pieces = record["texts"][0]["answers"]["eagle+"]
-    assert tree.within(shown[0], "div", class_="words")[0]["text"] == "".join(text for text, _ in pieces)
+    assert tree.within(shown[0], "div", class_="words")[0]["text"] == "".join(text for text, _, _ in pieces)
     for run in tree.within(shown[0], "span", class_="run"):
         assert run["attributes"].get("title") or run["attributes"].get("aria-hidden")
+
+
+def test_any_prompt_can_be_chosen_and_older_records_count_a_token_a_piece(record):
+    old = {**record, "texts": [{**text, "answers": {"plain": [["a", "target"], ["b", "target"], ["c", "copy"]]}}
+                               for text in record["texts"]]}  # fmt: skip
+    tree = _Tree(report_page(old))
+    assert [run["attributes"]["title"] for run in tree.all("span", class_="run") if run["text"] == "ab"
+            and "title" in run["attributes"]] == ["the model itself, 2 tokens"] * len(record["texts"])  # fmt: skip
+    assert len(tree.within(tree.all("select")[0], "option")) == len(record["texts"])
+    assert tree.all("option")[1]["text"].startswith("qa 1: Why is the sky blue?")
+
+
+def _rows_named(tree, name):
+    """Cells after the first of all table rows that this is the first cell of."""
+    rows = [tree.within(row) for row in tree.all("tr")]
+    return [[cell["text"] for cell in row if cell["tag"] == "td"] for row in rows if row[0]["text"] == name]
+
+
+def test_our_plan_is_set_against_the_best_peer_of_every_task(record):
+    rows = _rows_named(_Tree(report_page(record)), "all prompts")
+    best = max(record["plans"].values(), key=lambda one: one["tokens_per_second"])["tokens_per_second"]
+    peer = max(record["peers"].values(), key=lambda one: one["tokens_per_second"])["tokens_per_second"]
+    assert [f"{best:.1f}", f"{peer:.1f}", "openvino", f"{best / peer:.2f}×", "ahead"] in rows
+    slow = copy.deepcopy(record)
+    for figures in slow["peers"].values():
+        figures["tasks"]["qa"]["tokens_per_second"] = 1e3
+    [row] = [row for row in _rows_named(_Tree(report_page(slow)), "qa") if "behind" in row]
+    assert row[1] == "1,000.0"
+    alone = {**record, "peers": {}}
+    assert not _rows_named(_Tree(report_page(alone)), "all prompts")
+
+
+def test_rounded_weights_and_failed_settings_are_told(record):
+    assert "Rounded weights" not in report_page(record)
+    failed = copy.deepcopy(record)
+    failed["weights"] = "int8"
+    failed["peers"]["openvino"]["about"]["searched"].append(
+        {"setting": {"precision": "f16"}, "error": "No such thing."}
+    )
+    page = report_page(failed)
+    assert "weights rounded to int8, plain decoding too" in page
+    assert "Peers run the weights" in page
+    assert "No such thing." in page
 
 
 def test_the_command_writes_a_page_or_says_why_not(tmp_path, capsys):

@@ -1,16 +1,19 @@
-"""The results table of a Markdown file, made from a document of the bench.
+"""The results tables of a Markdown file, made from documents of the bench.
 
-python -m hierspec.bench.readme docs/results/X.json README.md     replaces what stands between the two comments
+python -m hierspec.bench.readme README.md     makes every table anew that stands between two comments such as
 
-The first comment names the document, so that a test can see whether file and table still agree.
+    <!-- results: docs/results/X.json -->                    all that ran
+    <!-- results: docs/results/X.json auto lookup vllm -->   only these plans and peers, beside plain
+    <!-- end of results -->
+
+The first comment says it all, so that a test can see whether file and tables still agree.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from hierspec.bench.comparing import read_document
 from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_file
 
-_MARKS = re.compile(r"<!-- results: (\S+) -->\n(.*?)<!-- end of results -->", re.DOTALL)
+_MARKS = re.compile(r"(<!-- results: (\S+)((?: \S+)*) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
 _TASKS = {
     "mt_bench": "multi-turn", "conversation": "multi-turn", "translation": "translation",
     "summarization": "summaries", "summary": "summaries", "qa": "questions", "math_reasoning": "mathematics",
@@ -26,46 +29,53 @@ _TASKS = {
 }  # fmt: skip
 
 
-def results(document: Mapping[str, Any]) -> str:
+def results(document: Mapping[str, Any], names: Sequence[str] = ()) -> str:
     """Two tables in Markdown, contenders and tasks, with what was run above them."""
+    plain = document["plans"]["plain"]
+    shown = [
+        (kind, name, figures)
+        for kind in ("peers", "plans")
+        for name, figures in document.get(kind, {}).items()
+        if not names or name in ("plain", *names)
+    ]
+    lost = [name for name in names if name not in {found for _, found, _ in shown}]
+    if lost:
+        raise HierspecError(f"The document has no plan or peer {lost[0]!r}; correct the names in the comment.")
     lines = [_about(document), ""]
     lines += ["| | tokens/s | over plain | after the prompt | tokens per pass | same text as plain |"]
     lines += ["|---|---|---|---|---|---|"]
-    plain_rate = document["plans"]["plain"].get("decode_tokens_per_second")
-    for kind in ("peers", "plans"):
-        for name, figures in document.get(kind, {}).items():
-            lines.append(_row(kind, name, figures, plain_rate))
-    for name, reason in document.get("absent_peers", {}).items():
-        lines.append(f"| {name} | not run: {reason} | | | | |")
-    tasks = list(document["plans"]["plain"].get("tasks", {}))
-    if tasks:
+    lines += [_row(kind, name, figures, plain.get("decode_tokens_per_second")) for kind, name, figures in shown]
+    if not names:
+        absent = document.get("absent_peers", {}).items()
+        lines += [f"| {name} | not run: {reason} | | | | |" for name, reason in absent]
+    if tasks := list(plain.get("tasks", {})):
         lines += ["", "| over plain | " + " | ".join(_TASKS.get(task, task) for task in tasks) + " |"]
         lines += ["|---" * (1 + len(tasks)) + "|"]
-        for kind in ("peers", "plans"):
-            for name, figures in document.get(kind, {}).items():
-                if name != "plain":
-                    cells = [f"{figures['tasks'][task]['speedup']:.2f}x" for task in tasks]
-                    lines.append(f"| {_label(kind, name)} | " + " | ".join(cells) + " |")
+        for kind, name, figures in shown:
+            if name != "plain":
+                cells = [f"{figures['tasks'][task]['speedup']:.2f}x" for task in tasks]
+                lines.append(f"| {_label(kind, name, figures)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def named_document(text: str) -> tuple[str, str]:
-    """The document that a Markdown file names in its first comment, and what stands below that."""
-    found = _MARKS.search(text)
-    if found is None:
+def with_results(text: str, folder: Path) -> str:
+    """A Markdown text in which every table is what the document says that its comment names."""
+    if not _MARKS.search(text):
         raise HierspecError(
             "There is no place for results: add the lines <!-- results: X.json --> and <!-- end of results -->."
         )
-    return found[1], found[2]
+
+    def made(found: re.Match[str]) -> str:
+        opening, name, names, _, closing = found.groups()
+        return opening + results(read_document(folder / name), names.split()) + closing
+
+    return _MARKS.sub(made, text)
 
 
-def write_results(source: Path, target: Path) -> None:
-    text = target.read_text(encoding="utf-8")
-    named_document(text)
-    name = Path(os.path.relpath(source.resolve(), target.resolve().parent)).as_posix()
-    block = f"<!-- results: {name} -->\n{results(read_document(source))}<!-- end of results -->"
+def write_results(target: Path) -> None:
+    made = with_results(target.read_text(encoding="utf-8"), target.parent)
     with whole_file(target) as temporary:
-        temporary.write_text(_MARKS.sub(lambda _: block, text, count=1), encoding="utf-8")
+        temporary.write_text(made, encoding="utf-8")
 
 
 def _about(document: Mapping[str, Any]) -> str:
@@ -98,18 +108,22 @@ def _row(kind: str, name: str, figures: Mapping[str, Any], plain_rate: float | N
         law = figures.get("law")
         same = "same law" + (f" (p {law['p']:g})" if law else "")
     rate_cell, passes = f"{figures['tokens_per_second']:.1f}", figures.get("tokens_per_pass")
-    cells = (_label(kind, name), rate_cell, over, later, "" if passes is None else f"{passes:.2f}", same)
+    cells = (_label(kind, name, figures), rate_cell, over, later, "" if passes is None else f"{passes:.2f}", same)
     return "| " + " | ".join(cells) + " |"
 
 
-def _label(kind: str, name: str) -> str:
-    return name if kind == "peers" else f"`{name}`"
+def _label(kind: str, name: str, figures: Mapping[str, Any]) -> str:
+    """A peer is named with the weights that it was fastest with."""
+    if kind == "plans":
+        return f"`{name}`"
+    weights = figures.get("about", {}).get("weights")
+    return f"{name} ({weights})" if weights else name
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("use: python -m hierspec.bench.readme docs/results/X.json README.md")
+    if len(sys.argv) != 2:
+        sys.exit("use: python -m hierspec.bench.readme README.md")
     try:
-        write_results(Path(sys.argv[1]), Path(sys.argv[2]))
+        write_results(Path(sys.argv[1]))
     except (HierspecError, OSError) as error:
         sys.exit(f"hierspec: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -180,15 +181,20 @@ def _one(outcome: Outcome) -> dict[str, Any]:
 
 
 def _texts(run: SideBySide) -> list[dict[str, Any]]:
-    """The first answer to the first prompt of each task under the first temperature, by every plan."""
+    """The first answer to every prompt under the first temperature, by every plan: what a source guessed in a row,
+    and how many tokens that is."""
     told = []
-    done = run.found[0][PLAIN]
-    for task in dict.fromkeys(outcome.task for outcome in done):
-        place = next(at for at, outcome in enumerate(done) if outcome.task == task)
-        answers = {name: own[place].pieces for name, own in run.found[0].items() if own[place].pieces}
-        prompt = done[place].prompt
-        told.append({"prompt": prompt, "task": task, "asked": run.prompts[prompt].turns[0], "answers": answers})
+    for place, outcome in enumerate(run.found[0][PLAIN]):
+        if outcome.repeat == 0:
+            answers = {name: _in_a_row(own[place].pieces) for name, own in run.found[0].items() if own[place].pieces}
+            asked = run.prompts[outcome.prompt].turns[0]
+            told.append({"prompt": outcome.prompt, "task": outcome.task, "asked": asked, "answers": answers})
     return told
+
+
+def _in_a_row(pieces: Sequence[Sequence[str]]) -> list[tuple[str, str, int]]:
+    rows = [(source, [text for text, _ in row]) for source, row in groupby(pieces, key=lambda piece: piece[1])]
+    return [("".join(texts), source, len(texts)) for source, texts in rows]
 
 
 def _all_stats(outcomes: Sequence[Outcome]) -> Stats:

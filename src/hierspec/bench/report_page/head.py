@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hierspec.bench.report_page.figures import exact, rate, times
 from hierspec.bench.report_page.markup import Child, Html, element
 from hierspec.bench.report_page.peers import described
-from hierspec.bench.report_page.reading import Entry, Run, mapping
+from hierspec.bench.report_page.reading import PEER, Entry, Run, mapping
 
 # Shown elsewhere on the page, so left out of the folded list of all facts.
 _ELSEWHERE = frozenset({
@@ -74,6 +74,16 @@ def _marks(run: Run) -> list[Html]:
         marks.append(
             _mark(
                 "Synthetic", "Some tier only plays how often it agrees: these are speeds to expect, not measured ones."
+            )
+        )
+    weights = run.document.get("weights")
+    if weights in ("int8", "int4"):
+        peers = " Peers run the weights that are told with each." if run.main.named(PEER) else ""
+        marks.append(
+            _mark(
+                "Rounded weights",
+                f"Our plans run with weights rounded to {weights}, plain decoding too: identical means the text that "
+                f"the model writes with these weights.{peers}",
             )
         )
     return marks

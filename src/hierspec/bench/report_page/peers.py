@@ -43,8 +43,10 @@ def _searched(about: Mapping[str, Any]) -> Html | None:
     rows: list[list[Child]] = []
     for one in tried:
         speed = real(one.get("tokens_per_second"))
-        mark = element("span", "best", class_="good") if speed is not None and speed == best else None
-        rows.append([described(one.get("setting")), exact(one.get("tokens_per_second")), mark])
+        said: Child = element("span", "best", class_="good") if speed is not None and speed == best else None
+        if one.get("error"):
+            said = element("span", str(one["error"]), class_="muted")
+        rows.append([described(one.get("setting")), exact(one.get("tokens_per_second")), said])
     inner = table("", ["setting", "tokens/s", ""], rows, texts=(0, 2))
     return element("details", element("summary", f"{counted(len(tried), 'setting')} tried"), inner)
 

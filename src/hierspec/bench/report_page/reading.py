@@ -114,11 +114,11 @@ class Run:
     @property
     def best(self) -> Entry | None:
         """The fastest plan of ours that answers one prompt at a time."""
-        return _fastest(entry for entry in self.main.named(PLAN) if entry.alone)
+        return fastest(entry for entry in self.main.named(PLAN) if entry.alone)
 
     @property
     def best_peer(self) -> Entry | None:
-        return _fastest(self.main.named(PEER))
+        return fastest(self.main.named(PEER))
 
     @property
     def partial(self) -> bool:
@@ -136,6 +136,6 @@ def _setting(part: Mapping[str, Any]) -> Setting:
     return Setting(real(part.get("temperature")), tuple(entries))
 
 
-def _fastest(entries: Iterable[Entry]) -> Entry | None:
+def fastest(entries: Iterable[Entry]) -> Entry | None:
     timed = [entry for entry in entries if entry.number("tokens_per_second") is not None]
     return max(timed, key=lambda entry: entry.number("tokens_per_second") or 0.0, default=None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hierspec.bench.report_page.charts import Bar, Curve, Part, bar_chart, bar_scale, curve_chart, legend
 from hierspec.bench.report_page.figures import exact, figure, look, rate, section, table, tag, times
 from hierspec.bench.report_page.markup import Html, element
-from hierspec.bench.report_page.reading import PEER, PLAIN, PLAN, Entry, Run
+from hierspec.bench.report_page.reading import PEER, PLAIN, PLAN, Entry, Run, fastest
 from hierspec.plot import COLOURS, Axis
 
 
@@ -34,7 +34,28 @@ def _speedups(run: Run) -> Html | None:
         charts += [
             figure("", bar_chart(bars, scale, "× plain", 1.0), title=task) for task, bars in by_task.items() if bars
         ]
-    return section("speed", "Speed-up", element("div", *charts, class_="cards"))
+    return section("speed", "Speed-up", element("div", *charts, class_="cards"), _against_peers(run))
+
+
+def _against_peers(run: Run) -> Html | None:
+    """Our fastest plan beside the peer that is best at a task: behind is said where it is behind."""
+    best = run.best
+    if best is None or not run.main.named(PEER):
+        return None
+    rows = []
+    for task in (None, *run.tasks):
+        ours, peers = best, run.main.named(PEER)
+        if task is not None:
+            ours, peers = best.in_task(task), [peer.in_task(task) for peer in peers]
+        peer, speed = fastest(peers), ours.number("tokens_per_second")
+        theirs = None if peer is None else peer.number("tokens_per_second")
+        if peer is not None and theirs and speed is not None:
+            mark = (
+                element("span", "ahead", class_="good") if speed > theirs else element("span", "behind", class_="bad")
+            )
+            rows.append([task or "all prompts", rate(speed), rate(theirs), peer.name, times(speed / theirs), mark])
+    heads = ["task", best.name, "best peer", "which", "ratio", ""]
+    return table("Our fastest plan and the best peer of each task, tokens per second.", heads, rows, texts=(0, 3, 5))
 
 
 def _speedup_bars(run: Run, entries: Sequence[Entry]) -> list[Bar]:

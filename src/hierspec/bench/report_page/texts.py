@@ -9,9 +9,10 @@ from typing import Any
 
 from hierspec.bench.report_page.figures import counted, percent, section
 from hierspec.bench.report_page.markup import Child, Html, element
-from hierspec.bench.report_page.reading import Run, items, mapping, mappings
+from hierspec.bench.report_page.reading import Run, items, mapping, mappings, real
 
 _OWN = "target"  # the source of tokens that nobody guessed
+_BEGINS = 40  # characters of a question, where prompts are chosen
 _LOOKS = 30  # classes of the style sheet: six colours with five kinds of underline
 
 
@@ -22,7 +23,7 @@ def source_looks(run: Run) -> dict[str, str]:
         for tier in mappings(entry.figures.get("tiers")):
             counts.update(dict.fromkeys(map(str, mapping(tier.get("proposed"))), 1))
     for _, _, pieces in _answers(run):
-        counts.update({source for _, source in pieces})
+        counts.update({source for _, source, _ in pieces})
     counts.pop(_OWN, None)
     return {_OWN: "own"} | {source: f"g{place % _LOOKS}" for place, (source, _) in enumerate(counts.most_common())}
 
@@ -35,7 +36,7 @@ def text_section(run: Run, looks: Mapping[str, str]) -> Html | None:
     first = run.best.name if run.best is not None and run.best.name in mapping(texts[0]["answers"]) else None
     first = first or next(iter(mapping(texts[0]["answers"])))
     shown = plans.index(str(first))
-    prompts = [_prompt_name(text, place) for place, text in enumerate(texts)]
+    prompts = _prompt_names(texts)
     chosen: list[Child] = [
         _choice("prompt", "Prompt", prompts, 0),
         _choice("plan", "Plan", plans, shown),
@@ -63,8 +64,17 @@ def text_section(run: Run, looks: Mapping[str, str]) -> Html | None:
     return section("text", "The text, by who guessed it", lead, choices, *parts, missing, status)
 
 
-def _prompt_name(text: Mapping[str, Any], place: int) -> str:
-    return str(text.get("task") or f"prompt {place + 1}")
+def _prompt_names(texts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Task, number within it, and how the question begins."""
+    seen: Counter[str] = Counter()
+    names = []
+    for text in texts:
+        task = str(text.get("task") or "prompt")
+        seen[task] += 1
+        begins = " ".join(str(text.get("asked", "")).split())
+        begins = begins if len(begins) <= _BEGINS else begins[:_BEGINS].rstrip() + "…"
+        names.append(f"{task} {seen[task]}" + (f": {begins}" if begins else ""))
+    return names
 
 
 def _choice(key: str, title: str, names: Sequence[str], chosen: int) -> Html:
@@ -72,7 +82,7 @@ def _choice(key: str, title: str, names: Sequence[str], chosen: int) -> Html:
     return element("label", title, element("select", *options, id=f"choose-{key}"))
 
 
-def _answers(run: Run) -> list[tuple[int, str, list[tuple[str, str]]]]:
+def _answers(run: Run) -> list[tuple[int, str, list[tuple[str, str, int]]]]:
     return [
         (place, str(plan), _pieces(pieces))
         for place, text in enumerate(mappings(run.document.get("texts")))
@@ -80,21 +90,30 @@ def _answers(run: Run) -> list[tuple[int, str, list[tuple[str, str]]]]:
     ]
 
 
-def _pieces(pieces: object) -> list[tuple[str, str]]:
-    pairs = [items(piece) for piece in items(pieces)]
-    return [(str(pair[0]), str(pair[1])) for pair in pairs if len(pair) == 2]
+def _pieces(pieces: object) -> list[tuple[str, str, int]]:
+    """Text, who guessed it, and tokens; older records have a piece for every token."""
+    found = [items(piece) for piece in items(pieces)]
+    return [
+        (str(piece[0]), str(piece[1]), int(real(piece[2]) or 1) if len(piece) == 3 else 1)
+        for piece in found
+        if len(piece) in (2, 3)
+    ]
 
 
 def _answer(
-    plan: str, pieces: Sequence[tuple[str, str]], looks: Mapping[str, str], prompt: int, number: int, hidden: bool
+    plan: str, pieces: Sequence[tuple[str, str, int]], looks: Mapping[str, str], prompt: int, number: int, hidden: bool
 ) -> Html:
     runs: list[Child] = []
+    counts: Counter[str] = Counter()
     for source, group in groupby(pieces, key=lambda piece: piece[1]):
-        together = [text for text, _ in group]
+        together = list(group)
+        tokens = sum(count for _, _, count in together)
+        counts[source] += tokens
         said = "the model itself" if source == _OWN else f"guessed by {source}"
-        title = f"{said}, {counted(len(together), 'token')}"
-        runs.append(element("span", "".join(together), class_=f"run {looks.get(source, 'own')}", title=title))
-    counts, whole = Counter(source for _, source in pieces), max(1, len(pieces))
+        words = "".join(text for text, _, _ in together)
+        title = f"{said}, {counted(tokens, 'token')}"
+        runs.append(element("span", words, class_=f"run {looks.get(source, 'own')}", title=title))
+    whole = max(1, counts.total())
     keys = []
     for source, count in sorted(counts.items(), key=lambda pair: (pair[0] == _OWN, -pair[1])):
         name = "the model itself" if source == _OWN else source
@@ -103,7 +122,7 @@ def _answer(
         pressed = element("button", mark, f" {name} ", share, type="button", aria_pressed="false",
                           data_look=looks.get(source, "own"), disabled=True)  # fmt: skip
         keys.append(element("li", pressed))
-    words = element("div", *runs, class_="words", tabindex=0, role="group", aria_label=f"Answer of {plan}",
+    answer = element("div", *runs, class_="words", tabindex=0, role="group", aria_label=f"Answer of {plan}",
                     aria_describedby="piece")  # fmt: skip
-    return element("article", element("h3", f"Answer: {plan}"), words, element("ul", *keys, class_="keys"),
+    return element("article", element("h3", f"Answer: {plan}"), answer, element("ul", *keys, class_="keys"),
                    class_="answer", data_prompt=prompt, data_plan=number, hidden=hidden)  # fmt: skip
