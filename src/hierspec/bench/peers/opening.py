@@ -55,7 +55,7 @@ class WorkerPeer:
         self._worker: Worker | None = None
 
     def open_with(self, setting: Setting) -> None:
-        """Loads the model as the setting says, in a new worker where the one there is cannot do so again or has ended."""
+        """Loads the model as the setting says, in a new worker where the old one has ended or cannot do so again."""
         if self._worker is not None and (not self.kind.reopens or self._worker.ended):
             self.close()
         asked, model, bits = self._resolved(setting)
