@@ -54,7 +54,7 @@ def results(document: Mapping[str, Any], names: Sequence[str] = ()) -> str:
         for kind, name, figures in shown:
             if name != "plain":
                 cells = [f"{figures['tasks'][task]['speedup']:.2f}x" for task in tasks]
-                lines.append(f"| {_label(kind, name, figures)} | " + " | ".join(cells) + " |")
+                lines.append(f"| {_label(kind, name)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -108,16 +108,14 @@ def _row(kind: str, name: str, figures: Mapping[str, Any], plain_rate: float | N
         law = figures.get("law")
         same = "same law" + (f" (p {law['p']:g})" if law else "")
     rate_cell, passes = f"{figures['tokens_per_second']:.1f}", figures.get("tokens_per_pass")
-    cells = (_label(kind, name, figures), rate_cell, over, later, "" if passes is None else f"{passes:.2f}", same)
+    weights = figures.get("about", {}).get("weights")  # that a peer was fastest with
+    named = _label(kind, name) + (f" ({weights})" if weights else "")
+    cells = (named, rate_cell, over, later, "" if passes is None else f"{passes:.2f}", same)
     return "| " + " | ".join(cells) + " |"
 
 
-def _label(kind: str, name: str, figures: Mapping[str, Any]) -> str:
-    """A peer is named with the weights that it was fastest with."""
-    if kind == "plans":
-        return f"`{name}`"
-    weights = figures.get("about", {}).get("weights")
-    return f"{name} ({weights})" if weights else name
+def _label(kind: str, name: str) -> str:
+    return name if kind == "peers" else f"`{name}`"
 
 
 if __name__ == "__main__":

@@ -30,11 +30,13 @@ def _speedups(run: Run) -> Html | None:
     if not all(entry.alone for entry in run.main.entries):
         said += " Batches answer several prompts side by side; the fastest plan is sought among those that answer one."
     charts = [figure(said, legend(keys), bar_chart(overall, scale, "× plain", 1.0), title="All prompts", wide=True)]
+    if (beside := _against_peers(run)) is not None:
+        charts.append(beside)
     if len(by_task) > 1:
         charts += [
             figure("", bar_chart(bars, scale, "× plain", 1.0), title=task) for task, bars in by_task.items() if bars
         ]
-    return section("speed", "Speed-up", element("div", *charts, class_="cards"), _against_peers(run))
+    return section("speed", "Speed-up", element("div", *charts, class_="cards"))
 
 
 def _against_peers(run: Run) -> Html | None:
@@ -53,9 +55,10 @@ def _against_peers(run: Run) -> Html | None:
             mark = (
                 element("span", "ahead", class_="good") if speed > theirs else element("span", "behind", class_="bad")
             )
-            rows.append([task or "all prompts", rate(speed), rate(theirs), peer.name, times(speed / theirs), mark])
-    heads = ["task", best.name, "best peer", "which", "ratio", ""]
-    return table("Our fastest plan and the best peer of each task, tokens per second.", heads, rows, texts=(0, 3, 5))
+            rows.append([task or "all prompts", times(speed / theirs), mark, rate(speed), rate(theirs), peer.name])
+    heads = ["task", "ratio", "", best.name, "best peer", "which"]
+    said = "Tokens per second of our fastest plan and of the peer that is fastest at the task."
+    return figure(said, table("", heads, rows, texts=(0, 2, 5)), title="Beside the best peer of each task", wide=True)
 
 
 def _speedup_bars(run: Run, entries: Sequence[Entry]) -> list[Bar]:
