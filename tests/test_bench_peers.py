@@ -220,17 +220,18 @@ def test_the_search_keeps_the_fastest_and_every_reason(fake, model, monkeypatch,
 
 def test_after_a_setting_that_is_far_too_slow_others_are_tried(fake, model, monkeypatch, tmp_path):
     monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path / "cache"))
-    settings = ({"seconds": 0.5}, {"do": "hang"}, {"seconds": 0.25})
-    monkeypatch.setattr(search, "_PATIENCE", 0.5)
+    settings = ({"seconds": 0.5}, {"do": "hang"}, {"hangs": True}, {"seconds": 0.25})
+    monkeypatch.setattr(search, "_PATIENCE", 0.5)  # of a fake, which is opened in a moment
     peer = WorkerPeer(PeerKind("fake", "fake", "with_fake", settings, "folder"), model, fake, None)
     opening._settle(peer, "1", [[9], [9]], lambda *_: None, False, lambda: False)
     assert peer.about["setting"] == {"seconds": 0.25}
     assert "gave no answer to 'generate' within 2 seconds" in peer.about["searched"][1]["error"]
+    assert "gave no answer to 'open' within" in peer.about["searched"][2]["error"]
     peer.close()
 
 
 def test_a_search_where_nothing_runs_gives_the_reason():
-    def refuse(setting):
+    def refuse(setting, limit):
         raise HierspecError(f"Not with {setting['n']}.")
 
     with pytest.raises(HierspecError, match="Not with 1"):
@@ -257,7 +258,7 @@ def test_hopeless_settings_are_dropped_after_one_prompt_and_the_search_ends_in_t
     allowance = search.Allowance(2, 26.0, lambda: clock[0])
     with allowance.part() as over:
         found = search.search(
-            [{"name": one} for one in speeds], lambda setting: name.__setitem__(0, setting["name"]), generate,
+            [{"name": one} for one in speeds], lambda setting, limit: name.__setitem__(0, setting["name"]), generate,
             [[1, 2], [3], [4]], over=over,
         )  # fmt: skip
     assert found.setting == {"name": "fast"}
@@ -271,7 +272,7 @@ def test_hopeless_settings_are_dropped_after_one_prompt_and_the_search_ends_in_t
 
 
 def test_something_is_tried_even_without_time():
-    found = search.search([{}, {"n": 2}], lambda setting: None, lambda *_: Took(1.0, [1]), [[1]], over=lambda: True)
+    found = search.search([{}, {"n": 2}], lambda *_: None, lambda *_: Took(1.0, [1]), [[1]], over=lambda: True)
     assert found.setting == {}
 
 

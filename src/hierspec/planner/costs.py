@@ -29,7 +29,7 @@ from hierspec.progress import Progress, silent
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _CONTEXT = 256
 _ROUNDS = 3
-_VERSION = 2  # count up when passes become faster or slower
+_VERSION = 3  # count up when passes become faster or slower
 
 
 class PassTimer:

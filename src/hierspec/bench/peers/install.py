@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from hierspec.core.errors import HierspecError
 from hierspec.paths import cache_folder, whole_file, whole_folder
@@ -31,7 +30,7 @@ class Environment:
     removed: tuple[str, ...] = ()  # packages that pip adds in versions that do not fit
     compiled: tuple[str, ...] = ()  # packages compiled here, for this processor
     variables: tuple[tuple[str, str], ...] = ()  # what the compiler is told, through the environment
-    # Compiled here where that works; where not, the environment is kept without it. First come what compiles it.
+    # Compiled here by `tools` where that works; where not, the environment is kept without it.
     optional: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
 
@@ -144,10 +143,10 @@ def _run(
     environment: Environment,
     progress: Progress,
     doing: str = "",
-    told: Mapping[str, str] = MappingProxyType({}),
+    told: Mapping[str, str] | None = None,
 ) -> None:
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-    kept |= {**dict(environment.variables), **told}
+    kept |= {**dict(environment.variables), **(told or {})}
     began = time.monotonic()
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -54,15 +54,18 @@ class WorkerPeer:
         self._model, self._command, self._source = model, list(command), source
         self._worker: Worker | None = None
 
-    def open_with(self, setting: Setting) -> None:
-        """Loads the model as the setting says, in a new worker where the old one has ended or cannot do so again."""
+    def open_with(self, setting: Setting, limit: float | None = None) -> None:
+        """Loads the model as the setting says, in a new worker where the old one has ended or cannot do so again.
+
+        PeerError where that takes longer than `limit` seconds.
+        """
         if self._worker is not None and (not self.kind.reopens or self._worker.ended):
             self.close()
         asked, model, bits = self._resolved(setting)
         if self._worker is None:
             self._worker = Worker(self.name, self._command)
         try:
-            said = self._worker.ask({"do": "open", "model": str(model), "setting": asked}, _OPEN_SECONDS)
+            said = self._worker.ask({"do": "open", "model": str(model), "setting": asked}, limit or _OPEN_SECONDS)
         except HierspecError:
             self.close()  # what failed once may have left half a model behind
             raise

@@ -18,7 +18,7 @@ from hierspec.paths import cache_folder, whole_file
 PROMPTS, TOKENS, WARM_TOKENS = 3, 48, 8
 SECONDS = 1800.0  # for the searches of all peers together
 _HOPELESS = 3.0  # a setting this many times slower than the best on the first prompt is not tried on the others
-_PATIENCE = 60.0  # seconds beyond that which one answer may take, the first of all it compiles on the way included
+_PATIENCE = 60.0  # seconds beyond that which opening and each answer may take: some compile on the way
 
 
 @dataclass
@@ -58,18 +58,19 @@ class Found:
 
 def search(
     settings: Sequence[Setting],
-    open_with: Callable[[Setting], None],
+    open_with: Callable[[Setting, float | None], None],
     generate: Callable[[list[int], int, float | None], Timed],
     prompts: Sequence[list[int]],
     tried: Callable[[int], None] = lambda count: None,
     over: Callable[[], bool] = lambda: False,
 ) -> Found:
     """Every setting on the prompts, after a warm-up, until time is over. Those that cannot run, are far slower than the
-    best or were not tried any more are kept with that reason. `generate` is told how many seconds it may take at most,
-    once that is known: a setting that the processor has no instructions for may be slower by a hundred."""
+    best or were not tried any more are kept with that reason. Both functions are told how many seconds they may take
+    at most, once that is known: a setting that the processor has no instructions for may be slower by a hundred."""
     searched: list[dict[str, Any]] = []
     best: tuple[float, float] | None = None  # the fastest so far: tokens/s on all prompts, and on the first
-    limit: float | None = None
+    limit: float | None = None  # for an answer
+    opening_limit: float | None = None
     for count, setting in enumerate(settings, 1):
         item: dict[str, Any] = {"setting": dict(setting)}
         searched.append(item)
@@ -78,7 +79,9 @@ def search(
             tried(count)
             continue
         try:
-            open_with(setting)
+            began = time.monotonic()
+            open_with(setting, opening_limit)
+            opened = time.monotonic() - began
             generate(prompts[0][::-1], WARM_TOKENS, limit)  # a text that no prefix cache can use afterwards
             answers = [generate(prompts[0], TOKENS, limit)]
             first = _speed(answers)
@@ -90,6 +93,7 @@ def search(
                 item["tokens_per_second"] = round(speed, 2)
                 best = max(best or (0.0, 0.0), (speed, first))
                 limit = _HOPELESS * max(answer.seconds for answer in answers) + _PATIENCE
+                opening_limit = _HOPELESS * opened + _PATIENCE
         except HierspecError as error:
             item["error"] = str(error)
         tried(count)
