@@ -73,7 +73,12 @@ def with_results(text: str, folder: Path) -> str:
 
 
 def write_results(target: Path) -> None:
-    made = with_results(target.read_text(encoding="utf-8"), target.parent)
+    try:
+        text = target.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise HierspecError(f"{target} cannot be read ({reason}); give a Markdown file such as README.md.") from error
+    made = with_results(text, target.parent)
     with whole_file(target) as temporary:
         temporary.write_text(made, encoding="utf-8")
 
@@ -123,5 +128,5 @@ if __name__ == "__main__":
         sys.exit("use: python -m hierspec.bench.readme README.md")
     try:
         write_results(Path(sys.argv[1]))
-    except (HierspecError, OSError) as error:
+    except HierspecError as error:
         sys.exit(f"hierspec: {error}")
