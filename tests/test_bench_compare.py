@@ -131,7 +131,7 @@ def test_tables_take_their_places_between_the_marks(tmp_path):
     page.write_text("no marks")
     with pytest.raises(HierspecError, match="no place for results"):
         write_results(page)
-    with pytest.raises(HierspecError, match="cannot be read .* give a Markdown file"):
+    with pytest.raises(HierspecError, match=r"cannot be read .* give a Markdown file"):
         write_results(tmp_path / "nowhere.md")
 
 
