@@ -4,14 +4,17 @@ import copy
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from hierspec import prompt_sets
+from hierspec import compare, prompt_sets
 from hierspec.bench.comparing import compare_documents
 from hierspec.bench.readme import with_results, write_results
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
+from hierspec.core.sampling import Sampling
 from hierspec.prompt_sets import PromptSet, find_prompts
 from hierspec.prompts import BenchPrompt
 
@@ -62,6 +65,26 @@ def test_lost_equality_fails_and_ties_do_not():
     assert compare_documents(before, document(lookup=figures(1.3, identical=9, ties=1)))["passed"]
     law = figures(1.3, identical=0, promises_text=False)
     assert compare_documents(before, document(lookup=law))["passed"]
+
+
+def test_a_stopped_run_passes_no_comparison():
+    whole, stopped = document(lookup=figures(1.3)), document(lookup=figures(1.3)) | {"complete": False}
+    assert compare_documents(whole, whole)["passed"]
+    found = compare_documents(whole, stopped)
+    assert (found["passed"], found["incomplete"]) == (False, ["after"])
+    assert compare_documents(stopped, whole)["incomplete"] == ["before"]
+
+
+def test_a_tie_is_one_of_the_two_tokens_that_differ(monkeypatch):
+    """A third token is wrong, however near the two best ones are."""
+    scores = torch.zeros(8)
+    scores[5], scores[6] = 1.0, 1.0 - 1e-5
+    monkeypatch.setattr(compare, "next_scores", lambda *arguments: scores)
+    model = SimpleNamespace(dtype="float32")
+    found = [
+        compare.first_difference(model, [1], [5], other, Sampling(), 0).is_tie for other in ([6], [6, 7], [7], [5, 6])
+    ]
+    assert found == [True, True, False, False]
 
 
 def test_temperatures_and_strangers_are_kept_apart():

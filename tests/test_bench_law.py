@@ -80,3 +80,4 @@ def test_empty_texts_and_lengths_count():
     assert same_law(short, long)["p"] < 0.01
     assert same_law([[]] * 3, [[]] * 3)["p"] == 1.0
     assert 0 < same_law([[], [1]], [[2], []])["p"] <= 1
+    assert same_law([[1, 2, 3]], [[1, 3, 2]])["p"] == 1.0  # one pair, and nothing that is looked at differs

@@ -9,6 +9,7 @@ import time
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,8 +27,17 @@ from hierspec.testing.checkpoints import tiny_checkpoint
 
 SERVE = Path(opening.__file__).parent / "workers" / "serve.py"
 FAKE = """
-import os, time
+import os, threading, time
 print("a library greets while it is imported")
+
+def tick():
+    ticks = [0]
+    def count():
+        while True:
+            time.sleep(0.01)
+            ticks[0] += 1
+    threading.Thread(target=count, daemon=True).start()
+    return ticks
 
 class Worker:
     def open(self, model, setting):
@@ -48,6 +58,9 @@ class Worker:
             time.sleep(60)
         if do == "empty":
             return {"seconds": 1.0}
+        if do == "counts":
+            self.ticks = getattr(self, "ticks", None) or tick()
+            return {"tokens": [request["fresh"] + 5], "seconds": 1.0, "ticks": self.ticks[0]}
         tokens = request["prompt"][:1] * request["max_tokens"]
         if do == "stops":
             tokens = [5, request["stop_ids"][0], 6, 7]
@@ -80,7 +93,8 @@ def peer(fake, model):
 
 
 def ask(prompt=(1, 2), count=3):
-    return {"do": "generate", "prompt": list(prompt), "max_tokens": count, "temperature": 0, "seed": 0, "stop_ids": [2]}
+    asked = {"prompt": list(prompt), "max_tokens": count, "temperature": 0, "seed": 0, "stop_ids": [2], "fresh": True}
+    return {"do": "generate", **asked}
 
 
 def opened_worker(command, **setting):
@@ -113,6 +127,27 @@ def test_a_worker_that_hangs_is_ended(fake):
     with pytest.raises(PeerError, match=r"no answer to 'generate' within 0\.3 seconds"):
         worker.ask(ask(), 0.3)
     assert worker._process.returncode == -9
+
+
+def test_a_worker_stands_still_while_others_are_measured(fake):
+    """What its threads would do meanwhile is not left to them."""
+    worker = opened_worker(fake, do="counts")
+    worker.ask(ask(), 20)
+    time.sleep(0.5)
+    assert worker.ask(ask(), 20)["ticks"] < 25  # of fifty, had it gone on
+    worker.close()
+    assert worker._process.returncode == 0  # it was not killed: it heard that it was to end
+
+
+def test_what_was_closed_is_not_killed_again(fake, monkeypatch):
+    """Hours later its number may be that of another process."""
+    worker = opened_worker(fake, do="crash")
+    with pytest.raises(PeerError):
+        worker.ask(ask(), 20)
+    monkeypatch.setattr("hierspec.bench.peers.process.os.killpg", lambda *_: pytest.fail("killed another process"))
+    worker.close()
+    with pytest.raises(PeerError, match="has ended"):
+        worker.ask(ask(), 20)
 
 
 def test_garbage_is_told(tmp_path):
@@ -196,6 +231,38 @@ def test_the_same_counting_for_all(peer, model):
     assert peer.about["version"] == "fake 1"
 
 
+def test_a_new_conversation_is_told_and_what_cannot_be_told_is_refused(peer):
+    peer.open_with({"do": "counts"})
+    asked = Sampling(max_tokens=8)
+    fresh = []
+    for forgets in (True, False, True):
+        if forgets:
+            peer.forget()
+        fresh.append(peer.generate([1, 2], asked).tokens == [6])
+    assert fresh == [True, False, True]
+    with pytest.raises(PeerError, match=r"told temperature and seed, not top_p, stop\.$"):
+        peer.generate([1, 2], replace(asked, top_p=0.9, stop=("x",)))
+    peer.about["searched"] = [1]
+    peer.renew()
+    assert peer.about["searched"] == [1]
+    assert peer.generate([1, 2], asked).tokens
+
+
+def test_options_that_peers_do_not_know_are_refused(model, capsys):
+    assert main(["bench", str(model.folder), "--peers", "openvino", "--top-p", "0.9", "--stop", "x"]) == 1
+    assert "not --top-p, --stop: leave that out, or --peers" in " ".join(capsys.readouterr().err.split())
+
+
+def test_room_is_made_for_the_longest_conversation(fake):
+    kind = PeerKind("fake", "fake", "with_fake", ({},), "folder")
+
+    def room(longest, most):
+        small = SimpleNamespace(config=SimpleNamespace(context=most), folder=Path())
+        return WorkerPeer(kind, small, fake, None, longest)._resolved({})[0]["context"]
+
+    assert [room(0, 8192), room(6000, 8192), room(9000, 8192), room(0, 2048)] == [4096, 6000, 8192, 2048]
+
+
 def test_the_search_keeps_the_fastest_and_every_reason(fake, model, monkeypatch, tmp_path):
     monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path / "cache"))
     settings = ({"seconds": 2.0}, {"fails": True}, {"seconds": 0.5}, {"seconds": 1.0})
@@ -269,6 +336,25 @@ def test_hopeless_settings_are_dropped_after_one_prompt_and_the_search_ends_in_t
     assert [one[1] for one in asked if one[0] == "slow"] == [[2, 1], [1, 2]]
     assert (allowance.peers, allowance.seconds) == (1, 26.0 - len(asked))
     assert limits[:5] == [None] * 4 + [3 * search.TOKENS / 10 + 60]  # nothing is known before the first has answered
+
+
+def test_what_there_was_no_time_for_is_tried_the_next_time():
+    speeds, tried = {"a": 10.0, "b": 30.0, "c": 20.0}, []
+
+    def generate(prompt, most, limit):
+        return Took(most / speeds[tried[-1]], [7] * most)
+
+    def searched(over, known=()):
+        return search.search(
+            [{"name": one} for one in speeds], lambda setting, limit: tried.append(setting["name"]), generate,
+            [[1, 2], [3]], over=over, known=known,
+        )  # fmt: skip
+
+    first = searched(lambda: True)
+    assert (first.setting, first.complete, tried) == ({"name": "a"}, False, ["a"])
+    second = searched(lambda: False, first.tried)
+    assert (second.setting, second.complete, tried) == ({"name": "b"}, True, ["a", "b", "c"])
+    assert [item["tokens_per_second"] for item in second.searched] == [10.0, 30.0, 20.0]
 
 
 def test_something_is_tried_even_without_time():

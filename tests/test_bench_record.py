@@ -46,13 +46,21 @@ class FakePeer:
 
     name, about, samples = "fake", {"version": "1", "setting": {"threads": 2}}, False
 
-    def __init__(self, first_seconds=0.5):
-        self.first_seconds = first_seconds
+    def __init__(self, first_seconds=0.5, learns=False):
+        self.first_seconds, self.learns = first_seconds, learns
         self.prompts = []
+        self.told = []  # in order: a forgetting, a prompt's length, a renewal
 
     def generate(self, prompt, sampling):
         self.prompts.append(list(prompt))
+        self.told.append("asked")
         return PeerAnswer([5, 6, 7, 8], 2.0, self.first_seconds, 1)
+
+    def forget(self):
+        self.told.append("forget")
+
+    def renew(self):
+        self.told.append("renew")
 
     def close(self):
         pass
@@ -219,6 +227,42 @@ def test_peers_are_told_the_whole_conversation_and_their_first_step_counts(model
     assert "prefill_seconds" not in document_of(run, {})["peers"]["fake"]
 
 
+def test_peers_forget_before_each_prompt_and_learners_begin_each_repeat_anew(model, tmp_path):
+    def run(peer, repeats):
+        return SideBySide(model, PROMPTS[:2], {}, [Sampling(max_tokens=4)], [peer], repeats=repeats)
+
+    for learns in (False, True):
+        peer = FakePeer(learns=learns)
+        run(peer, 2).run()
+        repeat = ["forget", "asked", "forget", "asked", "asked"]  # the second prompt has two turns
+        assert peer.told == ["asked", *repeat, *(["renew"] if learns else []), *repeat]  # warmed up at first
+
+    class Tired(FakePeer):
+        def generate(self, prompt, sampling):
+            if len(self.prompts) == 2:
+                raise KeyboardInterrupt
+            return super().generate(prompt, sampling)
+
+    for learns, untimed_again in ((False, []), (True, ["forget", "asked"])):
+        path = tmp_path / f"{learns}.partial.jsonl"
+        with pytest.raises(KeyboardInterrupt):
+            run(Tired(), 1).run(journal=Journal(path, {}))
+        resumed = FakePeer(learns=learns)
+        run(resumed, 1).run(journal=Journal(path, {}))
+        assert resumed.told == ["asked", *untimed_again, "forget", "asked", "asked"]
+
+
+def test_every_size_of_batch_is_filled(model, monkeypatch):
+    sizes = []
+    together = contenders.ByPlan._together
+    monkeypatch.setattr(
+        contenders.ByPlan, "_together", lambda own, group: sizes.append((own.size, len(group))) or together(own, group)
+    )
+    prompts = [BenchPrompt("one", (f"abc {number}",)) for number in range(6)]
+    SideBySide(model, prompts, {}, [Sampling(max_tokens=2)], batches=(2, 3)).run()
+    assert set(sizes) == {(1, 1), (2, 2), (3, 3)}
+
+
 def test_a_peer_that_breaks_down_does_not_take_the_run_with_it(model, tmp_path):
     class Fragile(FakePeer):
         def generate(self, prompt, sampling):
@@ -237,7 +281,8 @@ def test_a_peer_that_breaks_down_does_not_take_the_run_with_it(model, tmp_path):
     result = document_of(run, {})
     assert result["complete"]
     assert (list(result["peers"]), list(result["absent_peers"])) == (["sound"], ["fake"])
-    assert result["absent_peers"]["fake"] == "It broke down at prompt 2: It ran out of memory."
+    said = "It broke down at prompt 2: It ran out of memory. Until then, on 2 prompts, it wrote 2.0 tokens/s."
+    assert result["absent_peers"]["fake"] == said
     again = small(FakePeer())  # repaired: it goes on where it broke down
     again.run(journal=Journal(path, {}))
     mended = document_of(again, {})["peers"]["fake"]
@@ -316,12 +361,11 @@ def test_outcomes_come_back_from_json(model):
 def test_a_stopped_command_leaves_a_document_and_goes_on(model, tmp_path):
     """SIGTERM in the midst of it, then the same command to the end, then a command with another setting."""
     prompts, output = tmp_path / "p.jsonl", tmp_path / "result.json"
-    prompts.write_text("".join(json.dumps({"task": "a", "turns": [f"abc {n}"]}) + "\n" for n in range(400)))
+    prompts.write_text("".join(json.dumps({"task": "a", "turns": [f"abc {n}"]}) + "\n" for n in range(200)))
     command = ["bench", str(model.folder), "--prompts", str(prompts), "--plans", "lookup", "--max-tokens", "8"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hierspec", *command, "--output", str(output)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    command += ["--output", str(output)]
+    ours = [sys.executable, "-m", "hierspec", *command]
+    process = subprocess.Popen(ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journal = journal_path(output)
     while not (journal.exists() and len(journal.read_bytes().splitlines()) > 8):
         assert process.poll() is None, process.communicate()[1]
@@ -332,11 +376,19 @@ def test_a_stopped_command_leaves_a_document_and_goes_on(model, tmp_path):
     partial = json.loads(out.splitlines()[-1])
     assert partial == json.loads(output.read_text())
     assert not partial["complete"]
-    assert 0 < partial["prompts_done"] < 400
+    assert 0 < partial["prompts_done"] < 200
     assert partial["plans"]["lookup"]["prompts"] == partial["prompts_done"]
     assert "goes on from here" in err
-    assert main([*command, "--limit", "5", "--output", str(output)]) == 1  # other prompts
-    assert main([*command, "--limit", "5", "--output", str(output), "--restart"]) == 0
+    assert main([*command, "--limit", "5"]) == 1  # other prompts
+    otherwise = subprocess.run([*ours, "--threads", str(partial["threads"] + 1)], capture_output=True, check=False)
+    assert (otherwise.returncode, b"another setting (machine)" in otherwise.stderr) == (1, True)
+    measured = partial["plans"]["lookup"]["by_prompt"]
+    subprocess.run(ours, check=True, capture_output=True)
+    whole = json.loads(output.read_text())
+    assert whole["complete"]
+    assert whole["plans"]["lookup"]["by_prompt"][: len(measured)] == measured  # to the very seconds
+    assert not journal.exists()
+    assert main([*command, "--limit", "5", "--restart"]) == 0
     found = json.loads(output.read_text())
     assert found["complete"]
     assert found["affinity"]

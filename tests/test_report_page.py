@@ -15,6 +15,8 @@ from made_up_record import RESULTS, made_up_record
 
 from hierspec.bench.report_page import report_page, write_report
 from hierspec.bench.report_page.__main__ import main
+from hierspec.bench.report_page.charts import column_chart
+from hierspec.bench.report_page.reading import PLAN, Entry
 from hierspec.core.errors import HierspecError
 
 _VOID = {"meta", "link", "br"}
@@ -305,12 +307,12 @@ def test_our_plan_is_set_against_the_best_peer_of_every_task(record):
     rows = _rows_named(_Tree(report_page(record)), "all prompts")
     best = max(record["plans"].values(), key=lambda one: one["tokens_per_second"])["tokens_per_second"]
     peer = max(record["peers"].values(), key=lambda one: one["tokens_per_second"])["tokens_per_second"]
-    assert [f"{best / peer:.2f}×", "ahead", f"{best:.1f}", f"{peer:.1f}", "openvino"] in rows
+    assert [f"{best / peer:.2f}×", "", "ahead", f"{best:.1f}", f"{peer:.1f}", "openvino"] in rows
     slow = copy.deepcopy(record)
     for figures in slow["peers"].values():
         figures["tasks"]["qa"]["tokens_per_second"] = 1e3
     [row] = [row for row in _rows_named(_Tree(report_page(slow)), "qa") if "behind" in row]
-    assert row[3] == "1,000.0"
+    assert row[4] == "1,000.0"
     alone = {**record, "peers": {}}
     assert not _rows_named(_Tree(report_page(alone)), "all prompts")
 
@@ -339,3 +341,27 @@ def test_the_command_writes_a_page_or_says_why_not(tmp_path, capsys):
     assert main([]) == 2
     with pytest.raises(HierspecError, match="no bench record"):
         write_report({}, Path(tmp_path / "other.html"))
+
+
+def test_how_sure_a_ratio_of_two_contenders_is():
+    def entry(*seconds, **changes):
+        rows = [
+            {"prompt": place, "repeat": 0, "task": "qa" if place else "rag", "tokens": 10, "seconds": one} | changes
+            for place, one in enumerate(seconds)
+        ]
+        return Entry("a", PLAN, {"by_prompt": rows})
+
+    assert entry(1.0, 1.0, 1.0).interval_over(entry(2.0, 2.0, 2.0)) == (2.0, 2.0)
+    low, high = entry(1.0, 1.0, 1.0).interval_over(entry(1.0, 2.0, 3.0))
+    assert 1.0 <= low < 2.0 < high <= 3.0
+    assert entry(1.0, 1.0, 1.0).interval_over(entry(9.0, 2.0, 2.0), "qa") == (2.0, 2.0)
+    assert entry(1.0).interval_over(Entry("old", PLAN, {})) is None
+    assert entry(1.0).interval_over(entry(1.0, seconds="long")) is None
+
+
+def test_offers_of_a_tree_do_not_flatten_what_stood():
+    """A column is at most as high as the chart, with its size above."""
+    tree = _Tree(column_chart("told", [7.25, 0.5], [0.5, 0.25], 1.0, "stood"))
+    heights = [float(one["attributes"]["height"]) for one in tree.all("rect")]
+    assert heights == [92.0, 46.0, 46.0, 23.0]
+    assert [one["text"] for one in tree.all("text")] == ["1", "7.2", "2"]

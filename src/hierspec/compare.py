@@ -26,7 +26,7 @@ class Difference:
     position: int  # in the output
     tokens: tuple[int | None, int | None]  # None: that output had ended
     gap: float  # between the two best scores (logits; with the noise added where sampled)
-    is_tie: bool  # rounding may decide it
+    is_tie: bool  # both tokens are so near the best that rounding may decide between them
 
     def __str__(self) -> str:
         kind = "a tie that rounding decides" if self.is_tie else "NOT a tie"
@@ -42,22 +42,23 @@ def first_difference(
     place = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
     if place is None:
         place = min(len(one), len(other))
-    tokens = tuple(output[place] if place < len(output) else None for output in (one, other))
-    gap = score_gap(model, prompt, one[:place], sampling, seed)
-    return Difference(place, (tokens[0], tokens[1]), gap, gap < TIES[model.dtype])
+    mine, theirs = (output[place] if place < len(output) else None for output in (one, other))
+    scores = next_scores(model, prompt, one[:place], sampling, seed)
+    best, second = scores.topk(2).values.tolist()
+    near = [token is not None and best - float(scores[token]) < TIES[model.dtype] for token in (mine, theirs)]
+    return Difference(place, (mine, theirs), best - second, all(near))
 
 
-def score_gap(
+def next_scores(
     model: LanguageModel, prompt: Sequence[int], output: Sequence[int], sampling: Sampling, seed: int
-) -> float:
-    """How far the best next token is ahead of the second best after prompt and output."""
+) -> torch.Tensor:
+    """What the target says of every token after prompt and output; the largest is written. [vocabulary]"""
     request = model.request(list(prompt), "plain", replace(sampling, seed=seed))
     scorer = model.scorer(model.config.layers)
     context = np.array([*prompt, *output], np.int32)
     ask = Ask(scorer, context, Proposal(), request, 1, False, TierStats("target"))
     try:
         with torch.inference_mode():
-            best = perturbed(scorer.logits([ask])[0], ask)[0].topk(2).values
-        return float(best[0] - best[1])
+            return perturbed(scorer.logits([ask])[0], ask)[0].float()
     finally:
         request.cancel()

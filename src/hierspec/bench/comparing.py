@@ -10,7 +10,9 @@ from typing import Any
 
 from hierspec.core.errors import HierspecError
 
-_SETTING = ("model", "dtype", "weights", "max_tokens", "prompts", "repeats", "seed", "threads", "machine", "files")
+_SETTING = (
+    "model", "dtype", "weights", "max_tokens", "prompts", "repeats", "seed", "batches", "threads", "machine", "files",
+)  # fmt: skip
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -32,6 +34,7 @@ def compare_documents(before: Mapping[str, Any], after: Mapping[str, Any], toler
 
     Compared are speed-ups over each run's own plain decoding: machines and hours differ, ratios should not. A change
     is `outside` where neither figure lies within the other's interval; `slower` where it is also beyond `tolerance`.
+    A run that was stopped has seen other prompts than a whole one, so with it nothing passes.
     """
     old, new = dict(_contenders(before)), dict(_contenders(after))
     rows = [_row(key, old[key], new[key], tolerance) for key in old if key in new]
@@ -39,11 +42,13 @@ def compare_documents(before: Mapping[str, Any], after: Mapping[str, Any], toler
     farthest = max(ratios, key=lambda name: ratios[name], default=None)
     lost = [row["name"] for row in rows if row["lost_equality"]]
     slower = [row["name"] for row in rows if row["slower"] and row["kind"] == "plan"]
+    stopped = [which for which, one in (("before", before), ("after", after)) if not one.get("complete", True)]
     return {
         "kind": "bench comparison",
         "version": 1,
         "tolerance": tolerance,
         "other_settings": [name for name in _SETTING if before.get(name) != after.get(name)],
+        "incomplete": stopped,
         "rows": rows,
         "only_before": [_named(key) for key in old if key not in new],
         "only_after": [_named(key) for key in new if key not in old],
@@ -52,7 +57,7 @@ def compare_documents(before: Mapping[str, Any], after: Mapping[str, Any], toler
         else {"name": farthest, "percent": round(100 * math.expm1(ratios[farthest]), 2)},
         "lost_equality": lost,
         "slower": slower,
-        "passed": not lost and not slower,
+        "passed": not lost and not slower and not stopped,
     }
 
 

@@ -127,6 +127,7 @@ class ByPeer:
         outcomes = []
         for given in group:
             outcome, chat = given.outcome(), Chat(self.model)
+            self.peer.forget()  # as our plans do
             for turn in given.prompt.turns:
                 outcome.asked.append(chat.ask(turn))
                 answer = self.peer.generate(outcome.asked[-1], given.sampling)
@@ -142,4 +143,7 @@ class ByPeer:
         return {"outcomes": [outcome.to_json() for outcome in outcomes]}
 
     def learn_from(self, entry: Mapping[str, Any], given: Iterable[Given]) -> None:
-        """A peer is not known to learn from one prompt for the next."""
+        """A peer that learns from its answers writes them once more, untimed."""
+        if self.peer.learns:
+            by_place = list(given)
+            self.run([by_place[outcome["prompt"]] for outcome in entry["outcomes"]])

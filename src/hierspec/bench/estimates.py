@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hierspec.bench.outcome import Outcome
+if TYPE_CHECKING:
+    from hierspec.bench.outcome import Outcome
 
 _RESAMPLES = 2000
 _FAR = 5.0  # robust standard deviations,
@@ -23,11 +24,29 @@ def speedup(outcomes: Sequence[Outcome], plain: Sequence[Outcome]) -> float:
 
 def interval(outcomes: Sequence[Outcome], plain: Sequence[Outcome]) -> list[float]:
     """95% bootstrap interval of the speed-up, prompts drawn anew with all their repeats."""
+    pairs = zip(outcomes, plain, strict=True)
+    return _interval((one.prompt, one.count, one.seconds, other.count, other.seconds) for one, other in pairs)
+
+
+def interval_over(
+    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], task: str | None = None
+) -> list[float] | None:
+    """The same for any two contenders of a document, from their `by_prompt`; for one task, or all prompts."""
+    others = {(row["prompt"], row["repeat"]): row for row in theirs}
+    rows = [
+        (row["prompt"], row["tokens"], row["seconds"], other["tokens"], other["seconds"])
+        for row in ours
+        if task in (None, row["task"]) and (other := others.get((row["prompt"], row["repeat"]))) is not None
+    ]
+    return _interval(rows) if rows else None
+
+
+def _interval(rows: Iterable[tuple[int, int, float, int, float]]) -> list[float]:
+    """Of (prompt, tokens, seconds, the other's tokens, seconds)."""
     rng = np.random.default_rng(0)
     by_prompt: dict[int, np.ndarray] = {}
-    for one, other in zip(outcomes, plain, strict=True):
-        row = np.array([one.count, one.seconds, other.count, other.seconds])
-        by_prompt[one.prompt] = by_prompt.get(one.prompt, 0) + row
+    for prompt, *row in rows:
+        by_prompt[prompt] = by_prompt.get(prompt, 0) + np.array(row)
     columns = np.array(list(by_prompt.values()))
     drawn = columns[rng.integers(len(columns), size=(_RESAMPLES, len(columns)))].sum(axis=1)
     ratios = (drawn[:, 0] / drawn[:, 1]) / (drawn[:, 2] / drawn[:, 3])

@@ -47,6 +47,8 @@ def same_law(one: _Texts, two: _Texts, seed: int = 0) -> dict[str, Any]:
             scaled = differences[:, spread > 0] / np.sqrt(spread[spread > 0])
             names.append(name)
             columns.append(_shares(((signs @ scaled) ** 2).sum(axis=1)))
+    if not columns:  # the texts differ in nothing that is looked at
+        return {"statistic": 0.0, "p": 1.0, **found, "method": METHOD}
     least = np.min(columns, axis=0)  # of each swapping, the p of its most striking figure
     p = float((least <= least[0]).mean())
     striking = names[int(np.argmin([column[0] for column in columns]))]

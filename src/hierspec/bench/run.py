@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,9 +70,10 @@ class SideBySide:
         """Runs what the journal does not hold yet. What stands there is not measured again, only learnt from."""
         kept = _Kept(() if journal is None else journal.entries)
         self._warm_up()
-        step = max(self.batches, default=1)
+        step = math.lcm(*self.batches)  # so that every size fills its batches
         for repeat in range(self.repeats):
             contenders = self._contenders(watched=journal is not None)
+            self._renew_peers(repeat)
             behind: dict[_Key, list[dict[str, Any]]] = {key: [] for key in contenders}  # not yet learnt from
             for start in range(0, len(self.prompts), step):
                 group = range(start, min(start + step, len(self.prompts)))
@@ -85,15 +87,15 @@ class SideBySide:
                     if entry is not None:
                         behind[key].append(entry)
                     else:
-                        for missed in behind[key]:
-                            contenders[key].learn_from(missed, self._given(key, repeat))
-                        behind[key] = []
                         try:
+                            for missed in behind[key]:
+                                contenders[key].learn_from(missed, self._given(key, repeat))
+                            behind[key] = []
                             entry = contenders[key].run(list(self._given(key, repeat, group)))
                         except HierspecError as error:
                             if not isinstance(contenders[key], ByPeer):
                                 raise
-                            self.failed[key[1]] = f"It broke down at prompt {start}: {error}"
+                            self.failed[key[1]] = f"It broke down at prompt {start}: {error}{self._until_then(key)}"
                             continue
                         if journal is not None:
                             journal.write({"finished": [repeat, start, *key], **entry})
@@ -138,6 +140,24 @@ class SideBySide:
                 peer.generate(self.model.encode("Hello"), replace(short, temperature=0.0))
             except HierspecError as error:
                 self.failed[peer.name] = f"It broke down when it was warmed up: {error}"
+
+    def _until_then(self, key: _Key) -> str:
+        """What is worth telling of a contender that will not come to the end."""
+        place, name = key
+        if not (done := self.found[place].get(name)):
+            return ""
+        speed = sum(outcome.count for outcome in done) / sum(outcome.seconds for outcome in done)
+        return f" Until then, on {len(done)} prompts, it wrote {speed:.1f} tokens/s."
+
+    def _renew_peers(self, repeat: int) -> None:
+        """What a peer has learnt in one repeat must not help it in the next: our stores begin anew, too."""
+        for peer in self.peers:
+            if repeat == 0 or not peer.learns or peer.name in self.failed:
+                continue
+            try:
+                peer.renew()
+            except HierspecError as error:
+                self.failed[peer.name] = f"It broke down when it was opened again: {error}"
 
     def _compare(
         self, where: tuple[int, int], outcomes: Mapping[_Key, list[Outcome]], kept: _Kept, journal: Journal | None

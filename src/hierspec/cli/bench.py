@@ -156,8 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.bench.provenance import bandwidth, prompt_set, provenance
     from hierspec.bench.run import SideBySide
 
-    coldest = min(sampling.temperature for sampling in samplings)
-    with progress_bars() as progress, bench_peers.opened(arguments, model, prompts, coldest, progress) as ready:
+    with progress_bars() as progress, bench_peers.opened(arguments, model, prompts, samplings, progress) as ready:
         about = about_model(model) | provenance(model, plans.values(), progress)
         about |= {"prompts": prompt_set(name, prompts), "bandwidth": bandwidth(model)}
         bench = SideBySide(model, prompts, plans, samplings, ready.peers, batches, arguments.repeats)
@@ -189,7 +188,7 @@ def _finish(
         write_report(result, arguments.report)
     if not arguments.json:
         show(result)
-    hand_out(result, arguments.output)
+    hand_out(result, arguments.output if bench.done else None)  # what an earlier run left is worth more than nothing
     if journal is not None:
         journal.close(finished=complete)
     if not complete:
@@ -209,11 +208,15 @@ def _journal(arguments: argparse.Namespace, bench: SideBySide, about: Mapping[st
     """Where the run is kept as it goes, with all that must be the same for going on with it."""
     if arguments.output is None:
         return None
+    import torch
+
     from hierspec.bench.journal import Journal, journal_path
+    from hierspec.machine import machine
 
     setting = {
         "model": [about["model"], about["files"]],
         "dtype": [about["dtype"], about["weights"], about["products"]],
+        "machine": [machine(), torch.get_num_threads(), about["affinity"], about["versions"], about["decoder"]],
         "plans": {name: plan.to_toml() for name, plan in bench.plans.items()},
         "stores": about["stores"],
         "prompts": about["prompts"],

@@ -14,6 +14,7 @@ from hierspec.core.errors import HierspecError
 
 if TYPE_CHECKING:
     from hierspec.bench.peers import Peer
+    from hierspec.core.sampling import Sampling
     from hierspec.language_model import LanguageModel
     from hierspec.progress import Progress
     from hierspec.prompts import BenchPrompt
@@ -75,22 +76,28 @@ class Opened:
 
 @contextmanager
 def opened(
-    arguments: argparse.Namespace, model: LanguageModel, prompts: Sequence[BenchPrompt], temperature: float,
-    progress: Progress,
+    arguments: argparse.Namespace, model: LanguageModel, prompts: Sequence[BenchPrompt],
+    samplings: Sequence[Sampling], progress: Progress,
 ) -> Iterator[Opened]:  # fmt: skip
     """The peers asked for, loaded; closed at the end whatever happens."""
     if not arguments.peers:
         yield Opened((), {})
         return
-    from hierspec.bench.peers import open_peers
+    from hierspec.bench.peers import not_handed_on, open_peers
     from hierspec.bench.peers.search import PROMPTS
     from hierspec.prompts import spread
 
+    if wrong := not_handed_on(samplings[0]):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
+        raise HierspecError(f"Peers are told temperature and seed, not {names}: leave that out, or --peers.")
     few = [model.encode(prompt.turns[0]) for prompt in spread(list(prompts), PROMPTS)]
+    most = samplings[0].max_tokens
+    longest = max(sum(len(model.encode(turn)) + most for turn in prompt.turns) for prompt in prompts)
+    temperature = min(sampling.temperature for sampling in samplings)
     source = Path(arguments.model) if arguments.model else None
     peers, absent = open_peers(
         arguments.peers, model, few, progress, settings=arguments.peer_settings, source=source,
-        temperature=temperature,
+        temperature=temperature, context=longest,
     )  # fmt: skip
     try:
         for name, reason in absent.items():

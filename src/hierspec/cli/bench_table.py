@@ -27,6 +27,7 @@ def show(result: Mapping[str, Any]) -> None:
             _table(part, f"temperature {part.get('temperature', 0):g}" if len(parts) > 1 else "")
     for name, reason in result.get("absent_peers", {}).items():
         note(f"{name} did not run: {reason}")
+    _beside_peers(result)
     for name, figures in [item for part in parts for item in (part["plans"] | part["peers"]).items()]:
         for found in figures.get("outliers", ()):
             note(
@@ -38,6 +39,21 @@ def show(result: Mapping[str, Any]) -> None:
         note(f"synthetic acceptance: {', '.join(synthetic)}. The text is the model's, the speed is not.")
     if not result.get("complete", True):
         note(f"stopped: {result['prompts_done']} of {result['prompts_total']} prompts are done.")
+
+
+def _beside_peers(result: Mapping[str, Any]) -> None:
+    """Our fastest plan, one prompt at a time, over the fastest peer."""
+    from hierspec.bench.estimates import interval_over
+
+    plans = [name for name in result["plans"] if name != "plain" and ", batch of" not in name]
+    if not plans or not result["peers"]:
+        return
+    plan = max(plans, key=lambda name: result["plans"][name]["tokens_per_second"])
+    peer = max(result["peers"], key=lambda name: result["peers"][name]["tokens_per_second"])
+    ours, theirs = result["plans"][plan], result["peers"][peer]
+    low, high = interval_over(ours["by_prompt"], theirs["by_prompt"]) or (0.0, 0.0)
+    ratio = ours["tokens_per_second"] / theirs["tokens_per_second"]
+    note(f"{plan} writes {ratio:.2f}x ({low:.2f} to {high:.2f}) the tokens/s of {peer}, the fastest peer.")
 
 
 def _table(part: Mapping[str, Any], title: str) -> None:
@@ -74,6 +90,8 @@ def show_comparison(compared: Mapping[str, Any]) -> None:
         return
     if compared["other_settings"]:
         note(f"The two runs differ in {', '.join(compared['other_settings'])}.")
+    for which in compared["incomplete"]:
+        note(f"The run {which} was stopped before its end: finish it, then compare.")
     table = Table("", "before", "after", "change", "beyond chance", "identical", "tokens/s")
     for row in compared["rows"]:
         rates = f"{row['rates'][0]:.1f}, {row['rates'][1]:.1f}"

@@ -2,7 +2,7 @@
 
 from hierspec.bench.peers.catalogue import KINDS, PeerKind, chosen_kinds
 from hierspec.bench.peers.install import ENVIRONMENTS, install
-from hierspec.bench.peers.opening import Peer, PeerAnswer, open_peers
+from hierspec.bench.peers.opening import Peer, PeerAnswer, not_handed_on, open_peers
 from hierspec.bench.peers.stepper import TransformersPeer, open_peer
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "TransformersPeer",
     "chosen_kinds",
     "install",
+    "not_handed_on",
     "open_peer",
     "open_peers",
 ]

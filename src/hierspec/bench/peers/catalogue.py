@@ -28,6 +28,7 @@ class PeerKind:
     assistant: str = ""  # the small model of the pack: as "folder" or "gguf"
     reopens: bool = True  # a worker can be opened again with another setting
     samples: bool = True  # its sampling is known to follow the law
+    learns: bool = False  # what it wrote for earlier prompts helps it
     note: str = ""
 
 
@@ -92,14 +93,17 @@ KINDS = {
             "llama.cpp:ngram", "llama.cpp", "with_llama",
             tuple(
                 {"weights": weights, "flash": True, "ngram": ngram, "draft_tokens": tokens}
-                for weights, ngram, tokens in ((FILE, 12, 48), (FILE, 3, 4), (FILE, 4, 8), ("Q8_0", 3, 4))
+                for weights, ngram, tokens in (
+                    (FILE, 12, 48), (FILE, 3, 4), (FILE, 4, 8), ("Q8_0", 3, 4), ("F16", 3, 4), ("F32", 3, 4),
+                    ("F32", 3, 2), ("F32", 4, 8),
+                )
             ), note=_TEXT,
         ),
         PeerKind(
             "llama.cpp:draft", "llama.cpp", "with_llama",
             tuple(
                 {"weights": weights, "flash": True, "draft_tokens": tokens}
-                for weights, tokens in ((FILE, 3), (FILE, 5), ("Q8_0", 3))
+                for weights, tokens in ((FILE, 3), (FILE, 5), ("Q8_0", 3), ("F32", 3), ("F32", 2))
             ), assistant="gguf", note=_TEXT,
         ),
         PeerKind("llama.cpp-native", "llama.cpp-native", "with_llama_native", _NATIVE_WEIGHTS),
@@ -107,8 +111,8 @@ KINDS = {
             "llama.cpp-native:lookup", "llama.cpp-native", "with_llama_native",
             (
                 *_lookups(_NATIVE_WEIGHTS[0], (2, 10), (2, 4), (3, 3)),
-                *_lookups(_NATIVE_WEIGHTS[2], (2, 10), (2, 4), (3, 3)),
-                *_lookups(_NATIVE_WEIGHTS[4], (2, 4)),
+                *_lookups(_NATIVE_WEIGHTS[2], (2, 10), (2, 4), (3, 3), (2, 2), (3, 2), (4, 2), (3, 1)),
+                *_lookups(_NATIVE_WEIGHTS[4], (2, 4), (3, 2)),
             ),
         ),
         PeerKind(
@@ -121,7 +125,7 @@ KINDS = {
         ),
         PeerKind(
             "vllm:suffix", "vllm", "with_vllm", ({**_VLLM, "method": "suffix", "draft_tokens": 8},), "folder",
-            reopens=False, samples=False,
+            reopens=False, samples=False, learns=True,
         ),
     )
 }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,8 @@ from hierspec.progress import Progress, silent
 
 _SERVE = Path(__file__).parent / "workers" / "serve.py"
 _OPEN_SECONDS, _GENERATE_SECONDS = 900.0, 900.0  # a shared machine may stand still for minutes
+_CONTEXT = 4096  # tokens that a peer makes room for, where no prompt needs more
+_HANDED_ON = ("max_tokens", "temperature", "seed", "stop_ids")
 
 
 @dataclass(frozen=True)
@@ -36,20 +39,36 @@ class Peer(Protocol):
     name: str
     about: dict[str, Any]
     samples: bool  # whether what it draws above temperature 0 follows the model's law
+    learns: bool  # whether what it wrote for one prompt helps it with the next
 
     def generate(self, prompt: list[int], sampling: Sampling) -> PeerAnswer:
         """What it writes after the prompt, and how long that took."""
 
+    def forget(self) -> None:
+        """The next prompt begins a new conversation: nothing computed so far may shorten reading it."""
+
+    def renew(self) -> None:
+        """Begins anew as if it had never written anything."""
+
     def close(self) -> None: ...
 
 
+def not_handed_on(sampling: Sampling) -> list[str]:
+    """What this sampling asks for that peers are not told: comparing would be unfair."""
+    usual = Sampling()
+    return [name for name, value in vars(sampling).items() if name not in _HANDED_ON and value != getattr(usual, name)]
+
+
 class WorkerPeer:
-    """A peer in its own process."""
+    """A peer in its own process, with room for `context` tokens at least."""
 
     def __init__(
-        self, kind: PeerKind, model: LanguageModel, command: Sequence[str | Path], source: Path | None
-    ) -> None:
-        self.name, self.kind, self.samples = kind.name, kind, kind.samples
+        self, kind: PeerKind, model: LanguageModel, command: Sequence[str | Path], source: Path | None,
+        context: int = 0,
+    ) -> None:  # fmt: skip
+        self.name, self.kind, self.samples, self.learns = kind.name, kind, kind.samples, kind.learns
+        self._context = min(model.config.context, max(_CONTEXT, context))
+        self._fresh = True
         self.about: dict[str, Any] = {"note": kind.note} if kind.note else {}
         self._model, self._command, self._source = model, list(command), source
         self._worker: Worker | None = None
@@ -75,7 +94,7 @@ class WorkerPeer:
             self.about["note"] = "; ".join(notes)
 
     def _resolved(self, setting: Setting) -> tuple[dict[str, Any], Path, str]:
-        asked = {"threads": torch.get_num_threads(), **setting}
+        asked = {"threads": torch.get_num_threads(), "context": self._context, **setting}
         weights = asked.pop("weights", FILE)
         if self.kind.assistant == "folder":
             asked["assistant"] = str(files.small_folder(self._model))
@@ -91,13 +110,17 @@ class WorkerPeer:
         """As `Peer` says; PeerError where it takes longer than `limit` seconds."""
         if sampling.temperature > 0 and not self.kind.samples:
             raise PeerError(f"The peer {self.name} does not sample soundly; compare it at temperature 0.")
+        if wrong := not_handed_on(sampling):
+            raise PeerError(f"The peer {self.name} is told temperature and seed, not {', '.join(wrong)}.")
         if self._worker is None:
             raise PeerError(f"The peer {self.name} is closed.")
         stops = sorted({*self._model.stop_ids, *sampling.stop_ids})
         request = {
             "do": "generate", "prompt": [int(token) for token in prompt], "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature, "seed": sampling.seed or 0, "stop_ids": stops,
+            "fresh": self._fresh,
         }  # fmt: skip
+        self._fresh = False
         answer = self._worker.ask(request, limit or _GENERATE_SECONDS)
         try:
             return self._counted(answer, stops, sampling.max_tokens)
@@ -109,7 +132,7 @@ class WorkerPeer:
         if "tokens" in answer:
             tokens = [int(token) for token in answer["tokens"]]
         else:
-            tokens = self._model.tokenizer.encode(answer["text"])
+            tokens = self._model.tokenizer.encode(answer["text"], begin=False)
         tokens = tokens[:most]
         ends = [place for place, token in enumerate(tokens) if token in stops]
         if ends:
@@ -131,6 +154,15 @@ class WorkerPeer:
         settings = json.dumps([dict(setting) for setting in self.kind.settings])
         return [model.name, str(model.folder), str(self._source), *trained, str(torch.get_num_threads()), settings]
 
+    def forget(self) -> None:
+        self._fresh = True
+
+    def renew(self) -> None:
+        searched = {"searched": self.about["searched"]} if "searched" in self.about else {}
+        self.close()
+        self.open_with(self.about["setting"])
+        self.about |= searched
+
     def close(self) -> None:
         if self._worker is not None:
             self._worker.close()
@@ -146,13 +178,14 @@ def open_peers(
     settings: str = "best",
     source: Path | None = None,
     temperature: float = 0.0,
+    context: int = 0,
 ) -> tuple[list[Peer], dict[str, str]]:
     """The peers that can run, each loaded with its best setting, and why the others cannot.
 
     The best is searched on the first few of `prompts` (ids), once for this machine, version and model, or anew with
     settings="again" (after a search that other programs disturbed). With settings="default", or no prompts, a peer's
     first setting that runs is taken. `source` is the model's GGUF file, where it is not the default one. Peers that
-    draw wrongly at this temperature are absent.
+    draw wrongly at this temperature are absent. `context` is the longest conversation in tokens.
     """
     ready: list[Peer] = []
     absent: dict[str, str] = {}
@@ -165,7 +198,7 @@ def open_peers(
                 raise HierspecError(f"The peer {kind.name} does not sample soundly; compare it at temperature 0.")
             environment = ENVIRONMENTS[kind.environment]
             command: list[str | Path] = [python_of(environment), _SERVE, kind.worker]
-            peer = WorkerPeer(kind, model, command, source)
+            peer = WorkerPeer(kind, model, command, source, context)
             searching = [] if settings == "default" else list(prompts)
             with allowance.part() as over:
                 _settle(peer, environment.wanted, searching, progress, settings == "again", over)
@@ -186,18 +219,22 @@ def _settle(
             _first_that_runs(peer)
             return
         found = None if again else kept(kind.name, version, key)
-        if found is None:
+        if found is None or not found.complete:
             what = f"Searching the best setting of {kind.name}"
             found = search(
-                kind.settings, peer.open_with,
-                lambda prompt, most, limit: peer.generate(prompt, Sampling(max_tokens=most), limit),
-                prompts[:PROMPTS], lambda count: progress(what, count, len(kind.settings)), over,
+                kind.settings, peer.open_with, partial(_answer, peer), prompts[:PROMPTS],
+                lambda count: progress(what, count, len(kind.settings)), over, found.tried if found else (),
             )  # fmt: skip
             keep(kind.name, version, key, found)
         _open_found(peer, found)
     except HierspecError:
         peer.close()
         raise
+
+
+def _answer(peer: WorkerPeer, prompt: list[int], most: int, limit: float | None) -> PeerAnswer:
+    peer.forget()
+    return peer.generate(prompt, Sampling(max_tokens=most), limit)
 
 
 def _open_found(peer: WorkerPeer, found: Found) -> None:

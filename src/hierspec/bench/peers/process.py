@@ -49,6 +49,7 @@ class Worker:
             )  # fmt: skip
         except OSError as error:
             raise PeerError(f"The peer {name} cannot be started ({error.strerror or error}).") from error
+        self._closed = False
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -62,9 +63,11 @@ class Worker:
         """The answer; PeerError where there is none in time, or one that says what went wrong."""
         assert self._process.stdin is not None
         try:
+            self._signal("SIGCONT")
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a broken pipe, or one that we closed
+            self.close(at_once=True)
             raise self._broken("has ended") from error
         try:
             line = self._next_line(timeout)
@@ -72,8 +75,11 @@ class Worker:
             self.close(at_once=True)
             raise self._broken(f"gave no answer to {request['do']!r} within {timeout:g} seconds") from error
         if line is None:
-            self._process.wait()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_CLOSING_SECONDS)  # to tell how it ended
+            self.close(at_once=True)
             raise self._broken(f"ended with {self._process.returncode} while asked to {request['do']!r}")
+        self._signal("SIGSTOP")  # whatever its threads do while they wait: others are measured meanwhile
         try:
             answer = json.loads(line)
             if not isinstance(answer, dict):
@@ -112,19 +118,32 @@ class Worker:
             return ""
         return next((line.strip().rstrip(".")[:300] for line in reversed(lines) if line.strip()), "")
 
+    def _signal(self, name: str) -> None:
+        """To the worker and what it may have started; nothing where it has ended or there are no such signals."""
+        if hasattr(os, "killpg") and self._process.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, getattr(signal, name))
+
     def close(self, at_once: bool = False) -> None:
-        """Asks it to end, and ends it where it does not."""
-        if self._process.poll() is None and not at_once:
+        """Asks it to end, and ends it where it does not. Once: its number may be another process's later."""
+        if self._closed:
+            return
+        self._closed = True
+        if not at_once:
             try:
+                self._signal("SIGCONT")
                 assert self._process.stdin is not None
                 self._process.stdin.write(b'{"do": "close"}\n')
                 self._process.stdin.close()
                 self._process.wait(_CLOSING_SECONDS)
             except (OSError, subprocess.TimeoutExpired):
                 pass
-        if hasattr(os, "killpg"):  # with what it may have started itself
+        if hasattr(os, "killpg"):  # also where it has ended just now: what it started may live on
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         elif self._process.poll() is None:
             self._process.kill()
         self._process.wait()
+        with suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ PROMPTS, TOKENS, WARM_TOKENS = 3, 48, 8
 SECONDS = 1800.0  # for the searches of all peers together
 _HOPELESS = 3.0  # a setting this many times slower than the best on the first prompt is not tried on the others
 _PATIENCE = 60.0  # seconds beyond that which opening and each answer may take: some compile on the way
+_NO_TIME = "Not tried: the time for searching was over."
 
 
 @dataclass
@@ -55,6 +56,14 @@ class Found:
     setting: Setting
     searched: list[dict[str, Any]]
 
+    @property
+    def tried(self) -> list[dict[str, Any]]:
+        return [item for item in self.searched if item.get("error") != _NO_TIME]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.tried) == len(self.searched)
+
 
 def search(
     settings: Sequence[Setting],
@@ -63,19 +72,25 @@ def search(
     prompts: Sequence[list[int]],
     tried: Callable[[int], None] = lambda count: None,
     over: Callable[[], bool] = lambda: False,
+    known: Sequence[Mapping[str, Any]] = (),
 ) -> Found:
     """Every setting on the prompts, after a warm-up, until time is over. Those that cannot run, are far slower than the
     best or were not tried any more are kept with that reason. Both functions are told how many seconds they may take
-    at most, once that is known: a setting that the processor has no instructions for may be slower by a hundred."""
+    at most, once that is known: a setting that the processor has no instructions for may be slower by a hundred.
+    What is `known` from an earlier search is not tried again."""
     searched: list[dict[str, Any]] = []
     best: tuple[float, float] | None = None  # the fastest so far: tokens/s on all prompts, and on the first
+    if speeds := [item["tokens_per_second"] for item in known if "tokens_per_second" in item]:
+        best = max(speeds), max(speeds)
     limit: float | None = None  # for an answer
     opening_limit: float | None = None
     for count, setting in enumerate(settings, 1):
         item: dict[str, Any] = {"setting": dict(setting)}
-        searched.append(item)
-        if best is not None and over():
-            item["error"] = "Not tried: the time for searching was over."
+        earlier = next((dict(one) for one in known if one["setting"] == item["setting"]), None)
+        searched.append(earlier or item)
+        if earlier is None and best is not None and over():
+            item["error"] = _NO_TIME
+        if earlier is not None or "error" in item:
             tried(count)
             continue
         try:
@@ -91,9 +106,10 @@ def search(
                 answers += [generate(prompt, TOKENS, limit) for prompt in prompts[1:]]
                 speed = _speed(answers)
                 item["tokens_per_second"] = round(speed, 2)
-                best = max(best or (0.0, 0.0), (speed, first))
-                limit = _HOPELESS * max(answer.seconds for answer in answers) + _PATIENCE
-                opening_limit = _HOPELESS * opened + _PATIENCE
+                if best is None or (speed, first) > best:
+                    best = speed, first
+                    limit = _HOPELESS * max(answer.seconds for answer in answers) + _PATIENCE
+                    opening_limit = _HOPELESS * opened + _PATIENCE
         except HierspecError as error:
             item["error"] = str(error)
         tried(count)

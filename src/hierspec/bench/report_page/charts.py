@@ -12,7 +12,7 @@ from hierspec.bench.report_page.markup import Html, element
 from hierspec.plot import Axis, Scale, short_number
 
 _ROW, _BAR = 24, 12
-_COLUMNS = 92
+_ABOVE, _COLUMNS = 16, 92
 _CURVES = 260
 
 
@@ -101,25 +101,29 @@ def legend(names: Sequence[tuple[str, str]]) -> Html:
 
 
 def column_chart(title: str, whole: Sequence[float], filled: Sequence[float], highest: float, look: str) -> Html:
-    """Standing columns from depth 1: how much there was, outlined, and how much of it counted, filled."""
-    step, drawn = 100 / max(1, len(whole)), []
+    """Standing columns from depth 1: how much there was, outlined, and how much of it counted, filled. What is higher
+    than `highest` is cut there, with its size above."""
+    step, floor, drawn = 100 / max(1, len(whole)), _ABOVE + _COLUMNS, []
     every = max(1, -(-len(whole) // 8))  # labels must not run into each other
     for depth, value in enumerate(whole):
         counted = filled[depth] if depth < len(filled) else 0.0
         left, width = f"{(depth + 0.12) * step:.2f}%", f"{0.76 * step:.2f}%"
         columns = [
-            element("rect", class_=kind, x=left, width=width, y=f"{_COLUMNS * (1 - size / highest):.1f}",
-                    height=f"{_COLUMNS * size / highest:.1f}")
-            for kind, size in (("offered", value), (look, counted))
+            element("rect", class_=kind, x=left, width=width, y=f"{_ABOVE + _COLUMNS * (1 - size):.1f}",
+                    height=f"{_COLUMNS * size:.1f}")
+            for kind, size in (("offered", min(1.0, value / highest)), (look, min(1.0, counted / highest)))
         ]  # fmt: skip
         said = f"Depth {depth + 1}: {counted:.2f} of {value:.2f} a pass"
         drawn.append(element("g", element("title", said), *columns))
         if depth % every == 0:
             middle = f"{(depth + 0.5) * step:.2f}%"
-            drawn.append(element("text", str(depth + 1), x=middle, y=_COLUMNS + 15, text_anchor="middle"))
-    floor = element("line", class_="floor", x1="0", x2="100%", y1=_COLUMNS, y2=_COLUMNS)
-    return element("svg", element("title", title), *drawn, floor, role="img", class_="columns", width="100%",
-                   height=_COLUMNS + 20)  # fmt: skip
+            drawn.append(element("text", str(depth + 1), x=middle, y=floor + 15, text_anchor="middle"))
+            if value > highest:
+                size = short_number(round(value, 1))
+                drawn.append(element("text", size, x=middle, y=_ABOVE - 4, text_anchor="middle"))
+    line = element("line", class_="floor", x1="0", x2="100%", y1=floor, y2=floor)
+    return element("svg", element("title", title), *drawn, line, role="img", class_="columns", width="100%",
+                   height=floor + 20)  # fmt: skip
 
 
 @dataclass(frozen=True)

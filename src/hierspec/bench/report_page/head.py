@@ -103,7 +103,8 @@ def _tiles(run: Run) -> Html | None:
         tiles[0] = (tiles[0][0], "plain decoding", f"{best.name}, 95% {interval[0]:.2f}–{interval[1]:.2f}")
     ratio = _over(best, peer)
     if peer is not None and ratio is not None:
-        tiles.append((times(ratio), "best peer", peer.name))
+        sure = best.interval_over(peer)
+        tiles.append((times(ratio), "best peer", peer.name + (f", 95% {sure[0]:.2f}–{sure[1]:.2f}" if sure else "")))
     tiles.append((rate(best.number("tokens_per_second")), "tokens/s", "prefill included"))
     same, whole = best.number("identical"), best.number("prompts")
     if same is not None and whole is not None:

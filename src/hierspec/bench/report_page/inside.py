@@ -72,14 +72,16 @@ def _guesses(run: Run, colours: Mapping[str, str]) -> Html | None:
     for entry in run.main.entries:
         judges = [tier for tier in mappings(entry.figures.get("tiers")) if mapping(tier.get("proposed"))]
         found += [(entry, tier, len(judges) > 1) for tier in judges if entry.kind != PLAIN]
-    highest = max((size for _, tier, _ in found for size in _a_pass(tier, "proposed_by_depth")), default=0.0)
-    if not found or highest <= 0:
+    if not any(size for _, tier, _ in found for size in _a_pass(tier, "proposed_by_depth")):
         return None
+    # One path stands, so one guess at most at each depth: a tree's many offers must not flatten what counts.
+    highest = max([1.0, *(size for _, tier, _ in found for size in _a_pass(tier, "accepted_by_depth"))])
     cards = [_card(entry, tier, several, highest, colours) for entry, tier, several in found]
     said = element(
         "p",
         "Guesses put to a tier, by how far they stand from what is certain: outlined, how many a pass of that tier was "
-        "given at each depth; filled, how many stood. Below, the same by who guessed. All charts have one scale.",
+        "given at each depth, with the number above where it is more than the chart is high; filled, how many stood. "
+        "Below, the same by who guessed. All charts have one scale.",
         class_="lead",
     )
     return section("guesses", "Whose guesses stood", said, element("div", *cards, class_="cards small"))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from hierspec.bench.estimates import interval_over
 from hierspec.core.errors import HierspecError
 
 PLAIN, PLAN, PEER = "plain", "plan", "peer"
@@ -53,6 +55,14 @@ class Entry:
         if len(edges) != 2 or edges[0] is None or edges[1] is None:
             return None
         return edges[0], edges[1]
+
+    def interval_over(self, other: Entry, task: str | None = None) -> tuple[float, float] | None:
+        """95% bootstrap interval of its tokens/s over another's, where the record tells both prompt by prompt."""
+        with suppress(KeyError, TypeError, ValueError, ArithmeticError):  # a record of another hand
+            both = [mappings(entry.figures.get("by_prompt")) for entry in (self, other)]
+            found = interval_over(both[0], both[1], task)
+            return None if found is None else (found[0], found[1])
+        return None
 
     def in_task(self, task: str) -> Entry:
         return Entry(self.name, self.kind, mapping(mapping(self.figures.get("tasks")).get(task)))

@@ -45,8 +45,9 @@ def _against_peers(run: Run) -> Html | None:
     if best is None or not run.main.named(PEER):
         return None
     rows = []
+    by_name = {peer.name: peer for peer in run.main.named(PEER)}
     for task in (None, *run.tasks):
-        ours, peers = best, run.main.named(PEER)
+        ours, peers = best, list(by_name.values())
         if task is not None:
             ours, peers = best.in_task(task), [peer.in_task(task) for peer in peers]
         peer, speed = fastest(peers), ours.number("tokens_per_second")
@@ -55,10 +56,13 @@ def _against_peers(run: Run) -> Html | None:
             mark = (
                 element("span", "ahead", class_="good") if speed > theirs else element("span", "behind", class_="bad")
             )
-            rows.append([task or "all prompts", times(speed / theirs), mark, rate(speed), rate(theirs), peer.name])
-    heads = ["task", "ratio", "", best.name, "best peer", "which"]
+            sure = best.interval_over(by_name[peer.name], task)
+            within = f"{sure[0]:.2f}–{sure[1]:.2f}" if sure else ""
+            told = (times(speed / theirs), within, mark, rate(speed), rate(theirs), peer.name)
+            rows.append([task or "all prompts", *told])
+    heads = ["task", "ratio", "95%", "", best.name, "best peer", "which"]
     said = "Tokens per second of our fastest plan and of the peer that is fastest at the task."
-    return figure(said, table("", heads, rows, texts=(0, 2, 5)), title="Beside the best peer of each task", wide=True)
+    return figure(said, table("", heads, rows, texts=(0, 3, 6)), title="Beside the best peer of each task", wide=True)
 
 
 def _speedup_bars(run: Run, entries: Sequence[Entry]) -> list[Bar]:

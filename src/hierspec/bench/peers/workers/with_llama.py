@@ -20,7 +20,7 @@ class Worker:
         threads = int(setting.get("threads", 2))
         parameters = xllamacpp.CommonParams()
         parameters.model.path = model
-        parameters.n_ctx, parameters.n_parallel, parameters.verbosity = 4096, 1, 0
+        parameters.n_ctx, parameters.n_parallel, parameters.verbosity = int(setting.get("context", 4096)), 1, 0
         parameters.cache_ram_mib = 0  # the conversation's own beginning is kept, not those of earlier prompts
         for place in (parameters.cpuparams, parameters.cpuparams_batch):
             place.n_threads = threads
@@ -55,7 +55,7 @@ class Worker:
             "max_tokens": request["max_tokens"],
             "temperature": request["temperature"],
             "seed": request["seed"],
-            "cache_prompt": True,
+            "cache_prompt": not request["fresh"],  # a conversation that goes on keeps its beginning
         }
         if request["temperature"] > 0:
             wanted |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -12,7 +12,7 @@ import llama_cpp
 import numpy as np
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-_CONTEXT, _BATCH = 4096, 512
+_BATCH = 512
 
 
 class Worker:
@@ -23,15 +23,16 @@ class Worker:
 
     def open(self, model: str, setting: dict[str, Any]) -> dict[str, Any]:
         threads, flash = int(setting.get("threads", 2)), bool(setting.get("flash"))
-        if self.key != (model, threads, flash):
+        context = int(setting.get("context", 4096))
+        if self.key != (model, threads, flash, context):
             if self.model is not None:
                 self.model.close()
             self.model, self.key, self.held = None, None, []
             self.model = llama_cpp.Llama(
-                model, n_ctx=_CONTEXT, n_batch=_BATCH, n_ubatch=_BATCH, n_threads=threads, n_threads_batch=threads,
+                model, n_ctx=context, n_batch=_BATCH, n_ubatch=_BATCH, n_threads=threads, n_threads_batch=threads,
                 flash_attn=flash, verbose=False,
             )  # fmt: skip
-            self.key = model, threads, flash
+            self.key, self.context = (model, threads, flash, context), context
             self.batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
             self.memory = llama_cpp.llama_get_memory(self.model.ctx)
         self.lookup = None
@@ -46,11 +47,11 @@ class Worker:
 
     def generate(self, request: dict[str, Any]) -> dict[str, Any]:
         prompt, most, stops = request["prompt"], request["max_tokens"], set(request["stop_ids"])
-        if len(prompt) + most > _CONTEXT:
-            return {"error": f"{len(prompt)} + {most} tokens are more than its context of {_CONTEXT}"}
+        if len(prompt) + most > self.context:
+            return {"error": f"{len(prompt)} + {most} tokens are more than its context of {self.context}"}
         sampler = self._sampler(request["temperature"], request["seed"])
         began = time.perf_counter()
-        self._cut(min(_shared(self.held, prompt), len(prompt) - 1))
+        self._cut(0 if request["fresh"] else min(_shared(self.held, prompt), len(prompt) - 1))
         fresh = prompt[len(self.held) :]
         for start in range(0, len(fresh), _BATCH):
             part = fresh[start : start + _BATCH]

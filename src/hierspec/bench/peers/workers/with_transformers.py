@@ -56,15 +56,13 @@ class Worker:
 
     def generate(self, request: dict[str, Any]) -> dict[str, Any]:
         ids = torch.tensor([request["prompt"]])
-        options: dict[str, Any] = dict(self.options)
+        options: dict[str, Any] = {**self.options, "repetition_penalty": 1.0}
         if request["temperature"] > 0:
             torch.manual_seed(request["seed"])
             options |= {"do_sample": True, "temperature": request["temperature"], "top_k": 0, "top_p": 1.0}
         else:
             options["do_sample"] = False
-        first = _FirstToken()
-        if not self.options:  # a streamer is not allowed beside an assistant in every version
-            options["streamer"] = first
+        options["streamer"] = first = _FirstToken()
         began = time.perf_counter()
         with torch.inference_mode():
             written = self.model.generate(

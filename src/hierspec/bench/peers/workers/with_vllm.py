@@ -30,8 +30,9 @@ class Worker:
                 more["speculative_config"]["prompt_lookup_max"] = setting.get("lookup_ngram", 3)
         dtype = setting.get("dtype", "float32")
         self.engine = vllm.LLM(
-            model, dtype=dtype, max_model_len=4096, max_num_seqs=1, enable_prefix_caching=True,
-            enforce_eager=bool(setting.get("eager", False)), **more,
+            model, dtype=dtype, max_model_len=int(setting.get("context", 4096)), max_num_seqs=1,
+            enable_prefix_caching=True, enforce_eager=bool(setting.get("eager", False)),
+            disable_log_stats=False, **more,  # else it does not tell when the first token was there
         )  # fmt: skip
         return {"version": f"vllm {vllm.__version__}", "dtype": dtype, "weights": f"the file's, as {dtype}"}
 
@@ -42,6 +43,8 @@ class Worker:
             max_tokens=request["max_tokens"], temperature=request["temperature"], seed=request["seed"],
             stop_token_ids=request["stop_ids"], detokenize=False,
         )  # fmt: skip
+        if request["fresh"]:
+            self.engine.reset_prefix_cache()
         began = time.perf_counter()
         [result] = self.engine.generate([{"prompt_token_ids": request["prompt"]}], sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
