@@ -82,9 +82,10 @@ def test_a_tie_is_one_of_the_two_tokens_that_differ(monkeypatch):
     monkeypatch.setattr(compare, "next_scores", lambda *arguments: scores)
     model = SimpleNamespace(dtype="float32")
     found = [
-        compare.first_difference(model, [1], [5], other, Sampling(), 0).is_tie for other in ([6], [6, 7], [7], [5, 6])
+        compare.first_difference(model, [1], [5], other, Sampling(), 0).is_tie
+        for other in ([6], [6, 7], [7], [5, 6], [99])
     ]
-    assert found == [True, True, False, False]
+    assert found == [True, True, False, False, False]
 
 
 def test_temperatures_and_strangers_are_kept_apart():

@@ -45,8 +45,12 @@ def first_difference(
     mine, theirs = (output[place] if place < len(output) else None for output in (one, other))
     scores = next_scores(model, prompt, one[:place], sampling, seed)
     best, second = scores.topk(2).values.tolist()
-    near = [token is not None and best - float(scores[token]) < TIES[model.dtype] for token in (mine, theirs)]
-    return Difference(place, (mine, theirs), best - second, all(near))
+
+    def near(token: int | None) -> bool:
+        known = token is not None and token < len(scores)  # another program may write what we have no row for
+        return known and best - float(scores[token]) < TIES[model.dtype]
+
+    return Difference(place, (mine, theirs), best - second, near(mine) and near(theirs))
 
 
 def next_scores(
