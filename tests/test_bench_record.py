@@ -19,6 +19,7 @@ from hierspec.bench.peers import PeerAnswer
 from hierspec.bench.provenance import file_hashes, prompt_set
 from hierspec.bench.report import document_of
 from hierspec.bench.run import PLAIN, SideBySide
+from hierspec.cli.bench_table import show
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
@@ -250,6 +251,20 @@ def test_peers_forget_before_each_prompt_and_learners_begin_each_repeat_anew(mod
         resumed = FakePeer(learns=learns)
         run(resumed, 1).run(journal=Journal(path, {}))
         assert resumed.told == ["asked", *untimed_again, "forget", "asked", "asked"]
+
+
+def test_the_terminal_tells_the_ratio_to_the_fastest_peer(model, capsys):
+    slow, fast = FakePeer(), FakePeer()
+    slow.name, slow.generate = "slow", lambda prompt, sampling: PeerAnswer([5, 6, 7, 8], 9.0)
+    run = bench(model, peers=[slow, fast], batches=(2,), samplings=[Sampling(max_tokens=4)])
+    run.run()
+    result = document_of(run, {})
+    show(result)
+    said = " ".join(capsys.readouterr().err.split())
+    best = max(("history", "exit", "residual"), key=lambda name: result["plans"][name]["tokens_per_second"])
+    ratio = result["plans"][best]["tokens_per_second"] / 2.0
+    assert f"{best} writes {ratio:.2f}x (" in said
+    assert "the tokens/s of fake, the fastest peer." in said
 
 
 def test_every_size_of_batch_is_filled(model, monkeypatch):

@@ -42,18 +42,14 @@ def show(result: Mapping[str, Any]) -> None:
 
 
 def _beside_peers(result: Mapping[str, Any]) -> None:
-    """Our fastest plan, one prompt at a time, over the fastest peer."""
-    from hierspec.bench.estimates import interval_over
+    """Our fastest plan over the fastest peer, as the page has it."""
+    from hierspec.bench.report_page.reading import Run
 
-    plans = [name for name in result["plans"] if name != "plain" and ", batch of" not in name]
-    if not plans or not result["peers"]:
-        return
-    plan = max(plans, key=lambda name: result["plans"][name]["tokens_per_second"])
-    peer = max(result["peers"], key=lambda name: result["peers"][name]["tokens_per_second"])
-    ours, theirs = result["plans"][plan], result["peers"][peer]
-    low, high = interval_over(ours["by_prompt"], theirs["by_prompt"]) or (0.0, 0.0)
-    ratio = ours["tokens_per_second"] / theirs["tokens_per_second"]
-    note(f"{plan} writes {ratio:.2f}x ({low:.2f} to {high:.2f}) the tokens/s of {peer}, the fastest peer.")
+    run = Run.of(result)
+    if run.best is not None and run.best_peer is not None and (ratio := run.best.over(run.best_peer)) is not None:
+        sure = run.best.interval_over(run.best_peer)
+        within = f" ({sure[0]:.2f} to {sure[1]:.2f})" if sure else ""
+        note(f"{run.best.name} writes {ratio:.2f}x{within} the tokens/s of {run.best_peer.name}, the fastest peer.")
 
 
 def _table(part: Mapping[str, Any], title: str) -> None:

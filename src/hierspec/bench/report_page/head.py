@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from hierspec.bench.report_page.figures import exact, rate, times
 from hierspec.bench.report_page.markup import Child, Html, element
 from hierspec.bench.report_page.peers import described
-from hierspec.bench.report_page.reading import PEER, Entry, Run, mapping
+from hierspec.bench.report_page.reading import PEER, Run, mapping
 
 # Shown elsewhere on the page, so left out of the folded list of all facts.
 _ELSEWHERE = frozenset({
@@ -44,8 +44,7 @@ def sentence(run: Run) -> str:
         text = (
             f"No plan is faster than plain decoding: the best, {best.name}, writes {times(speedup)} its tokens a second"
         )
-    ratio = _over(best, peer)
-    if peer is not None and ratio is not None:
+    if peer is not None and (ratio := best.over(peer)) is not None:
         text += f" and {times(ratio)} as many as the best peer, {peer.name}"
     same, whole = best.number("identical"), best.number("prompts")
     if same is not None and whole is not None:
@@ -53,13 +52,6 @@ def sentence(run: Run) -> str:
         ties = int(best.number("ties") or 0)
         text += f", {ties} more differ at a tie" if ties else ""
     return text + "."
-
-
-def _over(best: Entry | None, peer: Entry | None) -> float | None:
-    if best is None or peer is None:
-        return None
-    ours, theirs = best.number("tokens_per_second"), peer.number("tokens_per_second")
-    return ours / theirs if ours is not None and theirs else None
 
 
 def _marks(run: Run) -> list[Html]:
@@ -101,8 +93,7 @@ def _tiles(run: Run) -> Html | None:
     interval = best.interval()
     if interval is not None:
         tiles[0] = (tiles[0][0], "plain decoding", f"{best.name}, 95% {interval[0]:.2f}–{interval[1]:.2f}")
-    ratio = _over(best, peer)
-    if peer is not None and ratio is not None:
+    if peer is not None and (ratio := best.over(peer)) is not None:
         sure = best.interval_over(peer)
         tiles.append((times(ratio), "best peer", peer.name + (f", 95% {sure[0]:.2f}–{sure[1]:.2f}" if sure else "")))
     tiles.append((rate(best.number("tokens_per_second")), "tokens/s", "prefill included"))

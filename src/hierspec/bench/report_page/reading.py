@@ -56,6 +56,11 @@ class Entry:
             return None
         return edges[0], edges[1]
 
+    def over(self, other: Entry) -> float | None:
+        """Its tokens/s over another's."""
+        ours, theirs = self.number("tokens_per_second"), other.number("tokens_per_second")
+        return ours / theirs if ours is not None and theirs else None
+
     def interval_over(self, other: Entry, task: str | None = None) -> tuple[float, float] | None:
         """95% bootstrap interval of its tokens/s over another's, where the record tells both prompt by prompt."""
         with suppress(KeyError, TypeError, ValueError, ArithmeticError):  # a record of another hand
