@@ -8,9 +8,9 @@ import pytest
 
 import hierspec
 from hierspec import Chat, HierspecError, Plan, Sampling, TierPlan
-from hierspec.compare import first_difference
+from hierspec.backends.cpu.decoder import CpuDecoder
 from hierspec.core.engine import Engine
-from hierspec.models.cpu_decoder import CpuDecoder
+from hierspec.equality import first_difference
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.testing.fakes import FakeStore
 

@@ -12,11 +12,15 @@ from typing import Any
 
 import torch
 
+from hierspec.assembly.auto import AUTO, kept_plan, usual_plan
+from hierspec.assembly.dtype import DtypeChoice, choose_dtype
+from hierspec.assembly.measured_costs import CostBook
+from hierspec.assembly.opening import open_decoder
+from hierspec.assembly.paces import PolicyBook
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.eagle import is_eagle
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import Pack
-from hierspec.core.appraisal import Appraiser
 from hierspec.core.engine import Engine, Request
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy, Scorer, Store, Tier
@@ -24,18 +28,14 @@ from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.sampling import Sampling
 from hierspec.generation import Generation, TextStep, Writer
 from hierspec.machine import peak_memory
-from hierspec.models.cache import StaircasePool
-from hierspec.models.exits import PACKED_FEATURE, PACKED_SMALL, Exits
-from hierspec.models.opening import open_decoder
-from hierspec.models.scorer import AnyDecoder, ModelScorer, StateScorer
-from hierspec.models.skipping import skipping_scorer
-from hierspec.models.synthetic import Synthetics
+from hierspec.pacing.appraisal import Appraiser
 from hierspec.paths import cache_folder
-from hierspec.planner.auto import AUTO, kept_plan, usual_plan
-from hierspec.planner.costs import CostBook
-from hierspec.planner.dtypes import DtypeChoice, choose_dtype
-from hierspec.planner.policies import PolicyBook
 from hierspec.progress import Progress, silent
+from hierspec.scorers.base import Decoder, ModelScorer, StateScorer
+from hierspec.scorers.catalogue import PACKED_FEATURE, PACKED_SMALL, ScorerCatalogue
+from hierspec.scorers.skipping import skipping_scorer
+from hierspec.scorers.staircase import StaircasePool
+from hierspec.scorers.synthetic import Synthetics
 from hierspec.stores import Home, open_store
 from hierspec.text.tokenizer import Tokenizer
 
@@ -111,7 +111,7 @@ class LanguageModel:
     """A model and everything it keeps between requests. Not for several threads at once."""
 
     def __init__(
-        self, name: str, folder: Path, tokenizer: Tokenizer, decoder: AnyDecoder, dtype: str, kv_memory: int,
+        self, name: str, folder: Path, tokenizer: Tokenizer, decoder: Decoder, dtype: str, kv_memory: int,
         backend: str = "auto", weights: str = "auto", stores: Path | None = None, pack: Pack | None = None,
         choice: DtypeChoice | None = None,
     ) -> None:  # fmt: skip
@@ -127,7 +127,7 @@ class LanguageModel:
         self.stop_ids = frozenset((*tokenizer.stop_ids, *decoder.config.eos_ids))
         self.kv_memory = kv_memory
         self._pool = StaircasePool(decoder, kv_memory)
-        self._exits = Exits(name, decoder, self._pool, pack)
+        self._catalogue = ScorerCatalogue(name, decoder, self._pool, pack)
         self._drafts: dict[tuple[str, str], LanguageModel] = {}  # by source and weights
         self._draft_scorers: dict[tuple[str, str | None, bool], StateScorer] = {}
         self._stores_folder = stores
@@ -231,12 +231,12 @@ class LanguageModel:
 
     def scorer(self, layers: int) -> ModelScorer:
         """The model itself, or its exit after so many layers through the last norm and head."""
-        return self._exits.whole(layers)
+        return self._catalogue.whole(layers)
 
     @property
     def pack(self) -> Pack | None:
         """What there is for this model beside its weights."""
-        return self._exits.pack
+        return self._catalogue.pack
 
     def draft(self, source: str, weights: str | None = None) -> LanguageModel:
         """A second model with the same vocabulary, loaded once, on the same device.
@@ -288,21 +288,21 @@ class LanguageModel:
     def memory(self) -> dict[str, int]:
         """Bytes: of the weights, of keys, values and states kept for texts, and the most that the process had."""
         drafts = [draft.memory() for draft in self._drafts.values()]
-        weights = self.decoder.weight_bytes + self._exits.weight_bytes() + sum(draft["weights"] for draft in drafts)
-        texts = self._pool.bytes_held() + self._exits.bytes_held() + sum(draft["texts"] for draft in drafts)
+        weights = self.decoder.weight_bytes + self._catalogue.weight_bytes() + sum(draft["weights"] for draft in drafts)
+        texts = self._pool.bytes_held() + self._catalogue.bytes_held() + sum(draft["texts"] for draft in drafts)
         return {"weights": weights, "texts": texts, "peak": peak_memory()}
 
     def forget(self) -> None:
         """Drop everything computed so far. The next answers take longer and are the same."""
         self._pool.clear()
-        self._exits.clear()
+        self._catalogue.clear()
         for scorer in self._skipping.values():
             scorer.forget()
         for draft in self._drafts.values():
             draft.forget()
 
     def _judge(self, tier: TierPlan) -> StateScorer:
-        exits = self._exits
+        exits = self._catalogue
         if tier.exit_layer is not None:
             return exits.exit(tier.exit_layer, tier.head, tier.vocabulary, tier.weights)
         if tier.skip_layers:
@@ -321,7 +321,7 @@ class LanguageModel:
             draft = self.draft(tier.draft, tier.weights)
             scorer = replace(draft.scorer(draft.config.layers), name=f"draft {draft.name}")
             if small:  # of the target's draft vocabulary: the ids are the same
-                head = draft._exits.head(draft.decoder.norm, True, tokens=exits.tokens)
+                head = draft._catalogue.head(draft.decoder.norm, True, tokens=exits.tokens)
                 scorer = replace(scorer, head=head, kind="small vocabulary")
             self._draft_scorers[key] = scorer
         return self._draft_scorers[key]

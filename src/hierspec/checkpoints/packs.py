@@ -96,7 +96,7 @@ class Pack:
 
     def exits(self) -> tuple[int, ...]:
         """Exits that have an adapter."""
-        return self._exits
+        return self._catalogue
 
     def adapter(self, exit_layer: int, config: DecoderConfig) -> Branch:
         """The adapter of one exit of a target with this configuration."""
@@ -167,7 +167,7 @@ class Pack:
 
     # Asked for with every request, so read once.
     @cached_property
-    def _exits(self) -> tuple[int, ...]:
+    def _catalogue(self) -> tuple[int, ...]:
         names = (name.split(".") for name in (self.read(self._adapters) if self.has(self._adapters) else ()))
         return tuple(
             sorted({int(parts[1]) for parts in names if parts[0::2][:2] == ["exit", "layer"] and parts[1].isdigit()})

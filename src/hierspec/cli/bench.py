@@ -45,8 +45,8 @@ from hierspec.cli.console import hand_out, note, progress_bars
 from hierspec.core.errors import HierspecError
 
 if TYPE_CHECKING:
-    from hierspec.bench.journal import Journal
-    from hierspec.bench.run import SideBySide
+    from hierspec_bench.journal import Journal
+    from hierspec_bench.run import SideBySide
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,8 +153,8 @@ def run(arguments: argparse.Namespace) -> int:
     for plan in plans.values():
         model.hierarchy(plan)  # a plan that cannot run is told before anything is measured
 
-    from hierspec.bench.provenance import bandwidth, prompt_set, provenance
-    from hierspec.bench.run import SideBySide
+    from hierspec_bench.provenance import bandwidth, prompt_set, provenance
+    from hierspec_bench.run import SideBySide
 
     with progress_bars() as progress, bench_peers.opened(arguments, model, prompts, samplings, progress) as ready:
         about = about_model(model) | provenance(model, plans.values(), progress)
@@ -174,16 +174,16 @@ def _finish(
     journal: Journal | None,
 ) -> int:
     """Hands out what there is, all of it or as far as a stopped run has come."""
-    from hierspec.bench.report import document_of
-    from hierspec.bench.run import PLAIN, records
-    from hierspec.planner.playing.replay import write_records
+    from hierspec.planner.simulation.replay import write_records
+    from hierspec_bench.document import document_of
+    from hierspec_bench.run import PLAIN, records
 
     complete = bench.done == bench.total
     result = document_of(bench, about, absent)
     if arguments.record is not None and complete:
         write_records(arguments.record, records(bench.found[0][PLAIN]))
     if arguments.report is not None and result["plans"]:
-        from hierspec.bench.report_page import write_report
+        from hierspec_bench.page import write_report
 
         write_report(result, arguments.report)
     if not arguments.json:
@@ -210,8 +210,8 @@ def _journal(arguments: argparse.Namespace, bench: SideBySide, about: Mapping[st
         return None
     import torch
 
-    from hierspec.bench.journal import Journal, journal_path
     from hierspec.machine import machine
+    from hierspec_bench.journal import Journal, journal_path
 
     setting = {
         "model": [about["model"], about["files"]],

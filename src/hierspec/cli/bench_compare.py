@@ -12,7 +12,7 @@ from hierspec.core.errors import HierspecError
 def compare(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.tolerance < 1:
         raise HierspecError(f"--tolerance must be from 0 to below 1, not {arguments.tolerance:g}.")
-    from hierspec.bench.comparing import compare_documents, read_document
+    from hierspec_bench.compare import compare_documents, read_document
 
     before, after = (read_document(path) for path in arguments.compare)
     compared = compare_documents(before, after, arguments.tolerance)

@@ -13,15 +13,15 @@ from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_file
 
 if TYPE_CHECKING:
-    from hierspec.bench.equality import Equality
     from hierspec.language_model import LanguageModel
     from hierspec.prompts import BenchPrompt
+    from hierspec_bench.equality import Equality
 
 
 def run_equality(arguments: argparse.Namespace, model: LanguageModel, prompts: list[BenchPrompt]) -> int:
     """Compare until there are so many tokens; an interrupted run leaves what it has, and --output goes on from it."""
-    from hierspec.bench.equality import PLAIN_BATCH, Equality, compare_many
     from hierspec.machine import machine
+    from hierspec_bench.equality import PLAIN_BATCH, Equality, compare_many
 
     if arguments.equality_tokens < 1:
         raise HierspecError(f"--equality-tokens must be at least 1, not {arguments.equality_tokens}.")
@@ -59,7 +59,7 @@ def run_equality(arguments: argparse.Namespace, model: LanguageModel, prompts: l
 
 def _earlier(path: Path | None, about: dict[str, Any]) -> Equality | None:
     """What a run of the same model and plan left in the file, if there is one."""
-    from hierspec.bench.equality import Equality
+    from hierspec_bench.equality import Equality
 
     if path is None or not path.is_file():
         return None

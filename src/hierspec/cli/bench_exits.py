@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def synthetic_setting(arguments: argparse.Namespace) -> int:
-    from hierspec.bench import synthetic
-    from hierspec.bench.report import document
-    from hierspec.bench.run import run_plans
+    from hierspec_bench import synthetic
+    from hierspec_bench.document import document
+    from hierspec_bench.run import run_plans
 
     sampling = options.chosen_samplings(arguments)[0]
     if arguments.threads is not None:
@@ -50,12 +50,12 @@ def synthetic_setting(arguments: argparse.Namespace) -> int:
 def pairs_of_exits(arguments: argparse.Namespace, model: LanguageModel, name: str, prompts: list[BenchPrompt]) -> int:
     import torch
 
-    from hierspec.bench import exits
-    from hierspec.bench.provenance import prompt_set
-    from hierspec.bench.report import document
-    from hierspec.bench.run import run_plans
     from hierspec.checkpoints.load import load_checkpoint
     from hierspec.train.examine import examine
+    from hierspec_bench import exits
+    from hierspec_bench.document import document
+    from hierspec_bench.provenance import prompt_set
+    from hierspec_bench.run import run_plans
 
     sampling = options.chosen_samplings(arguments)[0]
     layers = options.numbers("--exits", arguments.exits)
@@ -67,7 +67,7 @@ def pairs_of_exits(arguments: argparse.Namespace, model: LanguageModel, name: st
         found = run_plans(model, prompts, plans, sampling, (), progress)
     result = document(found, [], about_model(model) | {"temperature": sampling.temperature,
                       "max_tokens": sampling.max_tokens, "prompts": prompt_set(name, prompts)})  # fmt: skip
-    result["agreement"], result["exits"] = agreement, exits.side_by_side(result, plans, predicted)
+    result["agreement"], result["exits"] = agreement, exits.running_requests(result, plans, predicted)
     if not arguments.json:
         for row in result["exits"]:
             verifier = f"verifier {row['verifier']}" if row["verifier"] else f"alone, {row['gather'][0]} tokens"

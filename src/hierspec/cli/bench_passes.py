@@ -11,9 +11,9 @@ from hierspec.cli.console import hand_out, note, progress_bars
 
 def passes(arguments: argparse.Namespace, peers: list[str]) -> int:
     model = options.load_model(arguments)
-    from hierspec.bench.passes import measure_passes
-    from hierspec.bench.peers import open_peer
     from hierspec.machine import machine
+    from hierspec_bench.passes import measure_passes
+    from hierspec_bench.peers import open_peer
 
     device = str(model.decoder.device)
     peer = open_peer(peers[0], model.folder, model.dtype, device, model.stop_ids) if peers else None

@@ -13,11 +13,11 @@ from hierspec.cli.console import hand_out, note, progress_bars
 from hierspec.core.errors import HierspecError
 
 if TYPE_CHECKING:
-    from hierspec.bench.peers import Peer
     from hierspec.core.sampling import Sampling
     from hierspec.language_model import LanguageModel
     from hierspec.progress import Progress
     from hierspec.prompts import BenchPrompt
+    from hierspec_bench.peers import Peer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def install(arguments: argparse.Namespace) -> int:
     """Environments for the peers named. One that cannot be made does not keep the others from being made."""
-    from hierspec.bench.peers import ENVIRONMENTS
-    from hierspec.bench.peers import install as install_one
+    from hierspec_bench.peers import ENVIRONMENTS
+    from hierspec_bench.peers import install as install_one
 
     asked = [name.split(":")[0] for name in arguments.install_peers.split(",") if name]
     every = [name for name, environment in ENVIRONMENTS.items() if not environment.by_name_only]
@@ -83,9 +83,9 @@ def opened(
     if not arguments.peers:
         yield Opened((), {})
         return
-    from hierspec.bench.peers import not_handed_on, open_peers
-    from hierspec.bench.peers.search import PROMPTS
     from hierspec.prompts import spread
+    from hierspec_bench.peers import not_handed_on, open_peers
+    from hierspec_bench.peers.search import PROMPTS
 
     if wrong := not_handed_on(samplings[0]):
         names = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)

@@ -10,17 +10,17 @@ from hierspec.cli import options
 from hierspec.cli.console import command_line, hand_out, note, progress_bars
 
 if TYPE_CHECKING:
-    from hierspec.bench.phases import Phase
     from hierspec.language_model import LanguageModel
     from hierspec.prompts import BenchPrompt
+    from hierspec_bench.phases import Phase
 
 
 def run_phases(arguments: argparse.Namespace, model: LanguageModel, prompts: list[BenchPrompt]) -> int:
     """`auto` and every plan of --plans go through the same phases; 1 where a text is not plain decoding's."""
     import torch
 
-    from hierspec.bench.phases import CONVERSATIONS, PhaseRun, shifting_load, shifting_text
     from hierspec.machine import machine
+    from hierspec_bench.phases import CONVERSATIONS, PhaseRun, shifting_load, shifting_text
 
     [sampling] = options.chosen_samplings(arguments)
     sampling = replace(sampling, seed=sampling.seed or 0)

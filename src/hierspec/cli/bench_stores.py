@@ -12,8 +12,8 @@ from hierspec.paths import whole_file
 def store_times(arguments: argparse.Namespace) -> int:
     if arguments.largest is not None and arguments.largest < 100:
         raise HierspecError(f"--largest must be at least 100 tokens, not {arguments.largest}.")
-    from hierspec.bench.stores import CONTEXTS, CORPORA, HISTORIES, chart, measure_stores, no_larger
     from hierspec.machine import machine
+    from hierspec_bench.stores import CONTEXTS, CORPORA, HISTORIES, chart, measure_stores, no_larger
 
     contexts, histories, corpora = (no_larger(sizes, arguments.largest) for sizes in (CONTEXTS, HISTORIES, CORPORA))
     with progress_bars() as progress:
@@ -32,8 +32,8 @@ def store_times(arguments: argparse.Namespace) -> int:
 
 
 def store_soak(arguments: argparse.Namespace) -> int:
-    from hierspec.bench.soak import kill_while_writing, soak
     from hierspec.machine import machine
+    from hierspec_bench.soak import kill_while_writing, soak
 
     with progress_bars() as progress:
         soaked, killed = soak(progress=progress), kill_while_writing(progress=progress)

@@ -43,7 +43,7 @@ def show(result: Mapping[str, Any]) -> None:
 
 def _beside_peers(result: Mapping[str, Any]) -> None:
     """Our fastest plan over the fastest peer, as the page has it."""
-    from hierspec.bench.report_page.reading import Run
+    from hierspec_bench.page.reading import Run
 
     run = Run.of(result)
     if run.best is not None and run.best_peer is not None and (ratio := run.best.over(run.best_peer)) is not None:
@@ -74,7 +74,7 @@ def _table(part: Mapping[str, Any], title: str) -> None:
 
 def _same(plan: Mapping[str, Any]) -> str:
     if not plan.get("promises_text", True):
-        return f"same law ({plan['rule']})" + (f", p {plan['law']['p']:g}" if "law" in plan else "")
+        return f"same distribution ({plan['rule']})" + (f", p {plan['law']['p']:g}" if "law" in plan else "")
     return f"{plan['identical']} of {plan['prompts']}" + (f", {plan['ties']} ties" if plan["ties"] else "")
 
 

@@ -124,7 +124,7 @@ def _report(
     arguments: argparse.Namespace,
 ) -> int:  # fmt: skip
     """The line at the end, or the JSON document."""
-    from hierspec.compare import first_difference
+    from hierspec.equality import first_difference
 
     line = f"{len(answer.tokens)} tokens, {answer.tokens_per_second:.1f} tokens/s, "
     line += f"{answer.stats.tokens_per_pass:.2f} tokens per target pass"

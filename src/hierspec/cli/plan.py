@@ -22,7 +22,7 @@ from hierspec.cli.console import command_line, hand_out, note, progress_bars, sh
 from hierspec.core.errors import HierspecError
 
 if TYPE_CHECKING:
-    from hierspec.planner.choosing import Choice
+    from hierspec.planner.choose import Choice
 
 _SHOWN = 12  # plans in the table
 
@@ -56,12 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
         return plan_simulate.run(arguments)
     if arguments.runs < 1 or arguments.limit < 1 or arguments.max_tokens < 8 or arguments.seconds <= 0:
         raise HierspecError("--runs, --limit and --seconds must be more than 0, and --max-tokens at least 8.")
+    from hierspec.assembly.auto import keep_plan, noted
     from hierspec.core.sampling import Sampling
     from hierspec.machine import machine
     from hierspec.paths import whole_file
-    from hierspec.planner.auto import keep_plan, noted
-    from hierspec.planner.choice_report import charts, explained
-    from hierspec.planner.choosing import choose
+    from hierspec.planner.choose import choose
+    from hierspec.planner.explain import charts, explained
     from hierspec.prompts import own_prompts, read_prompts, spread
 
     sampling = Sampling(temperature=arguments.temperature, seed=arguments.seed)
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(choice: Choice) -> None:
-    from hierspec.planner.choice_report import as_played
+    from hierspec.planner.explain import as_played
 
     plain, best = choice.plain, choice.best
     rungs = as_played(best).rungs

@@ -14,12 +14,12 @@ _PLAYED = 3  # of them with coins
 
 def run(arguments: argparse.Namespace) -> int:
     from hierspec.paths import whole_file
-    from hierspec.planner.ladders import whatif
-    from hierspec.planner.ladders.figures import in_words
-    from hierspec.planner.ladders.picture import picture
-    from hierspec.planner.ladders.report import compared, explained, tier_rows
-    from hierspec.planner.ladders.search import search
-    from hierspec.planner.ladders.simulate import play
+    from hierspec.planner.formula import whatif
+    from hierspec.planner.formula.figures import in_words
+    from hierspec.planner.formula.picture import picture
+    from hierspec.planner.formula.report import compared, explained, tier_rows
+    from hierspec.planner.formula.search import search
+    from hierspec.planner.formula.simulate import play
 
     asked = whatif.read(arguments.simulate)
     figures = asked.figures

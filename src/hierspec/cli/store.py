@@ -77,7 +77,7 @@ def _build_corpus(arguments: argparse.Namespace) -> int:
 
 
 def _build_history(arguments: argparse.Namespace) -> int:
-    from hierspec.own_answers import write_answers
+    from hierspec.fill_history import fill_history
     from hierspec.prompts import read_prompts, spread
     from hierspec.stores.history import HistoryStore
 
@@ -90,7 +90,7 @@ def _build_history(arguments: argparse.Namespace) -> int:
         progress_bars() as progress,
     ):
         conversations = [prompt.turns for prompt in prompts]
-        written = write_answers(model, store, conversations, arguments.max_tokens, arguments.batch, progress)
+        written = fill_history(model, store, conversations, arguments.max_tokens, arguments.batch, progress)
         note(f"{written} answers added to {model.home.history}")
     return 0
 
@@ -131,9 +131,9 @@ def _drop(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from hierspec.planner.costs import read_costs
-    from hierspec.planner.playing.ablation import ablation, answered_before, distinct, replay_with
-    from hierspec.planner.playing.replay import read_records
+    from hierspec.assembly.measured_costs import read_costs
+    from hierspec.planner.simulation.ablation import ablation, answered_before, distinct, replay_with
+    from hierspec.planner.simulation.replay import read_records
     from hierspec.stores import open_store
     from hierspec.stores.history import SHARED, HistoryStore
 

@@ -35,8 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.max_tokens < 1:
         raise HierspecError(f"--max-tokens must be at least 1, not {arguments.max_tokens}.")
     model = options.load_model(arguments)
-    from hierspec.models.skipping import in_runs
     from hierspec.paths import whole_file
+    from hierspec.scorers.skipping import in_runs
     from hierspec.train.skip import calibration, search
 
     with progress_bars() as progress:

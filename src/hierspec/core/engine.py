@@ -11,9 +11,9 @@ import numpy as np
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Ask, Extension, Hierarchy, Scorer, Store
-from hierspec.core.policy import Written
 from hierspec.core.sampling import Dice, Sampling
 from hierspec.core.verify import Answer
+from hierspec.pacing.blocks import Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Request:
         self.ended: str | None = None
         self.error: HierspecError | None = None
         self.stats = hierarchy.new_stats()
-        self.side_by_side = 1
+        self.running_requests = 1
         self.stores: dict[str, Store] = {}
         for tier in hierarchy.tiers:
             for store in tier.stores:
@@ -143,7 +143,7 @@ class Engine:
         steps: list[tuple[Request, Step]] = []
         running = [*self._fresh, *(request for request, _ in self._asking if request.ended is None)]
         for request in running:
-            request.side_by_side = len(running)
+            request.running_requests = len(running)
         for request in self._fresh:
             self._go_on(request, None, steps)
         self._fresh = []

@@ -11,19 +11,19 @@ from typing import Protocol
 
 import numpy as np
 
-from hierspec.core.appraisal import Appraiser, Costs
 from hierspec.core.errors import HierspecError
-from hierspec.core.policy import CORRECTED, OWN, RUNNER_UP, STOOD, Policy, Written
-from hierspec.core.proposal import NOTHING, Law, Proposal
+from hierspec.core.proposal import NOTHING, Distribution, Proposal
 from hierspec.core.sampling import Dice, Sampling
 from hierspec.core.stats import Stats, TierStats
-from hierspec.core.verify import BY_LAWS, RULES, Answer, Candidate
-from hierspec.core.ways import Ways
+from hierspec.core.verify import BY_DISTRIBUTION, RULES, Answer, Candidate
+from hierspec.pacing.appraisal import Appraiser, Costs
+from hierspec.pacing.blocks import CORRECTED, OWN, RUNNER_UP, STOOD, Policy, Written
+from hierspec.pacing.routing import Router
 
 _LEADS = (0.25, 0.5, 1.0, 1.75, 2.75, 4.0, 6.0)  # bounds of the classes of leads, in nats
 
 
-class AnyRequest(Protocol):
+class RequestView(Protocol):
     """What the recursion and the scorers need to know of a request. The engine's is `Request`."""
 
     prompt: np.ndarray
@@ -34,7 +34,7 @@ class AnyRequest(Protocol):
     stop_ids: frozenset[int]
     stats: Stats
     stores: dict[str, Store]  # by name, as this request sees them
-    side_by_side: int  # requests that are run together now, this one included
+    running_requests: int  # requests that are run together now, this one included
 
 
 class Scorer(Protocol):
@@ -49,7 +49,7 @@ class Scorer(Protocol):
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
         """One packed pass for all asks. What was asked before may speed it up, never change it."""
 
-    def release(self, request: AnyRequest) -> None:
+    def release(self, request: RequestView) -> None:
         """The request has ended; what was kept for it may go."""
         return
 
@@ -98,7 +98,7 @@ class Tier:
     appraiser: Appraiser | None = None  # leaves out guesses that are not worth their time; None: nothing is left out
     policy: Policy | None = None  # may hand up before `gather` tokens, or have nothing drafted; None: never
     costs: Costs | None = None  # of this tier's passes, where something weighs time; default: the appraiser's
-    ways: Ways | None = None  # the tiers below that it may have drafted by; None: the next one alone
+    ways: Router | None = None  # the tiers below that it may have drafted by; None: the next one alone
 
     def seconds(self, nodes: int, requests: int = 1, taken: int | None = None) -> float:
         """What a pass over so many nodes should take each of so many requests, where this way was taken; 0 where nobody
@@ -116,9 +116,9 @@ class Ask:
     scorer: Scorer
     context: np.ndarray  # [length] int32, all of it, the prompt included
     proposal: Proposal
-    request: AnyRequest
+    request: RequestView
     candidates: int
-    laws: bool  # the rule needs whole laws, not picks
+    distributions: bool  # the rule needs whole laws, not picks
     stats: TierStats
     leads: bool = False  # whoever is handed the picks may learn how sure they were
 
@@ -150,7 +150,13 @@ class Hierarchy:
         return Stats([TierStats(tier.scorer.name) for tier in self.tiers])
 
     def extend(
-        self, level: int, context: np.ndarray, gather: int, room: int, request: AnyRequest, policy: Policy | None = None
+        self,
+        level: int,
+        context: np.ndarray,
+        gather: int,
+        room: int,
+        request: RequestView,
+        policy: Policy | None = None,
     ) -> Extension:
         """Tokens that this tier would itself have written: `gather` of them, fewer where the policy says so or a stop
         id comes, more where the last round brings more; at most `room`.
@@ -168,10 +174,17 @@ class Hierarchy:
             # The scorer adds a token of its own to what it accepts, so a guess fills at most one less than the room.
             asked, block, guess, taken = yield from self._asked(level, here, room - len(written) - 1, request)
             if guess is None:
-                guess = _chosen(tier, asked, stats, request.side_by_side)
-            laws = self.rule in BY_LAWS
+                guess = _chosen(tier, asked, stats, request.running_requests)
+            distributions = self.rule in BY_DISTRIBUTION
             answer = yield Ask(
-                tier.scorer, here, guess, request, tier.candidates, laws, stats, leads=level > 0 and not laws
+                tier.scorer,
+                here,
+                guess,
+                request,
+                tier.candidates,
+                distributions,
+                stats,
+                leads=level > 0 and not distributions,
             )
             verdict = RULES[self.rule](guess, answer, request.dice, tier.candidates)
             for store in tier.stores:
@@ -191,25 +204,25 @@ class Hierarchy:
                 found, how = verdict.written[len(accepted)], CORRECTED if row - 1 in guess.parents else OWN
                 written.append(Written(found, tier.scorer.name, how, _sure(answer, row, found) if level else 0))
             stats.count(guess, accepted, len(tokens))
-            stats.expected_seconds += tier.seconds(len(guess), request.side_by_side, taken)
+            stats.expected_seconds += tier.seconds(len(guess), request.running_requests, taken)
             if tier.appraiser is not None:
-                tier.appraiser.learn(asked, tokens, len(guess), request.side_by_side)
+                tier.appraiser.learn(asked, tokens, len(guess), request.running_requests)
             if weighed:
                 seconds = _expected(request, level) - before
                 if tier.ways is not None:
-                    tier.ways.verified(taken, block, tokens, seconds, len(asked) > 1, request.side_by_side)
+                    tier.ways.verified(taken, block, tokens, seconds, len(asked) > 1, request.running_requests)
                 elif below is not None:
-                    below.verified(block, tokens, seconds, len(asked) > 1, request.side_by_side)
+                    below.verified(block, tokens, seconds, len(asked) > 1, request.running_requests)
                 if policy is not None:
-                    policy.wrote(len(tokens), seconds, request.side_by_side)
+                    policy.wrote(len(tokens), seconds, request.running_requests)
             if stopped or len(written) >= gather:
                 return written
             # Decided from what is written, before the next token is drawn: so no law is bent (METHODS 5.1).
-            if policy is not None and len(written) >= at_least and not policy.go_on(written, request.side_by_side):
+            if policy is not None and len(written) >= at_least and not policy.go_on(written, request.running_requests):
                 return written
 
     def _asked(
-        self, level: int, here: np.ndarray, room: int, request: AnyRequest
+        self, level: int, here: np.ndarray, room: int, request: RequestView
     ) -> Generator[Ask, Answer, tuple[list[Proposal], list[Written], Proposal | None, int | None]]:
         """What the tiers below and the tier's stores say comes next, at most `room` deep; drawn tokens come first.
 
@@ -239,14 +252,14 @@ class Hierarchy:
         if policy is not None:
             instead = 0.0
             if asked and tier.appraiser is not None:
-                rate = tier.appraiser.rate(stats.written, stats.expected_seconds, request.side_by_side)
-                instead, chosen = tier.appraiser.weighed(asked, tier.budget, rate, request.side_by_side)
+                rate = tier.appraiser.rate(stats.written, stats.expected_seconds, request.running_requests)
+                instead, chosen = tier.appraiser.weighed(asked, tier.budget, rate, request.running_requests)
             # Whoever was asked before has read the text; what was written since is little.
             unread = [0 if lower.calls else len(here) for lower in request.stats.tiers[level + 1 :]]
             if tier.ways is not None:
-                taken = tier.ways.choose(instead, request.side_by_side, unread, room)
+                taken = tier.ways.choose(instead, request.running_requests, unread, room)
                 policy = policy if taken is None else tier.ways.ways[taken].policy
-            elif not policy.pays(instead, request.side_by_side, unread[0], room):
+            elif not policy.pays(instead, request.running_requests, unread[0], room):
                 taken = None
         if taken is None:
             return asked, [], chosen, None
@@ -257,7 +270,7 @@ class Hierarchy:
         return [handed.first(tier.budget), *asked], block, None, taken
 
 
-def _expected(request: AnyRequest, level: int) -> float:
+def _expected(request: RequestView, level: int) -> float:
     """Seconds that the passes of this tier and those below it should have taken so far."""
     return sum(tier.expected_seconds for tier in request.stats.tiers[level:])
 
@@ -277,18 +290,18 @@ def _own_tokens(answer: Answer) -> np.ndarray:
     """What the scorer would write after the context and after each node: its picks, or its likeliest tokens."""
     if answer.picks is not None:
         return answer.picks[:, 0]
-    assert answer.laws is not None
-    return np.argmax(answer.laws, axis=1)
+    assert answer.distributions is not None
+    return np.argmax(answer.distributions, axis=1)
 
 
 def _sure(answer: Answer, row: int, found: Sequence[Candidate]) -> int:
     """A class for how far the written token was ahead of all others, from 0 (hardly) up."""
     if answer.leads is not None:
         return bisect(_LEADS, float(answer.leads[row]))
-    token, law = found[0]
-    if law is None:
+    token, distribution = found[0]
+    if distribution is None:
         return 0
-    chance = min(float(law[token]), 1 - 1e-9)
+    chance = min(float(distribution[token]), 1 - 1e-9)
     return bisect(_LEADS, math.log(max(chance, 1e-9) / (1 - chance)))
 
 
@@ -298,13 +311,13 @@ def _handed_up(written: list[Written], tier: str) -> Proposal:
     How a token came to be written, and how sure its tier was, is its evidence: the tier above may learn what that is
     worth.
     """
-    nodes: list[tuple[int, int, str, Law | None, int]] = []
+    nodes: list[tuple[int, int, str, Distribution | None, int]] = []
     spine = -1
     for one in written:
         after, spine = spine, len(nodes)
         beside = one._replace(how=RUNNER_UP)
         nodes += [
-            (token, after, tier if place else one.source, law, beside.evidence if place else one.evidence)
-            for place, (token, law) in enumerate(one.candidates)
+            (token, after, tier if place else one.source, distribution, beside.evidence if place else one.evidence)
+            for place, (token, distribution) in enumerate(one.candidates)
         ]
     return Proposal(*zip(*nodes, strict=True))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from hierspec.core.errors import HierspecError
-from hierspec.core.policy import UNTIL
 from hierspec.core.verify import RULES
+from hierspec.pacing.blocks import UNTIL
 
 HEADS = ("auto", "shared", "adapter")
 VOCABULARIES = ("auto", "full", "small")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-Law = np.ndarray  # probabilities over the vocabulary, float64, sum 1
+Distribution = np.ndarray  # probabilities over the vocabulary, float64, sum 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +22,18 @@ class Proposal:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     sources: tuple[str, ...] = ()
-    laws: tuple[Law | None, ...] = field(default=(), compare=False)
+    distributions: tuple[Distribution | None, ...] = field(default=(), compare=False)
     evidence: tuple[int, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         size = len(self.tokens)
         if not self.sources:
             object.__setattr__(self, "sources", ("?",) * size)
-        if not self.laws:
-            object.__setattr__(self, "laws", (None,) * size)
+        if not self.distributions:
+            object.__setattr__(self, "distributions", (None,) * size)
         if not self.evidence:
             object.__setattr__(self, "evidence", (0,) * size)
-        if not (size == len(self.parents) == len(self.sources) == len(self.laws) == len(self.evidence)):
+        if not (size == len(self.parents) == len(self.sources) == len(self.distributions) == len(self.evidence)):
             raise ValueError("tokens, parents, sources, laws and evidence differ in length")
         for node, parent in enumerate(self.parents):
             if not -1 <= parent < node:
@@ -47,9 +47,9 @@ class Proposal:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def nodes(self) -> Iterator[tuple[int, int, str, Law | None, int]]:
+    def nodes(self) -> Iterator[tuple[int, int, str, Distribution | None, int]]:
         """Token, parent, source, law and evidence of one node after the other."""
-        return zip(self.tokens, self.parents, self.sources, self.laws, self.evidence, strict=True)
+        return zip(self.tokens, self.parents, self.sources, self.distributions, self.evidence, strict=True)
 
     def path(self, node: int) -> list[int]:
         """Tokens from the context down to `node`, the node's own token last."""
@@ -97,10 +97,10 @@ class Proposal:
             return self
         if not self.tokens:
             return other.first(nodes)
-        if any(law is not None for law in other.laws):
+        if any(distribution is not None for distribution in other.distributions):
             raise ValueError("a drawn proposal cannot be merged into another: it must come first")
         tokens, parents = list(self.tokens), list(self.parents)
-        sources, laws, evidence = list(self.sources), list(self.laws), list(self.evidence)
+        sources, distributions, evidence = list(self.sources), list(self.distributions), list(self.evidence)
         place: dict[tuple[int, int], int] = {}
         for node, key in enumerate(zip(parents, tokens, strict=True)):
             place.setdefault(key, node)  # of equal siblings the first is the one that can stand
@@ -116,10 +116,10 @@ class Proposal:
                 tokens.append(token)
                 parents.append(key[0])
                 sources.append(other.sources[node])
-                laws.append(None)
+                distributions.append(None)
                 evidence.append(other.evidence[node])
             moved[node] = place[key]
-        return Proposal(tuple(tokens), tuple(parents), tuple(sources), tuple(laws), tuple(evidence))
+        return Proposal(tuple(tokens), tuple(parents), tuple(sources), tuple(distributions), tuple(evidence))
 
     def _keep(self, nodes: Sequence[int]) -> Proposal:
         """Only these nodes, given in order; each one's parent is among them."""
@@ -128,7 +128,7 @@ class Proposal:
             tuple(self.tokens[n] for n in nodes),
             tuple(moved[self.parents[n]] for n in nodes),
             tuple(self.sources[n] for n in nodes),
-            tuple(self.laws[n] for n in nodes),
+            tuple(self.distributions[n] for n in nodes),
             tuple(self.evidence[n] for n in nodes),
         )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hierspec.core.errors import HierspecError
-from hierspec.core.proposal import Law
+from hierspec.core.proposal import Distribution
 
 _MASK64 = (1 << 64) - 1
 _IN_WORDS = {int: "a whole number", float: "a number"}
@@ -104,12 +104,12 @@ def adjust(logits: np.ndarray, text: np.ndarray, prompt_length: int, sampling: S
     return z
 
 
-def softmax(z: np.ndarray) -> Law:
+def softmax(z: np.ndarray) -> Distribution:
     e = np.exp(z - z.max())
     return e / e.sum()
 
 
-def law(z: np.ndarray, sampling: Sampling) -> Law:
+def distribution(z: np.ndarray, sampling: Sampling) -> Distribution:
     """The law that adjusted logits stand for; at temperature 0 all of it is on the best token."""
     if sampling.temperature > 0:
         return softmax(z)
@@ -165,7 +165,9 @@ class Dice:
     def accept(self, probability: float) -> bool:
         return bool(self._generator.random() < probability)
 
-    def choose(self, law: Law) -> int:
-        cumulative = np.cumsum(law)
+    def choose(self, distribution: Distribution) -> int:
+        cumulative = np.cumsum(distribution)
         token = int(np.searchsorted(cumulative, self._generator.random() * cumulative[-1], side="right"))
-        return min(token, int(np.flatnonzero(law)[-1]))  # a rounded sum must not reach past the last possible token
+        return min(
+            token, int(np.flatnonzero(distribution)[-1])
+        )  # a rounded sum must not reach past the last possible token

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hierspec.core.proposal import Law, Proposal
+from hierspec.core.proposal import Distribution, Proposal
 from hierspec.core.sampling import Dice
 
-Candidate = tuple[int, Law | None]  # a token and the law it was drawn from, given the candidates before it
+Candidate = tuple[int, Distribution | None]  # a token and the law it was drawn from, given the candidates before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Answer:
     """What a scorer says about context and proposal: picks [rows, candidates or more], or laws [rows, vocabulary]."""
 
     picks: np.ndarray | None = None
-    laws: np.ndarray | None = None
+    distributions: np.ndarray | None = None
     leads: np.ndarray | None = None  # [rows]: how far each pick's score is ahead of the next best, where asked for
 
 
@@ -59,9 +59,11 @@ def residual(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1
 
     Several candidates at one position are tried in turn, each against what the refused ones left of p.
     """
-    assert answer.laws is not None
+    assert answer.distributions is not None
     verdict, children = Verdict([], []), proposal.children()
-    _walk_down(proposal, answer.laws, dice, candidates, children, -1, answer.laws[0], children[0], verdict)
+    _walk_down(
+        proposal, answer.distributions, dice, candidates, children, -1, answer.distributions[0], children[0], verdict
+    )
     return verdict
 
 
@@ -72,8 +74,8 @@ def block(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -
     average no fewer tokens stand than under `residual`. Where the spine of first guesses ends, the others at that
     position are tried against what it left, as under `residual`.
     """
-    laws = answer.laws
-    assert laws is not None
+    distributions = answer.distributions
+    assert distributions is not None
     children, node = proposal.children(), -1
     spine: list[int] = []
     while children[node + 1]:
@@ -83,12 +85,12 @@ def block(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -
     kept, standing = [1.0], 0
     for place, node in enumerate(spine):
         before = spine[place - 1] if place else -1
-        token, drawn_from = proposal.tokens[node], proposal.laws[node]
-        own = laws[before + 1][token]
+        token, drawn_from = proposal.tokens[node], proposal.distributions[node]
+        own = distributions[before + 1][token]
         kept.append(min(1.0, kept[-1] * float(own if drawn_from is None else own / drawn_from[token])))
         chance = kept[-1]
         if place + 1 < len(spine):
-            more = float(_above(kept[-1] * laws[node + 1], proposal, spine[place + 1]).sum())
+            more = float(_above(kept[-1] * distributions[node + 1], proposal, spine[place + 1]).sum())
             chance = more / (more + 1 - kept[-1]) if more + 1 - kept[-1] > 0 else 1.0
         if dice.accept(chance):
             standing = place + 1
@@ -96,18 +98,18 @@ def block(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -
     for node in spine[:standing]:
         parent = proposal.parents[node]
         verdict.accepted.append(node)
-        verdict.written.append(_with_runners_up(proposal.tokens[node], laws[parent + 1], dice, candidates))
-    own, others = laws[node + 1], children[node + 1]
+        verdict.written.append(_with_runners_up(proposal.tokens[node], distributions[parent + 1], dice, candidates))
+    own, others = distributions[node + 1], children[node + 1]
     left = own
     if standing < len(spine):
         left, others = _normalised(_above(kept[standing] * own, proposal, spine[standing]), own), others[1:]
-    _walk_down(proposal, laws, dice, candidates, children, node, left, others, verdict)
+    _walk_down(proposal, distributions, dice, candidates, children, node, left, others, verdict)
     return verdict
 
 
 def _above(weights: np.ndarray, proposal: Proposal, node: int) -> np.ndarray:
     """The part of these weights that is more than what the node was drawn with."""
-    drawn_from = proposal.laws[node]
+    drawn_from = proposal.distributions[node]
     if drawn_from is not None:
         return np.maximum(weights - drawn_from, 0)
     left = weights.copy()
@@ -116,48 +118,48 @@ def _above(weights: np.ndarray, proposal: Proposal, node: int) -> np.ndarray:
 
 
 def _walk_down(
-    proposal: Proposal, laws: np.ndarray, dice: Dice, candidates: int, children: list[list[int]], node: int,
-    left: Law, tried: list[int], verdict: Verdict,
+    proposal: Proposal, distributions: np.ndarray, dice: Dice, candidates: int, children: list[list[int]], node: int,
+    left: Distribution, tried: list[int], verdict: Verdict,
 ) -> None:  # fmt: skip
     """From `node` down while a guess stands: `tried` are those after it, `left` the law they are tried against."""
     while True:
         standing = -1
         for child in tried:
-            token, drawn_from = proposal.tokens[child], proposal.laws[child]
+            token, drawn_from = proposal.tokens[child], proposal.distributions[child]
             chance = left[token] if drawn_from is None else min(1.0, left[token] / drawn_from[token])
             if dice.accept(float(chance)):
                 standing = child
                 break
             left = _without(left, token) if drawn_from is None else _normalised(np.maximum(left - drawn_from, 0), left)
         token = proposal.tokens[standing] if standing >= 0 else dice.choose(left)
-        verdict.written.append(_with_runners_up(token, laws[node + 1], dice, candidates))
+        verdict.written.append(_with_runners_up(token, distributions[node + 1], dice, candidates))
         if standing < 0:
             return
         verdict.accepted.append(standing)
-        node, left, tried = standing, laws[standing + 1], children[standing + 1]
+        node, left, tried = standing, distributions[standing + 1], children[standing + 1]
 
 
-def _with_runners_up(token: int, law: Law, dice: Dice, candidates: int) -> list[Candidate]:
+def _with_runners_up(token: int, distribution: Distribution, dice: Dice, candidates: int) -> list[Candidate]:
     """The token under its own law, and further tokens drawn without replacement."""
-    found: list[Candidate] = [(token, law)]
-    for _ in range(min(candidates, int(np.count_nonzero(law))) - 1):
-        law = _without(law, token)
-        token = dice.choose(law)
-        found.append((token, law))
+    found: list[Candidate] = [(token, distribution)]
+    for _ in range(min(candidates, int(np.count_nonzero(distribution))) - 1):
+        distribution = _without(distribution, token)
+        token = dice.choose(distribution)
+        found.append((token, distribution))
     return found
 
 
-def _without(law: Law, token: int) -> Law:
-    left = law.copy()
+def _without(distribution: Distribution, token: int) -> Distribution:
+    left = distribution.copy()
     left[token] = 0.0
-    return _normalised(left, law)
+    return _normalised(left, distribution)
 
 
-def _normalised(weights: np.ndarray, otherwise: Law) -> Law:
+def _normalised(weights: np.ndarray, otherwise: Distribution) -> Distribution:
     total = weights.sum()
     # Nothing is left only where a guess of probability 1 was refused, by rounding: then any law is right.
     return weights / total if total > 0 else otherwise
 
 
 RULES: dict[str, Rule] = {"coupled": coupled, "residual": residual, "block": block}
-BY_LAWS = frozenset({"residual", "block"})  # rules that need whole laws, not picks
+BY_DISTRIBUTION = frozenset({"residual", "block"})  # rules that need whole laws, not picks

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hierspec.core.hierarchy import AnyRequest, Ask, Store
+from hierspec.core.hierarchy import Ask, RequestView, Store
 from hierspec.core.proposal import Proposal
-from hierspec.core.sampling import adjust, law, picks
+from hierspec.core.sampling import adjust, distribution, picks
 from hierspec.core.verify import Answer
 
 Logits = Callable[[np.ndarray], np.ndarray]  # text -> logits of the token after it
@@ -58,7 +58,7 @@ class FakeScorer:
         self.vocabulary = vocabulary
         self.logits = logits or markov_logits(vocabulary, seed, order, sharpness, noise, noise_seed)
         self.packed: list[int] = []
-        self.released: list[AnyRequest] = []
+        self.released: list[RequestView] = []
 
     @property
     def calls(self) -> int:
@@ -72,18 +72,18 @@ class FakeScorer:
         self.packed.append(len(asks))
         return [self._answer(ask) for ask in asks]
 
-    def release(self, request: AnyRequest) -> None:
+    def release(self, request: RequestView) -> None:
         self.released.append(request)
 
-    def adjusted(self, text: np.ndarray, request: AnyRequest) -> np.ndarray:
+    def adjusted(self, text: np.ndarray, request: RequestView) -> np.ndarray:
         """Logits of the token after `text` as the request's sampling has them. [vocabulary] float64."""
         return adjust(self.logits(text), text, len(request.prompt), request.sampling)
 
     def _answer(self, ask: Ask) -> Answer:
         sampling, seed = ask.request.sampling, ask.request.seed
         rows = [self.adjusted(text, ask.request) for text in texts(ask)]
-        if ask.laws:
-            return Answer(laws=np.array([law(row, sampling) for row in rows]))
+        if ask.distributions:
+            return Answer(distributions=np.array([distribution(row, sampling) for row in rows]))
         start = len(ask.context)
         depths = [0, *(depth + 1 for depth in ask.proposal.depths())]
         found = [picks(z, sampling, seed, start + d, ask.candidates) for z, d in zip(rows, depths, strict=True)]
@@ -121,7 +121,7 @@ class FakeStore(Store):
 
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
         found = self.guess(context, budget).first(budget)
-        return Proposal(found.tokens, found.parents, (self.name,) * len(found), found.laws)
+        return Proposal(found.tokens, found.parents, (self.name,) * len(found), found.distributions)
 
     def learn(self, tokens: Sequence[int]) -> None:
         self.learnt.append(tuple(tokens))

@@ -22,9 +22,9 @@ class Judged:
             self._head = head
             logits = functional.linear(features.to(head.dtype), head)
             self.best = logits.argmax(-1)
-            law = logits.log_softmax(-1, dtype=torch.float32)
-            chances = law.exp()
-            self._inner = (chances * law).sum(-1)
+            distribution = logits.log_softmax(-1, dtype=torch.float32)
+            chances = distribution.exp()
+            self._inner = (chances * distribution).sum(-1)
             self._expected = (chances.to(head.dtype) @ head).float()
 
     def divergence(self, guess: Tensor) -> Tensor:
@@ -45,11 +45,11 @@ class _LogSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, guess: Tensor, head: Tensor) -> Tensor:
         logits = functional.linear(guess, head)
-        law = logits.log_softmax(-1, dtype=torch.float32)
-        ctx.save_for_backward(law, head)
-        return logits[:, 0].float() - law[:, 0]
+        distribution = logits.log_softmax(-1, dtype=torch.float32)
+        ctx.save_for_backward(distribution, head)
+        return logits[:, 0].float() - distribution[:, 0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        law, head = ctx.saved_tensors
-        return law.exp().mul_(gradients[0][:, None]).to(head.dtype) @ head, None
+        distribution, head = ctx.saved_tensors
+        return distribution.exp().mul_(gradients[0][:, None]).to(head.dtype) @ head, None

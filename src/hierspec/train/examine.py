@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hierspec.assembly.measured_costs import PassTimer
 from hierspec.checkpoints.load import Checkpoint
 from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, Pack
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import LanguageModel
-from hierspec.models.scorer import StateScorer
-from hierspec.planner.costs import PassTimer
 from hierspec.plot import Axis, Chart, Line
 from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
+from hierspec.scorers.base import StateScorer
 from hierspec.train.measure import agreement
 from hierspec.train.network import Network
 from hierspec.train.students import ExitAdapter, ExitNorm, FeatureDrafter, Frozen, SmallModel, restored

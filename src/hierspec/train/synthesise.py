@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import sdpa_kernel
 
-from hierspec.models.decoder import NO_PLANS
+from hierspec.backends.torch.decoder import NO_PLANS
 from hierspec.progress import Progress, silent
 from hierspec.text.tokenizer import Tokenizer
 from hierspec.train.network import Network

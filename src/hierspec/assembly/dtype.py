@@ -1,0 +1,126 @@
+"""The dtype in which a model is faster on this CPU: measured here once, and kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from hierspec.checkpoints.config import DecoderConfig, expected_tensors
+from hierspec.core.errors import HierspecError
+from hierspec.machine import cpu_flags, machine
+from hierspec.paths import cache_folder, whole_file
+from hierspec.progress import Progress, silent
+
+CANDIDATES = ("float32", "bfloat16")
+_PROMPT, _ANSWER = 128, 128  # tokens of a typical request
+_ROWS, _TOKENS = 3, 1.8  # of a pass that verifies a guess or two, and what it brings
+_WORTH = 0.95  # of float32's time, or less: float32 is more exact, so it has what is nearly a tie
+_SMALL = 8 << 20  # weights; a smaller model is fast in any dtype
+_READ = 160 << 20  # bytes of weights that a narrow pass is timed with, whatever the dtype: more than most caches hold
+_WIDE = 4 << 20  # weights that a wide pass is timed with
+_VERSION = 1  # count up when another choice might be right
+
+
+class Products(Protocol):
+    def seconds(self, dtype: str, rows: int, most: int) -> float:
+        """Of one weight of a pass over so many rows, from at most `most` weights."""
+
+
+@dataclass(frozen=True)
+class DtypeChoice:
+    dtype: str
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of a typical request, by dtype; empty: not measured
+
+    def __str__(self) -> str:
+        if not self.seconds:
+            return f"{self.dtype}, without measuring"
+        parts = ", ".join(f"{seconds:.2f} s in {dtype}" for dtype, seconds in self.seconds.items())
+        return f"{self.dtype}, as measured: products of {_PROMPT} tokens read and {_ANSWER} written take {parts}"
+
+
+def choose_dtype(config: DecoderConfig, backend: str = "auto", progress: Progress = silent) -> DtypeChoice:
+    """For this model on this machine's CPU, from its file where it was measured before."""
+    count = weights(config)
+    if count < _SMALL:
+        return DtypeChoice("float32")
+    code = _compiled_code(config) if backend != "torch" else None
+    if code is None and not cpu_flags() & {"amx_bf16", "avx512_bf16", "bf16"}:
+        return DtypeChoice("float32")  # without instructions for it, torch takes many times as long in bfloat16
+    identity = [machine(), torch.get_num_threads(), backend, code, config.hidden, count, _VERSION]
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
+    path = cache_folder() / "costs" / f"dtype-{key}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):  # absent or damaged: measure again
+        kept = json.loads(path.read_text(encoding="utf-8"))["seconds"]
+        return fastest({dtype: float(kept[dtype]) for dtype in CANDIDATES})
+    progress("Choosing a dtype (once)", 0, 0)
+    choice = fastest(request_seconds(_products(config, backend, code is not None), count))
+    with suppress(HierspecError), whole_file(path) as temporary:  # a full disk must not keep anyone from writing
+        document = {"dtype": choice.dtype, "seconds": choice.seconds, "about": identity}
+        temporary.write_text(json.dumps(document, indent=2, default=str) + "\n", encoding="utf-8")
+    return choice
+
+
+def fastest(seconds: Mapping[str, float]) -> DtypeChoice:
+    """bfloat16 where it is clearly faster."""
+    return DtypeChoice("bfloat16" if seconds["bfloat16"] <= _WORTH * seconds["float32"] else "float32", seconds)
+
+
+def request_seconds(products: Products, count: int) -> dict[str, float]:
+    """What the products of a typical request take in each dtype: one wide pass, then narrow ones."""
+    found = {}
+    for dtype in CANDIDATES:
+        wide, narrow = products.seconds(dtype, _PROMPT, _WIDE), products.seconds(dtype, _ROWS, _READ)
+        found[dtype] = count * (wide + _ANSWER / _TOKENS * narrow)
+    return found
+
+
+def weights(config: DecoderConfig) -> int:
+    """Numbers that a pass multiplies with."""
+    tensors = expected_tensors(config).items()
+    read = [shape for name, shape in tensors if len(shape) == 2 and (config.tied or "embed_tokens" not in name)]
+    return sum(math.prod(shape) for shape in read)
+
+
+def _compiled_code(config: DecoderConfig) -> int | None:
+    """The version of the compiled code, where it can run this model."""
+    try:
+        from hierspec.backends.cpu.amx import CODE
+        from hierspec.backends.cpu.decoder import unsuited
+    except ImportError:
+        return None
+    return None if unsuited(config, torch.float32) else CODE
+
+
+def _products(config: DecoderConfig, backend: str, compiled: bool) -> Products:
+    if not compiled:
+        return TorchProducts(config.hidden)
+    from hierspec.backends.cpu.speed import CompiledProducts
+
+    read = min(_READ, 4 * weights(config))
+    return CompiledProducts(config, torch.get_num_threads(), read, matrices=backend != "compiled-vectors")
+
+
+class TorchProducts:
+    """The same through torch."""
+
+    def __init__(self, hidden: int) -> None:
+        self._hidden = hidden
+
+    def seconds(self, dtype: str, rows: int, most: int) -> float:
+        kind, best = getattr(torch, dtype), float("inf")
+        outputs = max(16, min(most, _READ // kind.itemsize) // self._hidden)
+        matrix, inputs = torch.ones(outputs, self._hidden, dtype=kind), torch.ones(rows, self._hidden, dtype=kind)
+        with torch.inference_mode():
+            for _ in range(4):
+                began = time.perf_counter()
+                torch.nn.functional.linear(inputs, matrix)
+                best = min(best, time.perf_counter() - began)
+        return best / matrix.numel()

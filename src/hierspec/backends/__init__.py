@@ -1,0 +1,1 @@
+"""How layers run. Each folder knows one device."""

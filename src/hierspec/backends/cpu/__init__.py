@@ -1,0 +1,1 @@
+"""A whole forward pass as one compiled function on a CPU."""

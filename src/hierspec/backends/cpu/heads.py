@@ -1,0 +1,233 @@
+"""What drafters need on a CPU, compiled: the head of a draft vocabulary, and what joins tokens and features."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from hierspec.backends.cpu.amx import CODE
+from hierspec.backends.cpu.kernels import WIDE
+from hierspec.backends.cpu.layers import normalise, share
+from hierspec.backends.cpu.llvm import LANES
+from hierspec.backends.cpu.packing import packed
+from hierspec.backends.cpu.product import FLOATS, make_ready, product
+from hierspec.backends.cpu.quantised import NIBBLE_GROUP, RECORD
+from hierspec.backends.cpu.threads import ThreadTeam
+from hierspec.scorers.base import Decoder
+from hierspec.scorers.shortlist import Extra
+
+_FLOAT = 4  # bytes
+_AT_ONCE = 32  # rows that are joined together
+_FEW = 6  # rows up to which waking the others takes longer than what they would take over
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def run_draft_head(
+    thread, threads, hidden, norm, eps, kind, parts, tokens, normed, inputs, records, small, logits, code=CODE
+):  # fmt: skip
+    """logits[row, token] for the tokens of each part; norm is empty where there is none.
+
+    parts [n, 5]: first row, rows, address of the weights, blocks of 16 tokens, where those tokens begin in `tokens`.
+    """
+    rows, size = hidden.shape
+    mine, own = normed[thread], small[thread]
+    x, ready, record, out = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data, own.ctypes.data
+    for row in range(rows):
+        if len(norm):
+            normalise(hidden[row], norm, eps, mine[row])
+        else:
+            mine[row] = hidden[row]
+    for part in range(len(parts)):
+        start, count, weights, blocks, place = parts[part]
+        begin = x + start * size * _FLOAT
+        make_ready(begin, count, size, kind, ready, record)
+        first, last = share(blocks, thread, threads)
+        step = own.shape[1]
+        # In places that begin at zero, so that a thread's own memory holds its blocks whatever their number.
+        block = first
+        while block < last:
+            until = min(last, block + step // LANES)
+            product(
+                begin, ready, record, count, weights, size, kind, out - block * LANES * _FLOAT, step, block, until
+            )  # fmt: skip
+            for row in range(count):
+                for i in range((until - block) * LANES):
+                    logits[start + row, tokens[place + block * LANES + i]] = own[row, i]
+            block = until
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def run_join(
+    thread, threads, embedded, states, boundaries, places, norms, eps, weights, kind, joined, inputs, records, out,
+    code=CODE,
+):  # fmt: skip
+    """out = (embedded rows, beside them features) times packed weights.
+
+    Features are states [boundary, place, hidden] at each of `boundaries` and a row's place, through one of `norms`;
+    where there are no norms, as they are; zeros for a place below zero. As many rows at once as `joined` has room for.
+    """
+    rows, size = embedded.shape
+    width, mine = (1 + len(boundaries)) * size, joined[thread]
+    x, ready, record = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
+    first, last = share(size // LANES, thread, threads)
+    start = 0
+    while start < rows:
+        count = min(len(mine), rows - start)
+        for row in range(count):
+            mine[row, :size] = embedded[start + row]
+            place = places[start + row]
+            for number in range(len(boundaries)):
+                part = mine[row, (1 + number) * size : (2 + number) * size]
+                if place < 0:
+                    part[:] = 0
+                elif len(norms):
+                    normalise(states[boundaries[number], place], norms[number], eps, part)
+                else:
+                    part[:] = states[boundaries[number], place]
+        make_ready(x, count, width, kind, ready, record)
+        product(
+            x, ready, record, count, weights, width, kind, out.ctypes.data + start * size * _FLOAT, size, first, last
+        )  # fmt: skip
+        start += count
+
+
+class CpuJoin:
+    """`Join`, compiled."""
+
+    def __init__(self, decoder: Decoder, matrix: Tensor, bias: Tensor | None, kind: int) -> None:
+        assert decoder.team is not None
+        self._decoder, self._team, self._kind, self._packed = decoder, decoder.team, kind, packed(matrix, kind)
+        self._bias = None if bias is None else bias.float()
+        self._eps = np.float32(decoder.config.norm_eps)
+        self.bytes = self._packed.nbytes
+        self._address, self._norms = self._packed.ctypes.data, Norms()
+        self._scratch = _join_scratch(self._team.threads, matrix.shape[1])
+
+    def __call__(
+        self, tokens: np.ndarray, states: Tensor, boundaries: Sequence[int], places: np.ndarray, norms: Tensor | None
+    ) -> Tensor:
+        out = np.empty((len(tokens), self._decoder.config.hidden), np.float32)
+        arguments = (
+            self._decoder.embed(tokens).numpy(), states.numpy(), np.array(boundaries, np.int64),
+            places.astype(np.int64), self._norms.floats(norms, 2), self._eps, self._address, self._kind,
+            *self._scratch, out,
+        )  # fmt: skip
+        if len(tokens) <= _FEW:
+            run_join(0, 1, *arguments)
+        else:
+            self._team.run(run_join, *arguments)
+        found = torch.from_numpy(out)
+        return found if self._bias is None else found + self._bias
+
+
+def _join_scratch(threads: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Memory of `run_join` between its parts: rows side by side, as products take them, and what goes with those."""
+    return (
+        np.empty((threads, _AT_ONCE, width), np.float32),
+        np.empty((threads, _AT_ONCE, width * (4 if WIDE else 1)), np.int8),
+        np.empty((threads, _AT_ONCE, -(-width // NIBBLE_GROUP) * RECORD), np.float32),
+    )
+
+
+class Norms:
+    """Norm weights as compiled code takes them; none is an empty one."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Tensor | None, np.ndarray]] = {}
+
+    def floats(self, norm: Tensor | None, dimensions: int = 1) -> np.ndarray:
+        found = self._known.get(id(norm))
+        if found is None:  # the tensor is kept too, so that its id stays its own
+            floats = np.empty((0,) * dimensions, np.float32) if norm is None else norm.float().numpy()
+            found = self._known[id(norm)] = norm, floats
+        return found[1]
+
+
+class CpuProduct:
+    """Rows in 8 bits (a draft may always be), or as the target has them where its sizes do not allow that."""
+
+    def __init__(self, weight: Tensor, tokens: np.ndarray, eps: float, kind: int, team: ThreadTeam) -> None:
+        self._weight, self._eps, self._kind, self._team = weight, np.float32(eps), kind, team
+        self.tokens = tokens
+        self._own = self.gather(tokens)
+        assert isinstance(self._own.rows, np.ndarray)
+        self.bytes = self._own.rows.nbytes
+        self._norms, self._rows = Norms(), 0
+        self._shape: tuple[list[Extra], list[int]] = [], []
+        self._touched: list[Extra | None] = []  # by row: whose tokens have logits there that are not minus infinity
+
+    def gather(self, tokens: np.ndarray) -> Extra:
+        padded = np.append(tokens, np.repeat(tokens[-1:], -len(tokens) % LANES)).astype(np.int64)
+        if not len(tokens):
+            return Extra(padded, np.empty(0, np.uint8))
+        rows = self._weight[torch.from_numpy(padded)]
+        return Extra(padded, packed(rows, self._kind))  # padded with one token again: twice the same logit
+
+    def logits(self, states: Tensor, norm: Tensor | None, extras: Sequence[Extra], counts: Sequence[int]) -> Tensor:
+        rows = len(states)
+        self._make_room(rows)
+        shape = [*extras], [*counts]
+        if shape != self._shape:  # drafting asks for the same again and again
+            self._shape = shape
+            self._parts, self._tokens = self._arranged(rows, extras, counts)
+            self._clear([extra for extra, count in zip(extras, counts, strict=True) for _ in range(count)])
+        self._team.run(
+            run_draft_head, states.contiguous().numpy(), self._norms.floats(norm), self._eps, self._kind,
+            self._parts, self._tokens, self._normed, self._inputs, self._records, self._small, self._logits,
+        )  # fmt: skip
+        return torch.from_numpy(self._logits[:rows])
+
+    def _arranged(self, rows: int, extras: Sequence[Extra], counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """`parts` and `tokens` as `run_draft_head` takes them."""
+        parts, tokens, place, row = [(0, rows, *_placed(self._own), 0)], [self._own.tokens], len(self._own.tokens), 0
+        for extra, count in zip(extras, counts, strict=True):
+            if len(extra.tokens):
+                parts.append((row, count, *_placed(extra), place))
+                tokens.append(extra.tokens)
+                place += len(extra.tokens)
+            row += count
+        return np.array(parts, np.int64), np.concatenate(tokens)
+
+    def _clear(self, extras: Sequence[Extra]) -> None:
+        """Let no row show what another request's tokens were last given there."""
+        for row, extra in enumerate(extras):
+            if self._touched[row] is not extra:
+                if (before := self._touched[row]) is not None:
+                    self._logits[row, before.tokens] = -np.inf
+                self._touched[row] = extra
+
+    def _make_room(self, rows: int) -> None:
+        if rows <= self._rows:
+            return
+        self._rows = rows = max(rows, 2 * self._rows)
+        threads, (vocabulary, hidden) = self._team.threads, self._weight.shape
+        self._normed = np.empty((threads, rows, hidden), np.float32)
+        self._inputs = np.empty((threads, rows, hidden * (4 if WIDE else 1)), np.int8)
+        self._records = np.empty((threads, rows, -(-hidden // NIBBLE_GROUP) * RECORD), np.float32)
+        self._small = np.empty((threads, rows, 32 * LANES), np.float32)
+        self._logits = np.full((rows, vocabulary), -np.inf, np.float32)
+        self._touched, self._shape = [None] * rows, ([], [])
+
+
+def _placed(extra: Extra) -> tuple[int, int]:
+    assert isinstance(extra.rows, np.ndarray)
+    return extra.rows.ctypes.data, len(extra.tokens) // LANES
+
+
+def compile_now(team: ThreadTeam) -> None:
+    """Compile what is in this file, or read it compiled."""
+    weight = torch.zeros(LANES, LANES)
+    with torch.inference_mode():
+        row, no_norms = weight[:1].numpy(), np.empty((0, 0), np.float32)
+        joint, zero = packed(torch.zeros(LANES, 2 * LANES), FLOATS), np.zeros(1, np.int64)
+        run_join(
+            0, 1, row, row[None], zero, zero, no_norms, np.float32(0), joint.ctypes.data, FLOATS,
+            *_join_scratch(1, 2 * LANES), row.copy(),
+        )  # fmt: skip
+        head = CpuProduct(weight, np.arange(LANES, dtype=np.int32), 1e-5, FLOATS, team)
+        head.logits(weight[:1], weight[0], [head.gather(np.empty(0, np.int32))], [1])

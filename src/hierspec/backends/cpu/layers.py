@@ -1,0 +1,324 @@
+"""One pass of the decoder on a CPU as one compiled function, run by all threads together.
+
+Between operators of a library lie microseconds of bookkeeping, thirty layers of them half a pass of a small model.
+Here the threads enter once, split each product by its outputs and meet at barriers. Rows never mix: whatever else is
+in the pass, a row's bits are the same.
+
+Numbers that meet one input stand in 16 lanes: weights [outputs / 16, inputs, 16], and likewise, for every layer and
+head, keys [slots / 16, head_size, 16] and values [head_size / 16, slots, 16]. So scores and their weighted sums are
+products too, and one `tile` does all the work.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hierspec.backends.cpu.amx import CODE, begin_tiles, end_tiles
+from hierspec.backends.cpu.kernels import (
+    add_atomically,
+    copy_lanes,
+    gate,
+    give_way,
+    read_atomically,
+    scatter,
+    score_one,
+    soften,
+    weigh_one,
+)
+from hierspec.backends.cpu.llvm import LANES
+from hierspec.backends.cpu.product import MATRICES, block_bytes, make_ready, product, tiles, two_products
+from hierspec.backends.cpu.threads import ARRIVED, BROKEN, MEETINGS
+
+QUERIES = 16  # rows of one text that attend together: as many as keep their scores in the cache
+_FLOAT = 4  # bytes
+_PATIENCE = 20_000  # looks at a barrier before the core is offered to others
+
+_compiled = njit(nogil=True, cache=True, error_model="numpy")
+_part = njit(nogil=True, error_model="numpy")  # compiled into, and kept with, what calls it
+
+
+@_part
+def _meet(sync, threads):
+    """Wait until all threads are here, unless the team has broken up. See `Team`."""
+    if threads == 1:
+        return
+    start = sync.ctypes.data
+    count, meetings, broken = start + 8 * ARRIVED, start + 8 * MEETINGS, start + 8 * BROKEN
+    meeting = read_atomically(meetings)
+    if add_atomically(count, 1) + 1 == threads:
+        add_atomically(count, -threads)
+        add_atomically(meetings, 1)
+        return
+    looks = 0
+    while read_atomically(meetings) == meeting:
+        looks += 1
+        if looks > _PATIENCE:
+            if read_atomically(broken):
+                return
+            give_way(0)
+
+
+@_part
+def _share(count, thread, threads):
+    """First and last of this thread's part of `count` things."""
+    return count * thread // threads, count * (thread + 1) // threads
+
+
+@_part
+def _add_product(x, ready, records, weights, kind, delta, hidden, first, last):
+    """hidden += x times weights, for this thread's blocks of columns."""
+    rows, size = x.shape
+    start = x.ctypes.data
+    make_ready(start, rows, size, kind, ready, records)
+    product(start, ready, records, rows, weights, size, kind, delta.ctypes.data, hidden.shape[1], first, last)
+    for row in range(rows):
+        for i in range(first * LANES, last * LANES):
+            hidden[row, i] += delta[row, i]
+
+
+@_part
+def _normalise(x, weight, eps, out):
+    """Root-mean-square norm of one row; the sum of squares always in the same eight parts."""
+    size = len(x)
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0)
+    for i in range(0, size - 7, 8):
+        s0 += x[i] * x[i]
+        s1 += x[i + 1] * x[i + 1]
+        s2 += x[i + 2] * x[i + 2]
+        s3 += x[i + 3] * x[i + 3]
+        s4 += x[i + 4] * x[i + 4]
+        s5 += x[i + 5] * x[i + 5]
+        s6 += x[i + 6] * x[i + 6]
+        s7 += x[i + 7] * x[i + 7]
+    total = ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
+    factor = np.float32(1) / np.sqrt(total / np.float32(size) + eps)
+    for i in range(size):
+        out[i] = x[i] * factor * weight[i]
+
+
+@_part
+def _rotate(x, cos, sin):
+    half = len(cos)
+    for i in range(half):
+        first, second = x[i], x[i + half]
+        x[i] = first * cos[i] - second * sin[i]
+        x[i + half] = second * cos[i] + first * sin[i]
+
+
+@_part
+def _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, keys, values, capacity, rotary, head_norms, eps):
+    """Norm and rotate queries and keys, and write keys and values to their slots."""
+    heads, kv_heads, head_size, _ = shape
+    every = heads + 2 * kv_heads
+    first, last = _share(len(qkv) * every, thread, threads)
+    for item in range(first, last):
+        row, head = item // every, item % every
+        x = qkv[row, head * head_size : (head + 1) * head_size]
+        is_value = head >= heads + kv_heads
+        if not is_value:
+            if head_norms.size:
+                _normalise(x, head_norms[layer, 0 if head < heads else 1], eps, x)
+            if rotary[layer]:
+                _rotate(x, cos[row], sin[row])
+        if head < heads:
+            continue
+        kv_head = (head - heads) % kv_heads
+        start = (layer * kv_heads + kv_head) * capacity[row] * head_size
+        slot = slots[row]
+        if is_value:
+            for chunk in range(head_size // LANES):
+                place = values[row] + (start + (chunk * capacity[row] + slot) * LANES) * _FLOAT
+                copy_lanes(x.ctypes.data + chunk * LANES * _FLOAT, place)
+        else:
+            place = keys[row] + (start + slot // LANES * LANES * head_size + slot % LANES) * _FLOAT
+            scatter(x.ctypes.data, place, head_size)
+
+
+@_part
+def _attend(
+    thread, threads, sync, first_row, last_row, layer, window, shape, qkv, positions, keys, values, capacity,
+    ends, path_starts, paths, scale, scores, totals, attended,
+):  # fmt: skip
+    """Attention for at most QUERIES rows of one text: scores, their exponentials, and the weighted sums.
+
+    A row sees slots up to its end, then the slots of its path. Both stand in `scores` by position, so a node of a tree
+    adds the same numbers in the same order as the same token in a chain. A tile of a product is made of rows, or, for
+    one row alone, of its heads that share keys.
+    """
+    heads, kv_heads, head_size, _ = shape
+    group, width, rows = heads // kv_heads, qkv.shape[1], last_row - first_row
+    q_start, o_start = (
+        qkv.ctypes.data + first_row * width * _FLOAT,
+        attended.ctypes.data + first_row * heads * head_size * _FLOAT,
+    )
+    length = scores.shape[2]
+    room = capacity[first_row] * head_size
+    end, begin = 0, capacity[first_row]
+    for row in range(first_row, last_row):
+        end = max(end, ends[row])
+        begin = min(begin, max(0, positions[row] - window + 1) if window else 0)
+    low, high = min(begin, end) // LANES, (end + LANES - 1) // LANES
+
+    first, last = _share(kv_heads * (high - low), thread, threads)
+    for item in range(first, last):
+        head, block = item // (high - low), low + item % (high - low)
+        key_block = keys[first_row] + ((layer * kv_heads + head) * room + block * LANES * head_size) * _FLOAT
+        out = scores.ctypes.data + (head * group * QUERIES * length + block * LANES) * _FLOAT
+        q = q_start + head * group * head_size * _FLOAT
+        if rows == 1:
+            tiles(q, head_size, group, key_block, head_size, out, QUERIES * length)
+        else:
+            for number in range(group):
+                mine, its = q + number * head_size * _FLOAT, out + number * QUERIES * length * _FLOAT
+                tiles(mine, width, rows, key_block, head_size, its, length)
+    _meet(sync, threads)
+
+    first, last = _share(rows * heads, thread, threads)
+    for item in range(first, last):
+        row, q_head = first_row + item // heads, item % heads
+        mine = scores[q_head, row - first_row]
+        own_begin = max(0, positions[row] - window + 1) if window else 0
+        key_start = keys[row] + (layer * kv_heads + q_head // group) * room * _FLOAT
+        stop = ends[row]
+        for place in range(path_starts[row], path_starts[row + 1]):
+            slot = paths[place]
+            key = key_start + (slot // LANES * LANES * head_size + slot % LANES) * _FLOAT
+            mine[stop] = score_one(qkv.ctypes.data + (row * width + q_head * head_size) * _FLOAT, key, head_size)
+            stop += 1
+        from_block, to_block = own_begin // LANES, (stop + LANES - 1) // LANES
+        mine[from_block * LANES : own_begin] = -np.inf
+        mine[stop : to_block * LANES] = -np.inf
+        start = mine.ctypes.data + from_block * LANES * _FLOAT
+        totals[row, q_head] = soften(start, to_block - from_block, scale.ctypes.data)
+        # Rows share one product with the values, and zero adds nothing: what a row does not see is zero.
+        mine[low * LANES : own_begin] = 0
+        if stop < end:
+            mine[stop:end] = 0
+    _meet(sync, threads)
+
+    chunks, common = head_size // LANES, end // LANES * LANES
+    first, last = _share(kv_heads * chunks, thread, threads)
+    for item in range(first, last):
+        head, chunk = item // chunks, item % chunks
+        value_start = (
+            values[first_row] + ((layer * kv_heads + head) * room + chunk * capacity[first_row] * LANES) * _FLOAT
+        )
+        x = scores.ctypes.data + (head * group * QUERIES * length + low * LANES) * _FLOAT
+        heads_out = o_start + (head * group * head_size + chunk * LANES) * _FLOAT
+        seen, count = value_start + low * LANES * LANES * _FLOAT, common - low * LANES
+        if count > 0 and rows == 1:
+            tiles(x, QUERIES * length, group, seen, count, heads_out, head_size)
+        for q_head in range(head * group, (head + 1) * group):
+            number = q_head - head * group
+            out = heads_out + number * head_size * _FLOAT
+            if count <= 0:
+                for row in range(first_row, last_row):
+                    attended[row, q_head * head_size + chunk * LANES : q_head * head_size + (chunk + 1) * LANES] = 0
+            elif rows > 1:
+                tiles(x + number * QUERIES * length * _FLOAT, length, rows, seen, count, out, heads * head_size)
+            for row in range(first_row, last_row):
+                out_row = out + (row - first_row) * heads * head_size * _FLOAT
+                weights = scores[q_head, row - first_row].ctypes.data
+                for slot in range(max(common, low * LANES), ends[row]):
+                    weigh_one(weights + slot * _FLOAT, value_start + slot * LANES * _FLOAT, out_row)
+                for place in range(path_starts[row], path_starts[row + 1]):
+                    position = ends[row] + place - path_starts[row]
+                    weigh_one(weights + position * _FLOAT, value_start + paths[place] * LANES * _FLOAT, out_row)
+                for i in range(q_head * head_size + chunk * LANES, q_head * head_size + (chunk + 1) * LANES):
+                    attended[row, i] /= totals[row, q_head]
+    _meet(sync, threads)
+
+
+@_compiled
+def run_layers(
+    thread, threads, sync, start, stop,
+    hidden, cos, sin,  # [rows, hidden] changed in place; [rows, head_size / 2]
+    positions, slots, keys, values, capacity,  # [rows]: where a row stands; addresses of its text's memory, its slots
+    groups,  # [groups + 1]: rows that attend together, each group of one text
+    ends, path_starts, paths,  # a row sees slots below ends[row], then paths[path_starts[row]:path_starts[row + 1]]
+    weights, kind,  # [layers, 5]: addresses of qkv, output, gate, up, down; how they are stored
+    norms, head_norms, biases,  # [layers, 2, hidden]; [layers, 2, head_size] or empty; [layers, qkv] or empty
+    windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate
+    normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, scale,
+    kept,  # [n, 2]: layers, and addresses of [rows, hidden] where the states after each go
+    code=CODE,
+):  # fmt: skip
+    """Layers start..stop for all rows. Called once by each thread with its number."""
+    rows, size = hidden.shape
+    heads, kv_heads, head_size, intermediate = shape
+    width = (heads + 2 * kv_heads) * head_size
+    mine, my_gates = normed[thread], gates[thread]
+    x, g, u = mine.ctypes.data, my_gates[0].ctypes.data, my_gates[1].ctypes.data
+    ready, record = inputs[thread].ctypes.data, records[thread].ctypes.data
+    if kind == MATRICES:
+        begin_tiles(record)
+    for layer in range(start, stop):
+        for row in range(rows):  # every thread for itself: cheaper than another meeting
+            _normalise(hidden[row], norms[layer, 0], eps, mine[row])
+        make_ready(x, rows, size, kind, ready, record)
+        first, last = _share(width // LANES, thread, threads)
+        product(x, ready, record, rows, weights[layer, 0], size, kind, qkv.ctypes.data, width, first, last)
+        if biases.size:
+            for row in range(rows):
+                for i in range(first * LANES, last * LANES):
+                    qkv[row, i] += biases[layer, i]
+        _meet(sync, threads)
+        _place_heads(
+            thread, threads, layer, qkv, cos, sin, shape, slots, keys, values, capacity, rotary, head_norms, eps
+        )  # fmt: skip
+        _meet(sync, threads)
+        for place in range(len(groups) - 1):
+            _attend(
+                thread, threads, sync, groups[place], groups[place + 1], layer, windows[layer], shape, qkv, positions,
+                keys, values, capacity, ends, path_starts, paths, scale, scores, totals, attended,
+            )  # fmt: skip
+        first, last = _share(size // LANES, thread, threads)
+        _add_product(attended, ready, record, weights[layer, 1], kind, delta, hidden, first, last)
+        _meet(sync, threads)
+
+        for row in range(rows):
+            _normalise(hidden[row], norms[layer, 1], eps, mine[row])
+        make_ready(x, rows, size, kind, ready, record)
+        first, last = _share(intermediate // LANES, thread, threads)
+        step = block_bytes(size, kind)
+        for block in range(first, last):
+            one, two = weights[layer, 2] + block * step, weights[layer, 3] + block * step
+            two_products(x, ready, record, rows, one, two, size, kind, g, u)
+            for row in range(rows):
+                place = gated.ctypes.data + (row * intermediate + block * LANES) * _FLOAT
+                gate(g + row * LANES * _FLOAT, u + row * LANES * _FLOAT, place)
+        _meet(sync, threads)
+        first, last = _share(size // LANES, thread, threads)
+        _add_product(gated, ready, record, weights[layer, 4], kind, delta, hidden, first, last)
+        _meet(sync, threads)
+        for place in range(len(kept)):
+            if kept[place, 0] == layer + 1:
+                # States change next behind a meeting that a thread comes to when it has copied its rows.
+                for row in range(thread, rows, threads):
+                    target = kept[place, 1] + row * size * _FLOAT
+                    for i in range(0, size, LANES):
+                        copy_lanes(hidden[row].ctypes.data + i * _FLOAT, target + i * _FLOAT)
+    if kind == MATRICES:
+        end_tiles(record)
+
+
+@_compiled
+def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, inputs, records, logits, code=CODE):
+    """Logits [rows, vocabulary] of hidden states: the last norm and the head."""
+    rows, size = hidden.shape
+    mine, out = normed[thread], logits.ctypes.data
+    x, ready, record = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
+    for row in range(rows):
+        _normalise(hidden[row], norm, eps, mine[row])
+    make_ready(x, rows, size, kind, ready, record)
+    first, last = _share(logits.shape[1] // LANES, thread, threads)
+    if kind == MATRICES:
+        begin_tiles(record)
+    product(x, ready, record, rows, weights, size, kind, out, logits.shape[1], first, last)
+    if kind == MATRICES:
+        end_tiles(record)
+
+
+normalise, share = _normalise, _share  # for other compiled functions

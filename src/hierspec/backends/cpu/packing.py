@@ -1,0 +1,163 @@
+"""Weights as the compiled pass reads them: packed once into a file of the cache, and mapped from there ever after.
+
+So a model is held in memory once, as pages that the system may share between processes and take back; what it was
+packed from is not read again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierspec.backends.cpu import amx as matrix_units
+from hierspec.backends.cpu.llvm import LANES
+from hierspec.backends.cpu.product import BYTES, FLOATS, HALVES, MATRICES, NIBBLES
+from hierspec.backends.cpu.quantised import BLOCK_BYTES, BYTE_GROUP, GROUPS, pack
+from hierspec.checkpoints.config import DecoderConfig
+from hierspec.checkpoints.load import Checkpoint
+from hierspec.core.errors import HierspecError
+from hierspec.paths import cache_folder, whole_file
+from hierspec.progress import Progress, silent
+
+KINDS = {"float32": FLOATS, "bfloat16": HALVES, "bfloat16-matrix": MATRICES, "int8": BYTES, "int4": NIBBLES}
+_NAMES = {kind: name for name, kind in KINDS.items()}
+_LAYOUT = 2  # count up when the same weights would now be packed differently
+_ALIGNED = 64
+_WORTH_A_FILE = 32 << 20  # bytes; smaller models are packed at every start
+_PARTS = (("self_attn.q", "self_attn.k", "self_attn.v"), ("self_attn.o",), ("mlp.gate",), ("mlp.up",), ("mlp.down",))
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeights:
+    kind: int  # how the layers are stored
+    head_kind: int
+    layers: np.ndarray  # [layers, 5]: addresses of qkv, output, gate, up, down
+    head: int  # address
+    bytes: int  # of all of it: what a pass over one token reads
+    owner: Any  # keeps the memory
+
+    @property
+    def name(self) -> str:
+        return _NAMES[self.kind]
+
+
+def kind_for(name: str, matrices: bool = True) -> int:
+    """How weights of this name are stored here: bfloat16 as matrix units take it, where there are such and they may."""
+    return MATRICES if name == "bfloat16" and matrices and matrix_units.AVAILABLE else KINDS[name]
+
+
+def unsuited_to_low_bits(config: DecoderConfig) -> str:
+    sizes = (config.hidden, config.intermediate, config.heads * config.head_size)
+    # The head has 8 bits also where layers have 4.
+    return f"its sizes are not multiples of {BYTE_GROUP}" if any(size % BYTE_GROUP for size in sizes) else ""
+
+
+def pack_in_memory(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -> PackedWeights:
+    """The weights packed into memory of this process."""
+    arrays = [packed(weight, own) for weight, own in _matrices(config, weights, kind)]
+    return _addressed(config, kind, [array.ctypes.data for array in arrays], sum(a.nbytes for a in arrays), arrays)
+
+
+def pack_layers(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -> PackedWeights:
+    """The same of layers that have no head of their own."""
+    layers = islice(_matrices(config, weights, kind), config.layers * len(_PARTS))
+    arrays = [packed(weight, own) for weight, own in layers]
+    return _addressed(
+        config, kind, [*(array.ctypes.data for array in arrays), 0], sum(a.nbytes for a in arrays), arrays
+    )
+
+
+def packed_weights(checkpoint: Checkpoint, kind: int, progress: Progress = silent) -> PackedWeights:
+    """The weights from their file, which is made on the first call."""
+    config = checkpoint.config
+    sizes = [packed_bytes(shape, own) for shape, own in _shapes(config, kind)]
+    if sum(sizes) < _WORTH_A_FILE:
+        return pack_in_memory(config, checkpoint.weights, kind)
+    starts = np.cumsum([0, *(-(-size // _ALIGNED) * _ALIGNED for size in sizes)]).tolist()
+    path = cache_folder() / "packed" / f"{checkpoint.folder.name[:80]}-{_key(checkpoint, kind)}.weights"
+    if not path.is_file() or path.stat().st_size != starts[-1]:
+        try:
+            with whole_file(path) as temporary, temporary.open("wb") as file:
+                for number, (weight, own) in enumerate(_matrices(config, checkpoint.weights, kind)):
+                    file.write(packed(weight, own).data)
+                    file.write(bytes(starts[number + 1] - starts[number] - sizes[number]))
+                    progress("Packing weights (once)", number + 1, len(sizes))
+        except HierspecError:  # a full disk, say: memory will do
+            return pack_in_memory(config, checkpoint.weights, kind)
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    mapped.madvise(mmap.MADV_WILLNEED)
+    first = np.frombuffer(mapped, np.uint8).ctypes.data
+    return _addressed(config, kind, [first + start for start in starts[:-1]], sum(sizes), mapped)
+
+
+def _addressed(config: DecoderConfig, kind: int, addresses: list[int], size: int, owner: Any) -> PackedWeights:
+    layers = np.array(addresses[:-1], np.int64).reshape(config.layers, len(_PARTS))
+    return PackedWeights(kind, _head_kind(kind), layers, addresses[-1], size, owner)
+
+
+def _head_kind(kind: int) -> int:
+    # Four bits are too few to tell the best token from the second best; GGUF files keep their heads in more, too.
+    return BYTES if kind == NIBBLES else kind
+
+
+def _shapes(config: DecoderConfig, kind: int) -> Iterator[tuple[tuple[int, int], int]]:
+    """Outputs and inputs of every matrix, and how it is stored, in the order of the file."""
+    heads, kv_heads = config.heads * config.head_size, config.kv_heads * config.head_size
+    hidden, intermediate = config.hidden, config.intermediate
+    for _ in range(config.layers):
+        yield (heads + 2 * kv_heads, hidden), kind
+        yield (hidden, heads), kind
+        yield (intermediate, hidden), kind
+        yield (intermediate, hidden), kind
+        yield (hidden, intermediate), kind
+    yield (config.vocabulary, hidden), _head_kind(kind)
+
+
+def _matrices(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -> Iterator[tuple[Tensor, int]]:
+    for layer in range(config.layers):
+        for names in _PARTS:
+            yield torch.cat([weights[f"model.layers.{layer}.{name}_proj.weight"] for name in names]), kind
+    yield weights["model.embed_tokens.weight" if config.tied else "lm_head.weight"], _head_kind(kind)
+
+
+def packed_bytes(shape: tuple[int, int], kind: int) -> int:
+    outputs, inputs = shape
+    if kind in (BYTES, NIBBLES):
+        bits = 8 if kind == BYTES else 4
+        return outputs // LANES * (inputs // GROUPS[bits]) * BLOCK_BYTES[bits]
+    if kind == MATRICES:
+        return outputs // LANES * matrix_units.steps(inputs) * matrix_units.TILE_BYTES
+    return outputs * inputs * (4 if kind == FLOATS else 2)
+
+
+def packed(weight: Tensor, kind: int) -> np.ndarray:
+    """[outputs, inputs] -> [outputs / 16, inputs, 16]: the 16 weights that meet one input stand together."""
+    if kind in (BYTES, NIBBLES):
+        return pack(weight.float().numpy(), 8 if kind == BYTES else 4)
+    if kind == MATRICES:
+        tiles: np.ndarray = matrix_units.pack(weight).view(torch.int16).numpy()
+        return tiles
+    blocks = weight.view(len(weight) // LANES, LANES, weight.shape[1]).transpose(1, 2).contiguous()
+    found: np.ndarray = (blocks.view(torch.int16) if kind == HALVES else blocks).numpy()
+    return found
+
+
+def _key(checkpoint: Checkpoint, kind: int) -> str:
+    """Changes whenever the weights may have changed."""
+    files = sorted(Path(checkpoint.folder).glob("*.safetensors"))
+    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    identity = [str(checkpoint.folder.resolve()), states, str(checkpoint.dtype), kind, _LAYOUT]
+    if checkpoint.variant:
+        identity.append(checkpoint.variant)
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:20]

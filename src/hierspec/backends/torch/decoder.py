@@ -1,0 +1,220 @@
+"""One decoder for the Llama family. It holds weights and no state: what was computed before lives in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from hierspec.backends.cpu.threads import ThreadTeam
+from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
+from hierspec.scorers.staircase import RowMemory, Staircase
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one layer; what an architecture lacks is None."""
+
+    attention_norm: Tensor | None
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    output: Tensor
+    mlp_norm: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    q_bias: Tensor | None
+    k_bias: Tensor | None
+    v_bias: Tensor | None
+    output_bias: Tensor | None
+    gate_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+
+
+_NAMES = {
+    "attention_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "output": "self_attn.o_proj.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "output_bias": "self_attn.o_proj.bias",
+    "gate_bias": "mlp.gate_proj.bias",
+    "up_bias": "mlp.up_proj.bias",
+    "down_bias": "mlp.down_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+}
+
+
+Kept = Sequence[tuple[int, Tensor]]  # layers, and where the states [rows, hidden] after each are written
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rows of one text in a packed pass, and the slots of its staircase that they stand for."""
+
+    rows: slice  # in the packed batch
+    staircase: Staircase
+    slots: np.ndarray  # [rows]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A span with what attention needs of it on the device."""
+
+    span: Span
+    slots: Tensor
+    masks: dict[int, Tensor | None]  # by window: [rows, keys], True where a row sees a key; None: it sees all
+
+
+# On recent GPUs the first choice is cuDNN's attention, which plans anew for every length of keys: this takes longer
+# than a pass, at each new token. The others need no plans.
+NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+class TorchDecoder:
+    """Runs layers through torch, on any device."""
+
+    def __init__(
+        self, config: DecoderConfig, weights: Mapping[str, Tensor], device: torch.device | str = "cpu"
+    ) -> None:
+        self.config = config
+        self.device = torch.device(device)
+        placed = {name: tensor.to(self.device) for name, tensor in weights.items()}
+        self.embedding = placed["model.embed_tokens.weight"]
+        self.norm = placed["model.norm.weight"]
+        self.head_weight = self.embedding if config.tied else placed["lm_head.weight"]
+        self.dtype = self.embedding.dtype  # of hidden states, keys and values
+        self.products = f"torch {self.dtype}".replace("torch.", "")
+        self.layers = [
+            Layer(**{field: placed.get(f"model.layers.{number}.{name}") for field, name in _NAMES.items()})  # type: ignore[arg-type]
+            for number in range(config.layers)
+        ]
+        frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
+        self._frequencies = torch.as_tensor(frequencies, device=self.device)
+        self._cos = self._sin = torch.empty(0, config.head_size // 2, device=self.device)
+        self.team: ThreadTeam | None = None
+        self.layer_rows = 0  # rows times layers run so far: what reuse saves shows here
+        read = [tensor for name, tensor in placed.items() if config.tied or name != "model.embed_tokens.weight"]
+        self.weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
+
+    def new_memory(self) -> RowMemory:
+        return RowMemory(self.config, self.dtype, self.device)
+
+    def embed(self, tokens: np.ndarray) -> Tensor:
+        return functional.embedding(torch.as_tensor(tokens, device=self.device), self.embedding)
+
+    def run(
+        self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int, kept: Kept = ()
+    ) -> Tensor:
+        """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way, and the states
+        after the layers that `kept` names."""
+        on_the_way = dict(kept)
+        cos, sin = self._rotary(positions)
+        self.layer_rows += len(positions) * (stop - start)
+        windows = set(self.config.windows[start:stop])
+        places = [
+            _Place(span, torch.as_tensor(span.slots, device=self.device), self._masks(span, windows)) for span in spans
+        ]
+        for number in range(start, stop):
+            layer = self.layers[number]
+            hidden, x = self._entering(hidden, layer)
+            hidden = hidden + self._attention(number, layer, x, cos, sin, places)
+            x = self._normed(hidden, layer.mlp_norm)
+            x = functional.silu(functional.linear(x, layer.gate, layer.gate_bias)) * functional.linear(
+                x, layer.up, layer.up_bias
+            )
+            hidden = hidden + functional.linear(x, layer.down, layer.down_bias)
+            if number + 1 in on_the_way:
+                on_the_way[number + 1].copy_(hidden)
+        return hidden
+
+    def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
+        """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm, or another."""
+        return functional.linear(self._normed(hidden, self.norm if norm is None else norm), self.head_weight).float()
+
+    def _entering(self, hidden: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        """What a layer adds to, and what its attention reads."""
+        return hidden, self._normed(hidden, layer.attention_norm)
+
+    def _attention(
+        self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, places: Sequence[_Place]
+    ) -> Tensor:
+        config, rows = self.config, len(x)
+        q = functional.linear(x, layer.q, layer.q_bias).view(rows, config.heads, config.head_size)
+        k = functional.linear(x, layer.k, layer.k_bias).view(rows, config.kv_heads, config.head_size)
+        v = functional.linear(x, layer.v, layer.v_bias).view(rows, config.kv_heads, config.head_size)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
+        if config.rotary_layers[number]:
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        # Queries that share a key head stand in one block, so that keys are read once and never repeated.
+        group = config.heads // config.kv_heads
+        q = q.view(rows, config.kv_heads, group, config.head_size)
+        parts = []
+        for place in places:
+            own, used = place.span.rows, place.span.staircase.used
+            memory = place.span.staircase.memory
+            assert isinstance(memory, RowMemory)
+            keys, values = memory.numbers[number]  # [kv_heads, capacity, head_size]
+            keys[:, place.slots] = k[own].transpose(0, 1)
+            values[:, place.slots] = v[own].transpose(0, 1)
+            count = own.stop - own.start
+            block = q[own].permute(1, 2, 0, 3).reshape(1, config.kv_heads, group * count, config.head_size)
+            mask = place.masks[config.windows[number]]
+            with sdpa_kernel(NO_PLANS) if self.device.type == "cuda" else nullcontext():
+                seen = functional.scaled_dot_product_attention(
+                    block,
+                    keys[None, :, :used],
+                    values[None, :, :used],
+                    attn_mask=None if mask is None else mask.repeat(group, 1),
+                )
+            parts.append(
+                seen.view(config.kv_heads, group, count, config.head_size).permute(2, 0, 1, 3).reshape(count, -1)
+            )
+        return functional.linear(parts[0] if len(parts) == 1 else torch.cat(parts), layer.output, layer.output_bias)
+
+    def _masks(self, span: Span, windows: set[int]) -> dict[int, Tensor | None]:
+        masks: dict[int, Tensor | None] = {}
+        for window in windows:
+            seen = span.staircase.visible(span.slots, window)
+            masks[window] = None if seen is None else torch.as_tensor(seen, device=self.device)
+        return masks
+
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return x
+        return functional.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
+
+    def _rotary(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [rows, 1, head_size / 2] of the positions, from tables that grow as text does."""
+        needed = int(positions.max()) + 1
+        if needed > len(self._cos):
+            size = max(needed, min(2 * len(self._cos), self.config.context), 512)
+            angles = torch.arange(size, device=self.device, dtype=torch.float32)[:, None] * self._frequencies
+            self._cos, self._sin = angles.cos() * self._rotary_factor, angles.sin() * self._rotary_factor
+        rows = torch.as_tensor(positions, device=self.device)
+        return self._cos[rows, None].to(self.dtype), self._sin[rows, None].to(self.dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [rows, heads, head_size]; the two halves of a head are the two coordinates."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

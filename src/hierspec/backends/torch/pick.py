@@ -1,0 +1,172 @@
+"""Picks and laws on the model's device: what `core/sampling.py` does for one row, for all rows of an ask."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierspec.backends.cpu.threads import ThreadTeam
+from hierspec.core.errors import HierspecError
+from hierspec.core.hierarchy import Ask
+from hierspec.core.sampling import Sampling, noise_keys
+from hierspec.core.verify import Answer
+
+answer_rows: Any = None  # without numba torch does it all
+with suppress(ImportError):
+    from hierspec.backends.cpu.pick import answer_rows
+
+_SHARED = 4  # rows from which on several threads are worth waking
+_NO_TOKENS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float64)
+
+
+def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
+    """Picks or laws from logits [1 + nodes, vocabulary]: row 0 follows the context, row i + 1 node i.
+
+    On a CPU a team's threads share the rows.
+    """
+    if answer_rows is not None and logits.device.type == "cpu" and logits.dtype == torch.float32:
+        return _compiled_answer(ask, logits, team)
+    sampling = ask.request.sampling
+    z = adjust(logits, ask)
+    if not bool(torch.isfinite(z.amax(dim=1)).all()):
+        raise _not_numbers(ask)
+    if ask.distributions:
+        return Answer(distributions=_distributions(z, sampling).cpu().numpy())
+    if sampling.temperature > 0:
+        z = z + _noise(ask, z)
+    if ask.candidates == 1 and not ask.leads:
+        return Answer(picks=z.argmax(dim=1, keepdim=True).cpu().numpy())
+    best = z.topk(min(_wanted(ask), z.shape[1]), dim=1)
+    leads = (best.values[:, 0] - best.values[:, -1 if z.shape[1] < 2 else 1]).cpu().numpy() if ask.leads else None
+    return Answer(picks=best.indices.cpu().numpy(), leads=leads)
+
+
+def _compiled_answer(ask: Ask, logits: Tensor, team: ThreadTeam | None) -> Answer:
+    sampling, proposal = ask.request.sampling, ask.proposal
+    rows, vocabulary = logits.shape
+    context, tokens, parents = _NO_TOKENS, _NO_TOKENS, _NO_TOKENS
+    if sampling.penalised:
+        context = np.require(ask.context, np.int32, ["C", "W"])  # a copy only where it is unlike others
+        tokens, parents = np.array(proposal.tokens, np.int32), np.array(proposal.parents, np.int32)
+    bias_tokens, bias_values = _NO_TOKENS, _NO_VALUES
+    if sampling.logit_bias:
+        bias_tokens = np.array(list(sampling.logit_bias), np.int32)
+        bias_values = np.array(list(sampling.logit_bias.values()), np.float64)
+    keys = np.zeros((rows, 2), np.int64)
+    if sampling.temperature > 0 and not ask.distributions:
+        seed, first = ask.request.seed, len(ask.context)
+        depths = [0, *(depth + 1 for depth in proposal.depths())]
+        by_depth = [noise_keys(seed, first + depth) for depth in range(max(depths) + 1)]
+        keys[:] = [by_depth[depth] for depth in depths]
+    found = np.empty((rows, min(_wanted(ask), vocabulary)), np.int64)
+    leads = np.empty(rows if ask.leads else 0)
+    distributions = np.empty((rows if ask.distributions else 0, vocabulary), np.float64)
+    arguments = (
+        logits.contiguous().numpy(), float(sampling.temperature),
+        (sampling.top_k, float(sampling.top_p), float(sampling.min_p)),
+        (float(sampling.repetition_penalty), float(sampling.presence_penalty), float(sampling.frequency_penalty)),
+        context, len(ask.request.prompt), tokens, parents, bias_tokens, bias_values, keys, found, leads, distributions,
+    )  # fmt: skip
+    if team is None or rows < _SHARED or sampling.temperature == 0:
+        answer_rows(0, 1, *arguments)
+    else:
+        team.run(answer_rows, *arguments)
+    if found[:, 0].min() < 0:
+        raise _not_numbers(ask)
+    return (
+        Answer(distributions=distributions)
+        if ask.distributions
+        else Answer(picks=found, leads=leads if ask.leads else None)
+    )
+
+
+def _wanted(ask: Ask) -> int:
+    """Tokens to be found for each row: a lead is that over the second."""
+    return max(ask.candidates, 2) if ask.leads else ask.candidates
+
+
+def _not_numbers(ask: Ask) -> HierspecError:
+    return HierspecError(
+        f"The model's logits are not numbers at position {len(ask.context)}; its weights may be damaged, its dtype "
+        "too narrow (try --dtype float32), or logit_bias forbids every token."
+    )
+
+
+def perturbed(logits: Tensor, ask: Ask) -> Tensor:
+    """Adjusted logits, with the keyed noise where sampled: the largest in a row is the pick."""
+    z = adjust(logits, ask)
+    return z + _noise(ask, z) if ask.request.sampling.temperature > 0 else z
+
+
+def adjust(logits: Tensor, ask: Ask) -> Tensor:
+    z, sampling = logits, ask.request.sampling
+    if sampling.penalised:
+        seen, written = (torch.as_tensor(counts, device=z.device) for counts in _counts(ask, z.shape[1]))
+        penalised = torch.where(z > 0, z / sampling.repetition_penalty, z * sampling.repetition_penalty)
+        z = torch.where(seen > 0, penalised, z)
+        z = z - (sampling.frequency_penalty * written + sampling.presence_penalty * (written > 0))
+    if sampling.logit_bias:
+        tokens = torch.tensor(list(sampling.logit_bias), device=z.device)
+        values = torch.tensor(list(sampling.logit_bias.values()), device=z.device, dtype=z.dtype)
+        z = z.index_add(1, tokens, values.expand(len(z), -1))
+    if sampling.temperature == 0:
+        return z
+    z = z / sampling.temperature
+    if 0 < sampling.top_k < z.shape[1]:
+        kept = z.topk(sampling.top_k, dim=1).values[:, -1:]
+        z = z.masked_fill(z < kept, -math.inf)
+    if sampling.top_p < 1:
+        order = z.sort(dim=1, descending=True, stable=True)
+        probabilities = order.values.double().softmax(dim=1)
+        before = probabilities.cumsum(dim=1) - probabilities  # the most likely token always stays
+        out = torch.zeros_like(z, dtype=torch.bool).scatter(1, order.indices, before >= sampling.top_p)
+        z = z.masked_fill(out, -math.inf)
+    if sampling.min_p > 0:
+        z = z.masked_fill(z < z.amax(dim=1, keepdim=True) + math.log(sampling.min_p), -math.inf)
+    return z
+
+
+def _distributions(z: Tensor, sampling: Sampling) -> Tensor:
+    if sampling.temperature > 0:
+        return z.double().softmax(dim=1)
+    return torch.zeros_like(z, dtype=torch.float64).scatter(1, z.argmax(dim=1, keepdim=True), 1.0)
+
+
+def _counts(ask: Ask, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often each token stands in the text before each row, and in its written part. [rows, vocabulary]"""
+    proposal, prompt = ask.proposal, len(ask.request.prompt)
+    seen = np.bincount(ask.context, minlength=vocabulary)[None].repeat(1 + len(proposal), axis=0)
+    written = np.bincount(ask.context[prompt:], minlength=vocabulary)[None].repeat(1 + len(proposal), axis=0)
+    for node in range(len(proposal)):
+        for token in proposal.path(node):
+            seen[node + 1, token] += 1
+            written[node + 1, token] += 1
+    return seen, written
+
+
+def _noise(ask: Ask, z: Tensor) -> Tensor:
+    """The keyed noise of `core.sampling.gumbel`, a row for each position asked about. Nodes at one depth share it."""
+    first = len(ask.context)
+    depths = [0] + [depth + 1 for depth in ask.proposal.depths()]
+    rows = [gumbel(ask.request.seed, first + depth, z.shape[1], z.device) for depth in range(max(depths) + 1)]
+    return torch.stack([rows[depth] for depth in depths])
+
+
+def gumbel(seed: int, position: int, vocabulary: int, device: torch.device) -> Tensor:
+    low, high = noise_keys(seed, position)
+    h = torch.arange(vocabulary, device=device) * 0x9E3779B1 + low & 0xFFFFFFFF
+    h = _mix(_mix(h) ^ high)
+    # float32 is enough: small values of `uniform`, which give the large noise that wins, keep their precision.
+    uniform = ((h >> 1).to(torch.float32) + 0.5) / 2**31
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def _mix(h: Tensor) -> Tensor:
+    h = (h ^ (h >> 16)) * 0x7FEB352D & 0xFFFFFFFF
+    h = (h ^ (h >> 15)) * 0x846CA68B & 0xFFFFFFFF
+    return h ^ (h >> 16)

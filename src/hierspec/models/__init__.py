@@ -1,1 +1,0 @@
-"""What can judge: the decoder, its staircase cache, and the scorers made of them."""

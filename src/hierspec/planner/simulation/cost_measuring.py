@@ -1,0 +1,207 @@
+"""Measures the parts of passes: all scorers in turn, after contexts of several lengths, alone and side by side."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hierspec.backends.torch.pick import answer
+from hierspec.core.engine import Request
+from hierspec.core.errors import HierspecError
+from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.proposal import NOTHING, Proposal
+from hierspec.core.sampling import Sampling
+from hierspec.core.stats import TierStats
+from hierspec.machine import machine
+from hierspec.paths import cache_folder, whole_file
+from hierspec.planner.simulation.cost_table import BATCHES, CONTEXTS, WIDTHS, Cell, CostTable, Curve, Parts
+from hierspec.planner.simulation.traces import scorer_key
+from hierspec.progress import Progress, silent
+from hierspec.scorers.base import ModelScorer, StateScorer
+from hierspec.scorers.drafters import AdapterScorer, FeatureScorer
+
+if TYPE_CHECKING:
+    from hierspec.language_model import LanguageModel
+
+_MOST_ROWS = 64  # of a packed pass: wider ones are no news
+_MOST_SLOTS = 8192  # of all contexts side by side: more would need much memory and tell little
+_NARROW = 16  # rows of passes that are cheap and that plans mostly run:
+_ROUNDS, _FEW_ROUNDS = 5, 2  # of those, and of wider ones and batches
+_VERSION = 1  # count up when passes become faster or slower
+
+
+def cost_table(
+    model: LanguageModel, scorers: Iterable[StateScorer], sampled: bool = False, progress: Progress = silent
+) -> CostTable:
+    """The table of these scorers of a model, from the cache what was measured before on this machine."""
+    unlike = {scorer_key(scorer): scorer for scorer in scorers}
+    found: dict[str, Parts] = {}
+    paths = {key: _path(model, scorer, sampled) for key, scorer in unlike.items()}
+    for path in paths.values():
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # absent or damaged: measure again
+            found.update(CostTable.from_json(json.loads(path.read_text(encoding="utf-8"))).scorers)
+    lacking = [scorer for key, scorer in unlike.items() if key not in found]
+    if lacking:
+        measured = measure_parts(lacking, sampled, progress=progress)
+        for scorer in lacking:
+            key = scorer_key(scorer)
+            found[key] = measured.of(scorer)
+            with suppress(HierspecError), whole_file(paths[key]) as temporary:  # a full disk keeps nobody from planning
+                kept = CostTable({key: found[key]}, sampled).to_json()
+                temporary.write_text(json.dumps(kept) + "\n", encoding="utf-8")
+    return CostTable({key: found[key] for key in unlike}, sampled)
+
+
+def _path(model: LanguageModel, scorer: StateScorer, sampled: bool) -> Path:
+    pack = {} if model.pack is None else dict(model.pack.hashes)
+    about = [str(model.folder), model.dtype, model.weights, pack, scorer_key(scorer), scorer.layers]
+    identity = [machine(), torch.get_num_threads(), about, sampled, _VERSION]
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
+    return cache_folder() / "costs" / f"parts-{key}.json"
+
+
+def measure_parts(
+    scorers: Sequence[StateScorer],
+    sampled: bool = False,
+    contexts: Sequence[int] = CONTEXTS,
+    batches: Sequence[int] = BATCHES,
+    widths: Sequence[int] = WIDTHS,
+    progress: Progress = silent,
+) -> CostTable:
+    """Measures all in turn, round after round, so that a slow moment hits all alike."""
+    room = min(scorer.decoder.config.context for scorer in scorers) - max(widths) - 1
+    allowed = [context for context in contexts if context <= room] or [max(room, 1)]
+    settings = [(c, b) for c in allowed for b in batches if b == 1 or c * b <= _MOST_SLOTS]
+    times: dict[tuple[str, str], dict[tuple[int, int, int], list[float]]] = {}
+    for number, (context, batch) in enumerate(settings):
+        bench = _Bench(scorers, context, batch, max(widths), sampled)
+        try:
+            for turn in range(_ROUNDS):
+                for width in widths:
+                    rows = width * batch
+                    narrow = rows <= _NARROW and batch == 1
+                    wanted = narrow or (turn < _FEW_ROUNDS and rows & (rows - 1) == 0)
+                    if rows > _MOST_ROWS or not wanted:
+                        continue
+                    for place, scorer in enumerate(scorers):
+                        # Small tiers run several times in a row: once after others had the caches, then not.
+                        for part, seconds in bench.run(scorer, width, 2 if place else 1, heads=number == 0).items():
+                            cells = times.setdefault((scorer_key(scorer), part), {})
+                            cells.setdefault((rows, context, batch), []).append(seconds)
+        finally:
+            bench.close()
+        progress("Measuring passes (once)", number + 1, len(settings))
+
+    def curve(scorer: StateScorer, part: str) -> Curve | None:
+        cells = times.get((scorer_key(scorer), part))
+        return None if cells is None else Curve(tuple(_cell(*where, found) for where, found in sorted(cells.items())))
+
+    found = {}
+    for scorer in scorers:
+        head = curve(scorer, "head")
+        assert head is not None
+        base, own = curve(scorer, "base"), curve(scorer, "own")
+        found[scorer_key(scorer)] = Parts(scorer.name, scorer.layers, base, own, head, curve(scorer, "later"))
+    return CostTable(found, sampled)
+
+
+def _cell(rows: int, context: int, batch: int, seconds: Sequence[float]) -> Cell:
+    low, middle, high = np.quantile(seconds, [0.25, 0.5, 0.75])
+    return Cell(rows, context, batch, float(middle), float(high - low) / 2)
+
+
+class _Bench:
+    """Some requests with contexts of one length, for which nothing but their last tokens is to be computed."""
+
+    def __init__(self, scorers: Sequence[StateScorer], context: int, batch: int, most: int, sampled: bool) -> None:
+        self._scorers, self._context = scorers, context
+        target = scorers[0]
+        texts = np.random.default_rng(0).integers(0, target.vocabulary, (batch, context + most)).astype(np.int32)
+        sampling = Sampling(temperature=0.8 if sampled else 0.0, seed=0)
+        hierarchy = Hierarchy(tuple(Tier(scorer) for scorer in scorers))
+        self._requests = [Request(text[:context], sampling, hierarchy) for text in texts]
+        for request, text in zip(self._requests, texts, strict=True):
+            request.output = text[context:].tolist()  # drafters on the target's states take it as written
+        self._texts = texts
+        for scorer in scorers:
+            scorer.forget()
+            for _ in range(2):
+                self.run(scorer, most if batch == 1 else 1)
+        pools = {id(pool): pool for scorer in scorers for pool in (scorer.pool, *_own_pools(scorer))}
+        for pool in pools.values():
+            for staircase in pool.staircases():
+                # Copies what is held, so that it lies in pages of its own: untouched ones are read far too fast.
+                staircase.grow(staircase.capacity + 1)
+
+    def run(self, scorer: StateScorer, width: int, times: int = 1, heads: bool = True) -> dict[str, float]:
+        """Seconds of the parts of a pass over `width` tokens of each request, the mean of so many in a row."""
+        runs = [self._run(scorer, width, heads) for _ in range(times)]
+        return {part: sum(run[part] for run in runs) / times for part in runs[0]}
+
+    def _run(self, scorer: StateScorer, width: int, heads: bool) -> dict[str, float]:
+        clock, found, done = time.perf_counter, dict[str, float](), self._context
+        asks = [
+            Ask(scorer, text[: done + width], NOTHING, request, 1, False, TierStats(scorer.name))
+            for request, text in zip(self._requests, self._texts, strict=True)
+        ]
+        own = not isinstance(scorer, ModelScorer)
+        with torch.inference_mode():
+            if isinstance(scorer, AdapterScorer):
+                beneath = ModelScorer(scorer.name, scorer.decoder, scorer.pool, scorer.layers, scorer.head)
+                beneath.assume_computed(asks, done)
+                began = clock()
+                beneath.states(asks)
+                _finish(scorer)
+                found["base"] = clock() - began
+            scorer.assume_computed(asks, done)
+            began = clock()
+            states = scorer.states(asks)
+            _finish(scorer)
+            found["own" if own else "base"] = clock() - began
+            idle = 0.0
+            if isinstance(scorer, FeatureScorer):
+                began = clock()
+                scorer.states(asks)
+                idle = clock() - began
+                beside = Proposal(tuple(self._texts[0][:width].tolist()), (-1,) * width)
+                asks = [replace(ask, proposal=beside) for ask in asks]
+                began = clock()
+                scorer.states(asks)
+                _finish(scorer)
+                found["later"] = max(clock() - began - idle, 0.0)
+                found["own"] = max(found["own"] - idle, 0.0)
+            if heads:
+                rows = states[0][:1].expand(width, -1).clone()
+                chain = Proposal.chain(self._texts[0][1:width])
+                ask = Ask(scorer, asks[0].context, chain, self._requests[0], 1, False, asks[0].stats, leads=own)
+                began = clock()
+                [logits] = scorer.head.logits([ask], [rows])
+                answer(ask, logits, scorer.decoder.team)  # copies the picks to the host, so a GPU has finished here
+                found["head"] = idle + clock() - began
+        return found
+
+    def close(self) -> None:
+        for request in self._requests:
+            request.cancel()
+        for scorer in self._scorers:
+            scorer.forget()
+
+
+def _finish(scorer: StateScorer) -> None:
+    """A GPU works on after it was told."""
+    if scorer.decoder.device.type == "cuda":
+        torch.cuda.synchronize(scorer.decoder.device)
+
+
+def _own_pools(scorer: StateScorer) -> list[Any]:
+    layer = getattr(scorer, "layer", None)
+    return [] if layer is None else [layer.pool]

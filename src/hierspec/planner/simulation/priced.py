@@ -1,0 +1,176 @@
+"""A model's scorers with nothing to compute: their own bookkeeping runs, and layers and heads only add up seconds.
+
+Which positions a pass has to take through which layers is decided by what earlier passes left behind. That is not
+worked out a second time here: the scorers are the real ones, on decoders whose layers cost what a table says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierspec.backends.cpu.threads import ThreadTeam
+from hierspec.backends.torch.decoder import Kept, Span
+from hierspec.core.errors import HierspecError
+from hierspec.core.hierarchy import Ask, RequestView
+from hierspec.planner.simulation.cost_table import CostTable, Curve, Parts
+from hierspec.scorers.base import Decoder, ModelScorer, StateScorer
+from hierspec.scorers.drafters import AdapterScorer, FeatureScorer, Layer, SmallScorer
+from hierspec.scorers.staircase import StaircasePool
+
+_MEMORY = 1 << 40  # bytes: nothing is ever dropped, for nothing is kept
+
+
+@dataclass
+class Meter:
+    seconds: float = 0.0
+
+
+class PricedMemory:
+    """Keys and values that nobody reads."""
+
+    bytes_per_slot = 0
+
+    def grow(self, slots: int, used: int) -> None:
+        return
+
+    def move(self, to: list[int], old: list[int]) -> None:
+        return
+
+
+class PricedDecoder:
+    """Layers that take no time and say what they would have taken. States have one number."""
+
+    def __init__(self, decoder: Decoder, meter: Meter) -> None:
+        self.config = replace(decoder.config, hidden=1)
+        self.embedding, self.head_weight, self.norm = decoder.embedding, decoder.head_weight, decoder.norm
+        self.dtype, self.device = torch.float32, torch.device("cpu")
+        self.team: ThreadTeam | None = None
+        self.products, self.weight_bytes, self.layer_rows = decoder.products, 0, 0
+        self.curves: dict[int, Curve] = {}  # seconds of the first so many layers
+        self._meter = meter
+
+    def new_memory(self) -> PricedMemory:
+        return PricedMemory()
+
+    def embed(self, tokens: np.ndarray) -> Tensor:
+        return torch.zeros(len(tokens), 1)
+
+    def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
+        raise AssertionError("a priced scorer has a head of its own")
+
+    def run(
+        self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int, kept: Kept = ()
+    ) -> Tensor:
+        context = sum(span.staircase.used for span in spans) // len(spans)
+        self._meter.seconds += max(self._up_to(stop, len(positions), context, len(spans))
+                                   - self._up_to(start, len(positions), context, len(spans)), 0.0)  # fmt: skip
+        return hidden
+
+    def _up_to(self, layers: int, rows: int, context: int, batch: int) -> float:
+        """Seconds of the first so many layers: as measured, or on the line between those that were."""
+        if layers in self.curves:
+            return self.curves[layers].seconds(rows, context, batch)
+        if not layers:
+            return 0.0
+        below = max((known for known in self.curves if known < layers), default=0)
+        above = min((known for known in self.curves if known > layers), default=0)
+        if not above:
+            raise HierspecError("Nobody has measured what passes of the target cost; put it first among the scorers.")
+        one, two = (self._up_to(known, rows, context, batch) for known in (below, above))
+        return one + (two - one) * (layers - below) / (above - below)
+
+
+@dataclass(frozen=True, eq=False)
+class PricedHead:
+    curve: Curve
+    meter: Meter
+
+    def logits(self, asks: Sequence[Ask], states: Sequence[Tensor]) -> Sequence[Tensor]:
+        self.meter.seconds += self.curve.seconds(sum(len(part) for part in states))
+        return states
+
+    def release(self, request: RequestView) -> None:
+        return
+
+
+@dataclass
+class PricedJoin:
+    """Measured with the layers behind it: its time is what these rows take more than others do."""
+
+    meter: Meter
+    these: Curve | None = None
+    others: Curve | None = None
+    bytes: int = 0
+
+    def __call__(
+        self, tokens: np.ndarray, states: Tensor, boundaries: Sequence[int], places: np.ndarray, norms: Tensor | None
+    ) -> Tensor:
+        if self.these is not None and self.others is not None:
+            context, rows = int(places[-1]) + 1, len(tokens)
+            more = self.these.seconds(rows, context) - self.others.seconds(rows, context)
+            self.meter.seconds += max(more, 0.0)
+        return torch.zeros(len(tokens), 1)
+
+
+@dataclass
+class PricedScorers:
+    """Priced copies of scorers. What the real ones share (a checkpoint, its staircases) their copies share too."""
+
+    table: CostTable
+    meter: Meter = field(default_factory=Meter)
+    _decoders: dict[int, PricedDecoder] = field(default_factory=dict)
+    _pools: dict[int, StaircasePool] = field(default_factory=dict)
+    _scorers: dict[int, StateScorer] = field(default_factory=dict)
+
+    def copy(self, scorer: StateScorer) -> StateScorer:
+        if id(scorer) not in self._scorers:
+            self._scorers[id(scorer)] = self._copy(scorer, self.table.of(scorer))
+        return self._scorers[id(scorer)]
+
+    def seconds(self, scorer: StateScorer, asks: Sequence[Ask]) -> float:
+        """What a pass of this priced scorer takes, after all passes before it."""
+        before = self.meter.seconds
+        with torch.inference_mode():
+            scorer.head.logits(asks, scorer.states(asks))
+        return self.meter.seconds - before
+
+    def forget(self) -> None:
+        """Drop everything that counts as computed."""
+        for pool in self._pools.values():
+            pool.clear()
+
+    def _copy(self, scorer: StateScorer, parts: Parts) -> StateScorer:
+        decoder = self._decoder(scorer.decoder)
+        pool = self._pool(scorer.pool, decoder)
+        if scorer.layers:
+            pool.add_boundary(scorer.layers)
+        if parts.base is not None:
+            decoder.curves[scorer.layers] = parts.base
+        changes: dict[str, Any] = {"decoder": decoder, "pool": pool, "head": PricedHead(parts.head, self.meter)}
+        if isinstance(scorer, ModelScorer):
+            return replace(scorer, **changes)
+        assert isinstance(scorer, AdapterScorer | FeatureScorer | SmallScorer)
+        own = self._decoder(scorer.layer.decoder)
+        assert parts.own is not None
+        own.curves[own.config.layers] = parts.later or parts.own
+        changes["layer"] = Layer(own, self._pool(scorer.layer.pool, own))
+        if isinstance(scorer, FeatureScorer):
+            first = PricedJoin(self.meter, parts.own, parts.later)
+            changes |= {"first": first, "join": PricedJoin(self.meter)}
+            for layer in scorer.reads:
+                pool.add_boundary(layer)
+        return replace(scorer, **changes)
+
+    def _decoder(self, decoder: Decoder) -> PricedDecoder:
+        return self._decoders.setdefault(id(decoder), PricedDecoder(decoder, self.meter))
+
+    def _pool(self, pool: StaircasePool, decoder: PricedDecoder) -> StaircasePool:
+        if id(pool) not in self._pools:
+            self._pools[id(pool)] = StaircasePool(decoder, _MEMORY)
+        return self._pools[id(pool)]

@@ -1,0 +1,129 @@
+"""Traces: what the target wrote, and what every other tier would pick at each place of that text.
+
+A tier whose guesses stand drafts from the target's own text, so what it says there is all that is needed to know how
+many of its guesses stand, under any plan. `planner.recording` makes traces; `planner.played` runs plans on them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from hierspec.core.errors import HierspecError
+from hierspec.paths import whole_file
+from hierspec.scorers.base import StateScorer
+
+VERSION = 1  # count up when traces mean something else
+
+NOT_ASKED = -1  # in place of a token
+
+
+@dataclass(frozen=True, eq=False)
+class Picks:
+    """What one tier picks at every position of an output, where the text before it is the target's.
+
+    A tier that goes by its own states beyond what is written says different things at different depths: `tokens[d, p]`
+    is what it picks at position p when the last d tokens before p are not written yet. Others have one depth.
+    """
+
+    tokens: np.ndarray  # [depths, positions, candidates] int32: the pick, then runners-up; NOT_ASKED where p < d
+    leads: np.ndarray  # [depths, positions] float32: how far the pick was ahead of the next best
+
+    def at(self, depth: int) -> np.ndarray:
+        """The picks at this depth, or at the deepest that was asked for. [positions, candidates]"""
+        return self.tokens[min(depth, len(self.tokens) - 1)]
+
+    def first(self, depth: int) -> np.ndarray:
+        """The same without runners-up. [positions]"""
+        return self.at(depth)[:, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One text of the target, and what other tiers pick along it. By `scorer_key`: tiers, without the target."""
+
+    task: str
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    tiers: Mapping[str, Picks] = field(default_factory=dict)
+    temperature: float = 0.0
+    seed: int = 0
+    limit: int | None = None  # tokens that might have been written; the text may have stopped before; None: as many
+    stop_ids: tuple[int, ...] = ()
+
+    @property
+    def most(self) -> int:
+        """Tokens that a request for this text may write."""
+        return self.limit or len(self.output)
+
+
+def scorer_key(scorer: StateScorer) -> str:
+    """What tells a tier's picks from those of others: its name, its head and vocabulary, and its weights."""
+    return ", ".join(part for part in (scorer.name, scorer.kind, scorer.decoder.products) if part)
+
+
+def save_traces(path: Path, traces: Sequence[Trace], about: Mapping[str, Any] | None = None) -> None:
+    """One safetensors file: numbers as tensors, the rest as JSON in its header, `about` among it."""
+    tensors: dict[str, np.ndarray] = {}
+    listed = []
+    for number, trace in enumerate(traces):
+        tensors[f"{number}.prompt"] = np.array(trace.prompt, np.int32)
+        tensors[f"{number}.output"] = np.array(trace.output, np.int32)
+        for place, picks in enumerate(trace.tiers.values()):
+            tensors[f"{number}.{place}.tokens"] = np.ascontiguousarray(picks.tokens, np.int32)
+            tensors[f"{number}.{place}.leads"] = np.ascontiguousarray(picks.leads, np.float32)
+        listed.append(
+            {
+                "task": trace.task, "tiers": list(trace.tiers), "temperature": trace.temperature, "seed": trace.seed,
+                "limit": trace.limit, "stop_ids": list(trace.stop_ids),
+            }
+        )  # fmt: skip
+    described = {"version": VERSION, "traces": listed, "about": dict(about or {})}
+    with whole_file(path) as temporary:
+        save_file(tensors, temporary, metadata={"hierspec.traces": json.dumps(described)})
+
+
+def load_traces(path: Path, about: Mapping[str, Any] | None = None) -> list[Trace]:
+    """The traces of a file, which must be about this where something is given."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            described = json.loads((file.metadata() or {})["hierspec.traces"])
+            if described["version"] != VERSION:
+                raise ValueError(f"version {described['version']}, not {VERSION}")
+            if about is not None and described["about"] != json.loads(json.dumps(about)):
+                raise ValueError("of something else")
+            return [_read(file, number, item) for number, item in enumerate(described["traces"])]
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HierspecError(f"{path} is not a file of traces ({error}); remove it and record anew.") from error
+
+
+def _read(file: Any, number: int, item: Mapping[str, Any]) -> Trace:
+    prompt, output = (file.get_tensor(f"{number}.{name}") for name in ("prompt", "output"))
+    if prompt.ndim != 1 or output.ndim != 1 or not len(prompt) or np.concatenate((prompt, output)).min() < 0:
+        raise ValueError(f"trace {number} has no text")
+    tiers = {}
+    for place, key in enumerate(item["tiers"]):
+        tokens, leads = (file.get_tensor(f"{number}.{place}.{name}") for name in ("tokens", "leads"))
+        if tokens.ndim != 3 or tokens.shape[:2] != leads.shape or tokens.shape[1] != len(output):
+            raise ValueError(f"trace {number} does not fit its text")
+        tiers[str(key)] = Picks(tokens.astype(np.int32), leads.astype(np.float32))
+    limit = None if item["limit"] is None else int(item["limit"])
+    return Trace(
+        str(item["task"]), tuple(prompt.tolist()), tuple(output.tolist()), tiers, float(item["temperature"]),
+        int(item["seed"]), limit, tuple(int(token) for token in item["stop_ids"]),
+    )  # fmt: skip
+
+
+def tiers_of(traces: Iterable[Trace]) -> list[str]:
+    """The tiers that all of these traces know, in their order."""
+    found: list[str] | None = None
+    for trace in traces:
+        found = list(trace.tiers) if found is None else [key for key in found if key in trace.tiers]
+    return found or []

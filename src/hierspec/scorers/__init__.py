@@ -1,0 +1,1 @@
+"""What can judge tokens, on any backend: the model, its exits, drafters on its states."""

@@ -1,0 +1,78 @@
+"""What only an EAGLE-3 head has: a layer that reads two states, and a head of its own. Through torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hierspec.backends.torch.decoder import Layer, TorchDecoder
+from hierspec.checkpoints.config import DecoderConfig
+from hierspec.checkpoints.eagle import HIDDEN_NORM
+from hierspec.core.hierarchy import Ask, RequestView
+from hierspec.scorers.base import Decoder
+
+
+class EagleDecoder(TorchDecoder):
+    """One layer on rows [rows, 2 * hidden]: embeddings and, beside them, features, to which it adds."""
+
+    def __init__(self, config: DecoderConfig, weights: Mapping[str, Tensor], device: torch.device) -> None:
+        super().__init__(config, weights, device)
+        self._hidden_norm = weights[HIDDEN_NORM].to(device)
+
+    def _entering(self, hidden: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+        embedded, feature = hidden.chunk(2, dim=-1)
+        beside = self._normed(embedded, layer.attention_norm), self._normed(feature, self._hidden_norm)
+        return feature, torch.cat(beside, dim=-1)
+
+
+class EagleJoin:
+    """`Join` for such rows. With a matrix a feature is that on the states at all boundaries, else the state itself."""
+
+    def __init__(self, decoder: Decoder, matrix: Tensor | None) -> None:
+        self._decoder = decoder
+        self._matrix = None if matrix is None else matrix.to(decoder.device, decoder.dtype)
+        self.bytes = 0 if self._matrix is None else self._matrix.numel() * self._matrix.element_size()
+
+    def __call__(
+        self, tokens: np.ndarray, states: Tensor, boundaries: Sequence[int], places: np.ndarray, norms: Tensor | None
+    ) -> Tensor:
+        """[tokens, 2 * hidden]"""
+        assert norms is None  # its layer has the norms
+        device = self._decoder.device
+        index = torch.as_tensor(places.clip(0), device=device)
+        feature = torch.cat([states[boundary, index] for boundary in boundaries], dim=1)
+        feature[torch.as_tensor(places < 0, device=device)] = 0
+        if self._matrix is not None:
+            feature = functional.linear(feature, self._matrix)
+        return torch.cat((self._decoder.embed(tokens), feature), dim=1)
+
+
+class OwnHead:
+    """Scores the tokens that a head of its own knows, and no others."""
+
+    def __init__(self, weight: Tensor, norm: Tensor, tokens: np.ndarray, vocabulary: int, eps: float) -> None:
+        self._weight, self._norm, self._vocabulary, self._eps = weight, norm, vocabulary, eps
+        self._known = {int(token) for token in tokens}
+        self._index = torch.as_tensor(tokens, dtype=torch.long, device=weight.device)
+        self.bytes = weight.numel() * weight.element_size()
+
+    def logits(self, asks: Sequence[Ask], states: Sequence[Tensor]) -> Sequence[Tensor]:
+        x = torch.cat(list(states)).to(self._weight)
+        x = functional.rms_norm(x, (x.shape[-1],), self._norm, self._eps)
+        logits = torch.full((len(x), self._vocabulary), -math.inf, device=x.device)
+        logits[:, self._index] = functional.linear(x, self._weight).float()
+        found = logits.split([len(part) for part in states])
+        for ask, rows in zip(asks, found, strict=True):
+            bias = ask.request.sampling.logit_bias or {}
+            forbidden = {token for token, value in bias.items() if value == -math.inf}
+            if self._known <= forbidden:  # one token that may be written, so that there is something to guess
+                rows[:, next(token for token in range(self._vocabulary) if token not in forbidden)] = 0
+        return found
+
+    def release(self, request: RequestView) -> None:
+        return

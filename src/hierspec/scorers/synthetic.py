@@ -1,0 +1,131 @@
+"""Tiers that agree with the one above at given rates, while their passes really run.
+
+It shows what a hierarchy would cost for exits or drafts that one does not have. What a tier says at a position is
+settled by the position alone. From the lowest tier up, keyed noise says whether it agrees with the tier above: at
+its rate `agrees`, or at `corrected` where the tier below does not agree with it (such a token would be one that it
+corrects). The tokens follow from the top down: the target's is known, since it has written the text before; a tier
+that agrees says what the tier above says, one that does not says a token that no tier above says. So a token that a
+tier accepted from below stands above at the rate `agrees`, one that it corrected at the rate `corrected`, and each
+position is independent of the others, also where the text before it is wrong. The target itself is real, always.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from hierspec.core.engine import Engine, Request
+from hierspec.core.hierarchy import Ask, Hierarchy, RequestView, Scorer, Tier
+from hierspec.core.plan import TierPlan
+from hierspec.core.sampling import noise_keys
+from hierspec.core.verify import Answer
+
+References = WeakKeyDictionary[RequestView, Sequence[int]]  # what the target writes for a request
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How often a tier agrees with the one above, and how often where the tier below does not agree with it."""
+
+    agrees: float
+    corrected: float
+
+
+@dataclass(frozen=True, eq=False)
+class SyntheticScorer:
+    """A scorer whose passes run and whose picks are then replaced."""
+
+    inner: Scorer
+    rates: tuple[Rates, ...]  # of the synthetic tiers from the one below the target down
+    place: int  # of this one among them
+    references: References
+    synthetic: bool = field(default=True, init=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.inner.name} (synthetic)"
+
+    @property
+    def vocabulary(self) -> int:
+        return self.inner.vocabulary
+
+    def score(self, asks: Sequence[Ask]) -> list[Answer]:
+        return [self._replaced(ask, answer) for ask, answer in zip(asks, self.inner.score(asks), strict=True)]
+
+    def release(self, request: RequestView) -> None:
+        self.inner.release(request)
+
+    def _replaced(self, ask: Ask, answer: Answer) -> Answer:
+        known = self.references.get(ask.request, ())
+        assert answer.picks is not None
+        picks = np.array(answer.picks)
+        text = zlib.crc32(ask.request.prompt.tobytes())  # so that no two texts are right and wrong in the same places
+        first = len(ask.context) - len(ask.request.prompt)
+        for row, depth in enumerate([0, *(depth + 1 for depth in ask.proposal.depths())]):
+            if first + depth < len(known):
+                token = self.token(text, first + depth, known[first + depth])
+                if token in picks[row]:  # among the runners-up: they change places
+                    picks[row, picks[row] == token] = picks[row, 0]
+                picks[row, 0] = token
+        return replace(answer, picks=picks)
+
+    def token(self, text: int, position: int, true: int) -> int:
+        """What this tier says at a position of the output of a text where the target says `true`."""
+        agreeing: list[bool] = []
+        below = True
+        for place in reversed(range(len(self.rates))):
+            rates = self.rates[place]
+            low, _ = noise_keys(text + (place << 32), position)
+            below = low / 2**32 < (rates.agrees if below else rates.corrected)
+            agreeing.insert(0, below)
+        distance = 0  # from the truth; whoever disagrees is where nobody above is
+        for place, agrees in enumerate(agreeing[: self.place + 1], 1):
+            distance = distance if agrees else place
+        return (true + distance) % self.vocabulary
+
+
+class Synthetics:
+    """The synthetic scorers of a model, and what its target wrote plainly, so that they can agree with it."""
+
+    def __init__(self) -> None:
+        self._references: References = WeakKeyDictionary()
+        self._scorers: dict[tuple[object, ...], SyntheticScorer] = {}  # one object for all requests: passes are packed
+        self._written: dict[tuple[bytes, str], tuple[int, ...]] = {}
+
+    def scorers(self, tiers: Sequence[TierPlan], inner: Sequence[Scorer]) -> list[Scorer]:
+        """The scorers of these tiers, those that have rates in their plan replaced."""
+        chosen = [tier for tier in tiers if tier.agrees is not None]
+        rates = tuple(_rates(tier) for tier in chosen)
+        found: list[Scorer] = list(inner)
+        for place in range(len(chosen)):
+            key = rates, place, id(inner[place])
+            if key not in self._scorers:
+                self._scorers[key] = SyntheticScorer(inner[place], rates, place, self._references)
+            found[place] = self._scorers[key]
+        return found
+
+    def know(self, request: Request) -> bool:
+        """Let the synthetic tiers of this request know what its target will write. True where that had to be found
+        out first, by plain decoding."""
+        sampling = replace(request.sampling, seed=request.seed)
+        key = request.prompt.tobytes(), repr(sampling)
+        new = key not in self._written
+        if new:
+            plainly = Hierarchy((Tier(request.hierarchy.tiers[0].scorer),))
+            plain = Request(request.prompt, sampling, plainly, request.stop_ids, len(request.prompt) + request.limit)
+            for _ in Engine().run([plain]):
+                pass
+            if plain.error is not None:
+                raise plain.error
+            self._written[key] = tuple(plain.output)
+        self._references[request] = self._written[key]
+        return new
+
+
+def _rates(tier: TierPlan) -> Rates:
+    assert tier.agrees is not None
+    return Rates(tier.agrees, tier.agrees if tier.agrees_corrected is None else tier.agrees_corrected)

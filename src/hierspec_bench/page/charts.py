@@ -1,0 +1,175 @@
+"""Charts that fit any width: SVG with places in percent and letters in pixels, so that phones show readable text.
+
+Ranges and ticks are those of `hierspec.plot`; what differs is that these stand in a page and take its colours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hierspec.plot import Axis, Scale, short_number
+from hierspec_bench.page.markup import Html, element
+
+_ROW, _BAR = 24, 12
+_ABOVE, _COLUMNS = 16, 92
+_CURVES = 260
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a bar. `look` is a class of the style sheet."""
+
+    value: float
+    look: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    name: str
+    parts: tuple[Part, ...]
+    shown: str  # the figure in words beside the bar
+    tag: str = ""  # what kind of thing it is, where that must be said
+    low: float | None = None
+    high: float | None = None
+    beside: str = ""  # smaller, after the figure
+
+    @property
+    def end(self) -> float:
+        return max(sum(part.value for part in self.parts), self.high or 0.0)
+
+
+def bar_scale(bars: Sequence[Bar], *others: float) -> Scale:
+    """One range for charts that are to be compared."""
+    return Axis("").scale([*(bar.end for bar in bars), *others, 0.0])
+
+
+def bar_chart(bars: Sequence[Bar], scale: Scale, unit: str, mark: float | None = None) -> Html:
+    """Lying bars, one a row, with whiskers where there is an interval and a line at `mark`."""
+    rows = [_row(bar, scale, unit, mark) for bar in bars]
+    return element("ul", *rows, _ticks(scale, unit), class_="bars")
+
+
+def _row(bar: Bar, scale: Scale, unit: str, mark: float | None) -> Html:
+    lines = [
+        element("line", class_="grid", x1=_at(scale, t), x2=_at(scale, t), y1=-3, y2=_ROW + 3) for t in scale.ticks
+    ]
+    drawn, start = [], 0.0
+    for part in bar.parts:
+        title = element("title", f"{part.name}: {part.value:.3g} {unit}") if part.name else None
+        width = f"{100 * max(0.0, scale.share(start + part.value) - scale.share(start)):.2f}%"
+        top = (_ROW - _BAR) / 2
+        drawn.append(element("rect", title, class_=part.look, x=_at(scale, start), y=top, width=width, height=_BAR))
+        start += part.value
+    if mark is not None:
+        drawn.append(element("line", class_="mark", x1=_at(scale, mark), x2=_at(scale, mark), y1=0, y2=_ROW))
+    if bar.low is not None and bar.high is not None and bar.high > bar.low:
+        low, high, middle = _at(scale, max(scale.low, bar.low)), _at(scale, bar.high), _ROW / 2
+        for look in ("halo", "whisker"):  # a rim in the colour of the page, so that it shows on the bar too
+            drawn.append(element("line", class_=look, x1=low, x2=high, y1=middle, y2=middle))
+            drawn += [element("line", class_=look, x1=x, x2=x, y1=middle - 4, y2=middle + 4) for x in (low, high)]
+    parts = ", ".join(f"{part.name} {part.value:.3g} {unit}" for part in bar.parts if part.name)
+    interval = f", 95% interval {bar.low:.3g} to {bar.high:.3g}" if bar.low is not None and bar.high is not None else ""
+    told = f"{bar.name}: {bar.shown}{interval}{' (' + parts + ')' if parts else ''}"
+    return element(
+        "li",
+        element("span", bar.name, element("span", bar.tag, class_="tag") if bar.tag else None, class_="name"),
+        element("svg", element("title", told), *lines, *drawn, role="img", width="100%", height=_ROW),
+        element("span", bar.shown, element("small", bar.beside) if bar.beside else None, class_="value"),
+    )
+
+
+def _ticks(scale: Scale, unit: str) -> Html:
+    texts = []
+    for place, tick in enumerate(scale.ticks):
+        anchor = "middle" if place else "start"
+        texts.append(element("text", short_number(tick), x=_at(scale, tick), y=13, text_anchor=anchor))
+    axis = element("svg", *texts, width="100%", height=18)
+    return element("li", element("span", class_="name"), axis, element("span", unit, class_="value"),
+                   class_="axis", aria_hidden="true")  # fmt: skip
+
+
+def legend(names: Sequence[tuple[str, str]]) -> Html:
+    """(name, look) of every part."""
+    keys = [
+        element("li", element("svg", element("rect", class_=look, width=14, height=14, rx=3), class_="key",
+                              width=14, height=14, aria_hidden="true"), name)
+        for name, look in names
+    ]  # fmt: skip
+    return element("ul", *keys, class_="legend")
+
+
+def column_chart(title: str, whole: Sequence[float], filled: Sequence[float], highest: float, look: str) -> Html:
+    """Standing columns from depth 1: how much there was, outlined, and how much of it counted, filled. What is higher
+    than `highest` is cut there, with its size above."""
+    step, floor, drawn = 100 / max(1, len(whole)), _ABOVE + _COLUMNS, []
+    every = max(1, -(-len(whole) // 8))  # labels must not run into each other
+    for depth, value in enumerate(whole):
+        counted = filled[depth] if depth < len(filled) else 0.0
+        left, width = f"{(depth + 0.12) * step:.2f}%", f"{0.76 * step:.2f}%"
+        columns = [
+            element("rect", class_=kind, x=left, width=width, y=f"{_ABOVE + _COLUMNS * (1 - size):.1f}",
+                    height=f"{_COLUMNS * size:.1f}")
+            for kind, size in (("offered", min(1.0, value / highest)), (look, min(1.0, counted / highest)))
+        ]  # fmt: skip
+        said = f"Depth {depth + 1}: {counted:.2f} of {value:.2f} a pass"
+        drawn.append(element("g", element("title", said), *columns))
+        if depth % every == 0:
+            middle = f"{(depth + 0.5) * step:.2f}%"
+            drawn.append(element("text", str(depth + 1), x=middle, y=floor + 15, text_anchor="middle"))
+            if value > highest:
+                size = short_number(round(value, 1))
+                drawn.append(element("text", size, x=middle, y=_ABOVE - 4, text_anchor="middle"))
+    line = element("line", class_="floor", x1="0", x2="100%", y1=floor, y2=floor)
+    return element("svg", element("title", title), *drawn, line, role="img", class_="columns", width="100%",
+                   height=floor + 20)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Curve:
+    name: str
+    points: tuple[tuple[float, float], ...]
+    look: str
+    dashed: bool = False
+
+
+def curve_chart(title: str, described: str, curves: Sequence[Curve], x: Axis, y: Axis) -> Html:
+    """Lines over a shared x. The lines are stretched to the width; dots and letters keep their shape."""
+    points = [point for curve in curves for point in curve.points]
+    across, up = x.scale([point[0] for point in points]), y.scale([point[1] for point in points])
+    high = _CURVES - 26
+
+    def down(value: float) -> float:
+        return 8 + (high - 8) * (1 - up.share(value))
+
+    drawn, beside = [], []
+    for tick in up.ticks:
+        height = f"{down(tick):.1f}"
+        drawn.append(element("line", class_="grid", x1="0", x2="100%", y1=height, y2=height))
+        beside.append(element("text", short_number(tick), x=0, y=f"{down(tick) + 4:.1f}"))
+    for place, tick in enumerate(across.ticks):
+        anchor = "start" if place == 0 else "end" if place == len(across.ticks) - 1 else "middle"
+        drawn.append(element("text", short_number(tick), x=_at(across, tick), y=high + 18, text_anchor=anchor))
+    for curve in curves:
+        path = "L".join(f"{100 * across.share(a):.2f} {down(b):.2f}" for a, b in curve.points)
+        line = element("path", d=f"M{path}", class_=f"curve {curve.look}{' dashed' if curve.dashed else ''}")
+        drawn.append(
+            element("svg", line, x="0", y="0", width="100%", height=_CURVES, viewBox=f"0 0 100 {_CURVES}",
+                    preserveAspectRatio="none")
+        )  # fmt: skip
+        for a, b in curve.points:
+            said = element("title", f"{curve.name} at {a:g}: {b:g}")
+            look = f"dot {curve.look}{' hollow' if curve.dashed else ''}"
+            drawn.append(element("circle", said, class_=look, cx=_at(across, a), cy=f"{down(b):.1f}", r=4))
+    words = (element("title", title), element("desc", described))
+    return element(
+        "div",
+        element("svg", *beside, width="100%", height=_CURVES, aria_hidden="true"),
+        element("svg", *words, *drawn, role="img", width="100%", height=_CURVES),
+        class_="curves",
+    )
+
+
+def _at(scale: Scale, value: float) -> str:
+    return f"{100 * min(1.0, max(0.0, scale.share(value))):.2f}%"

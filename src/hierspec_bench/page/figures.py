@@ -1,0 +1,92 @@
+"""How figures are written, and the pieces of page that all sections are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hierspec_bench.page.markup import Child, Html, element, joined
+from hierspec_bench.page.reading import PEER, PLAIN, Entry, real
+
+NOTHING = "–"
+
+
+def times(value: float | None) -> str:
+    """1.17×, and 12.3× where the third digit says nothing."""
+    if value is None:
+        return NOTHING
+    return f"{value:.2f}×" if abs(value) < 10 else f"{value:.1f}×"
+
+
+def rate(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.1f}"
+
+
+def exact(value: object) -> str:
+    """As the record has it."""
+    number = real(value)
+    if number is None:
+        return NOTHING if value is None else str(value)
+    if number.is_integer() and isinstance(value, int):
+        return f"{value:,}"
+    return f"{number:,.10g}"
+
+
+def percent(share: float) -> str:
+    """No 100% that is not all, and no 0% that is not nothing."""
+    shown = f"{100 * share:.0f}%"
+    if shown == "100%" and share < 1:
+        return "> 99%"
+    return "< 1%" if shown == "0%" and share > 0 else shown
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def look(entry: Entry, best: Entry | None) -> str:
+    """Class of an entry's bar: plain grey, ours in one colour, the fastest stronger, peers hatched."""
+    if entry.kind == PEER:
+        return PEER
+    if entry.kind == PLAIN or (not entry.alone and entry.name.startswith(PLAIN)):
+        return PLAIN
+    return "best" if best is not None and entry.name == best.name else "plan"
+
+
+def tag(entry: Entry) -> str:
+    return "peer" if entry.kind == PEER else ""
+
+
+def section(key: str, title: str, *children: Child) -> Html:
+    return element("section", element("h2", title, id=f"{key}-title"), *children, id=key,
+                   aria_labelledby=f"{key}-title")  # fmt: skip
+
+
+def figure(caption: str, *children: Child, title: str = "", wide: bool = False) -> Html:
+    heading = element("h3", title) if title else None
+    return element(
+        "figure",
+        heading,
+        *children,
+        element("figcaption", caption) if caption else None,
+        class_="wide" if wide else None,
+    )
+
+
+def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[Child]], texts: Sequence[int] = (0,)) -> Html:
+    """A table that scrolls in its own box. Columns of `texts` are words, all others figures."""
+
+    def cell(place: int, child: Child) -> Html:
+        if place == 0:
+            return element("th", child, scope="row")
+        return element("td", child, class_=None if place in texts else "figure")
+
+    head = [
+        element("th", name, scope="col", class_=None if place in texts else "figure")
+        for place, name in enumerate(heads)
+    ]
+    body = [element("tr", *(cell(place, child) for place, child in enumerate(row))) for row in rows]
+    inner = element("table", element("thead", element("tr", *head)), element("tbody", *body))
+    label = caption or ", ".join(heads)
+    box = element("div", inner, class_="scroll", tabindex=0, role="region", aria_label=label)
+    # Outside of the box: a caption inside would scroll away with the columns.
+    return joined(element("p", caption, class_="caption") if caption else None, box)

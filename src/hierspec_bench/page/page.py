@@ -1,0 +1,95 @@
+"""The whole page: style and script inside, and a policy that lets a browser load nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib import resources
+from typing import Any
+
+from hierspec.plot import COLOURS, DARK_COLOURS
+from hierspec_bench.page.head import head, sentence
+from hierspec_bench.page.inside import inside_sections
+from hierspec_bench.page.markup import Html, element
+from hierspec_bench.page.peers import peers_section
+from hierspec_bench.page.reading import Run
+from hierspec_bench.page.sameness import sameness_sections
+from hierspec_bench.page.speed import speed_sections
+from hierspec_bench.page.texts import source_looks, text_section
+
+_UNDERLINES = ("solid", "dashed", "dotted", "double", "wavy")
+
+
+def report_page(document: dict[str, Any]) -> str:
+    """The page of one bench record as text."""
+    run = Run.of(document)
+    looks = source_looks(run)
+    speedups, *rates = speed_sections(run)
+    sections = [
+        speedups, text_section(run, looks), *rates, *inside_sections(run, looks), *sameness_sections(run),
+        peers_section(run),
+    ]  # fmt: skip
+    style, script = _colours() + _own("style.css"), _own("script.js")
+    # Hashes instead of 'unsafe-inline': a style or script that came in with a text would not run even if it got here.
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    toggle = element("button", "Dark or light", type="button", id="theme", hidden=True)
+    title = f"hierspec bench: {document.get('model', 'report')}"
+    page = element(
+        "html",
+        element(
+            "head",
+            element("meta", charset="utf-8"),
+            element("meta", http_equiv="Content-Security-Policy", content=policy),
+            element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            element("meta", name="description", content=sentence(run)),
+            element("link", rel="icon", href="data:,"),
+            element("title", title),
+            Html(f"<style>{style}</style>"),
+        ),
+        element(
+            "body",
+            toggle,
+            _hatching(),
+            head(run),
+            element("main", *(part for part in sections if part is not None)),
+            element("footer", "Made by hierspec bench. This page loads nothing and sends nothing."),
+            Html(f"<script>{script}</script>"),
+        ),
+        lang="en",
+    )
+    return f"<!DOCTYPE html>\n{page}\n"
+
+
+def _own(name: str) -> str:
+    return resources.files(__package__ or "").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _colours() -> str:
+    """The colours of `hierspec.plot` for lines, bars and guessed text, with an underline as a second sign."""
+    rules = [
+        f"--s{place}: light-dark({light}, {dark});"
+        for place, (light, dark) in enumerate(zip(COLOURS, DARK_COLOURS, strict=True))
+    ]
+    lines = [":root {", *rules, "}"]
+    for place in range(len(COLOURS)):
+        lines.append(f".s{place} {{ --own: var(--s{place}); }}")
+    for place in range(len(COLOURS) * len(_UNDERLINES)):
+        colour, kind = place % len(COLOURS), _UNDERLINES[(place + place // len(COLOURS)) % len(_UNDERLINES)]
+        lines.append(f".g{place} {{ --own: var(--s{colour}); text-decoration-style: {kind}; }}")
+    return "\n".join([*lines, ""])
+
+
+def _hatching() -> Html:
+    """How peers' bars are filled, for those to whom colours say little."""
+    line = element("path", d="M0 0V6", class_="hatch")
+    ground = element("rect", width=6, height=6, class_="hatch-ground")
+    pattern = element("pattern", ground, line, id="hatch", width=6, height=6, patternUnits="userSpaceOnUse",
+                      patternTransform="rotate(45)")  # fmt: skip
+    return element("svg", element("defs", pattern), class_="nowhere", width=0, height=0, aria_hidden="true")

@@ -1,0 +1,20 @@
+"""Other programs that write text from the same weights, for comparison: each in its own environment and process."""
+
+from hierspec_bench.peers.catalogue import KINDS, PeerKind, chosen_kinds
+from hierspec_bench.peers.install import ENVIRONMENTS, install
+from hierspec_bench.peers.opening import Peer, PeerAnswer, not_handed_on, open_peers
+from hierspec_bench.peers.stepper import TransformersPeer, open_peer
+
+__all__ = [
+    "ENVIRONMENTS",
+    "KINDS",
+    "Peer",
+    "PeerAnswer",
+    "PeerKind",
+    "TransformersPeer",
+    "chosen_kinds",
+    "install",
+    "not_handed_on",
+    "open_peer",
+    "open_peers",
+]

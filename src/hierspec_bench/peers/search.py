@@ -1,0 +1,143 @@
+"""A peer's best setting is searched, not taken from its defaults; what was found is kept for this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hierspec.core.errors import HierspecError
+from hierspec.machine import machine
+from hierspec.paths import cache_folder, whole_file
+from hierspec_bench.peers.catalogue import Setting
+
+PROMPTS, TOKENS, WARM_TOKENS = 3, 48, 8
+SECONDS = 1800.0  # for the searches of all peers together
+_HOPELESS = 3.0  # a setting this many times slower than the best on the first prompt is not tried on the others
+_PATIENCE = 60.0  # seconds beyond that which opening and each answer may take: some compile on the way
+_NO_TIME = "Not tried: the time for searching was over."
+
+
+@dataclass
+class Allowance:
+    """Time for the searches of several peers: each may take an equal part of what those before it have left."""
+
+    peers: int
+    seconds: float = SECONDS
+    clock: Callable[[], float] = time.monotonic
+
+    @contextmanager
+    def part(self) -> Iterator[Callable[[], bool]]:
+        """One peer's: tells whether it is used up."""
+        began, part = self.clock(), self.seconds / max(1, self.peers)
+        try:
+            yield lambda: self.clock() - began > part
+        finally:
+            self.seconds = max(0.0, self.seconds - (self.clock() - began))
+            self.peers -= 1
+
+
+class Timed(Protocol):
+    @property
+    def tokens(self) -> list[int]: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Found:
+    """The fastest setting, and what every one of them gave."""
+
+    setting: Setting
+    searched: list[dict[str, Any]]
+
+    @property
+    def tried(self) -> list[dict[str, Any]]:
+        return [item for item in self.searched if item.get("error") != _NO_TIME]
+
+    @property
+    def complete(self) -> bool:
+        return len(self.tried) == len(self.searched)
+
+
+def search(
+    settings: Sequence[Setting],
+    open_with: Callable[[Setting, float | None], None],
+    generate: Callable[[list[int], int, float | None], Timed],
+    prompts: Sequence[list[int]],
+    tried: Callable[[int], None] = lambda count: None,
+    over: Callable[[], bool] = lambda: False,
+    known: Sequence[Mapping[str, Any]] = (),
+) -> Found:
+    """Every setting on the prompts, after a warm-up, until time is over. Those that cannot run, are far slower than the
+    best or were not tried any more are kept with that reason. Both functions are told how many seconds they may take
+    at most, once that is known: a setting that the processor has no instructions for may be slower by a hundred.
+    What is `known` from an earlier search is not tried again."""
+    searched: list[dict[str, Any]] = []
+    best: tuple[float, float] | None = None  # the fastest so far: tokens/s on all prompts, and on the first
+    if speeds := [item["tokens_per_second"] for item in known if "tokens_per_second" in item]:
+        best = max(speeds), max(speeds)
+    limit: float | None = None  # for an answer
+    opening_limit: float | None = None
+    for count, setting in enumerate(settings, 1):
+        item: dict[str, Any] = {"setting": dict(setting)}
+        earlier = next((dict(one) for one in known if one["setting"] == item["setting"]), None)
+        searched.append(earlier or item)
+        if earlier is None and best is not None and over():
+            item["error"] = _NO_TIME
+        if earlier is not None or "error" in item:
+            tried(count)
+            continue
+        try:
+            began = time.monotonic()
+            open_with(setting, opening_limit)
+            opened = time.monotonic() - began
+            generate(prompts[0][::-1], WARM_TOKENS, limit)  # a text that no prefix cache can use afterwards
+            answers = [generate(prompts[0], TOKENS, limit)]
+            first = _speed(answers)
+            if best is not None and first * _HOPELESS < best[1]:
+                item["error"] = f"Dropped after one prompt: {first:.2f} tokens/s, and the best {best[1]:.2f}."
+            else:
+                answers += [generate(prompt, TOKENS, limit) for prompt in prompts[1:]]
+                speed = _speed(answers)
+                item["tokens_per_second"] = round(speed, 2)
+                if best is None or (speed, first) > best:
+                    best = speed, first
+                    limit = _HOPELESS * max(answer.seconds for answer in answers) + _PATIENCE
+                    opening_limit = _HOPELESS * opened + _PATIENCE
+        except HierspecError as error:
+            item["error"] = str(error)
+        tried(count)
+    good = [item for item in searched if "error" not in item]
+    if not good:
+        raise HierspecError(searched[0]["error"] if searched else "There are no settings to try.")
+    return Found(max(good, key=lambda item: item["tokens_per_second"])["setting"], searched)
+
+
+def _speed(answers: Sequence[Timed]) -> float:
+    return sum(len(answer.tokens) for answer in answers) / sum(answer.seconds for answer in answers)
+
+
+def kept(peer: str, version: str, model: Sequence[str]) -> Found | None:
+    """What was found here before for this version of the peer and this model."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads(_path(peer, version, model).read_text(encoding="utf-8"))
+        return Found(dict(content["setting"]), list(content["searched"]))
+    return None
+
+
+def keep(peer: str, version: str, model: Sequence[str], found: Found) -> None:
+    with whole_file(_path(peer, version, model)) as temporary:
+        content = {"setting": dict(found.setting), "searched": found.searched}
+        temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _path(peer: str, version: str, model: Sequence[str]) -> Any:
+    key = json.dumps([peer, version, list(model), machine()], sort_keys=True)
+    folder = cache_folder() / "peer-settings"
+    return folder / f"{peer.replace(':', '-')}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"

@@ -1,0 +1,153 @@
+"""Text and load that change on the way: how near `auto` comes to the best fixed plan of each phase.
+
+Every plan goes through the same phases in the same order, with stores and everything learnt kept from phase to phase;
+plans take turns within a phase, so that a slow minute of the machine hits all alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hierspec.assembly.auto import AUTO
+from hierspec.chat import Chat
+from hierspec.core.plan import Plan
+from hierspec.core.sampling import Sampling
+from hierspec.equality import Difference, first_difference
+from hierspec.language_model import LanguageModel
+from hierspec.progress import Progress, silent
+from hierspec.prompts import BenchPrompt
+
+PLAIN = "plain"
+LOADS = (1, 4, 16, 1)  # requests side by side
+_REQUESTS = 4  # of a phase with fewer side by side
+
+# Code, prose, code again: what copies well and what does not, in one conversation each.
+CONVERSATIONS = (
+    (
+        "Write a Python class Stack with the methods push, pop, peek, is_empty and size, each with a docstring.",
+        "Leave the code. Tell a short story about a lighthouse keeper who finds a letter on the beach.",
+        "Back to the class: write it once more with type annotations, and add a method clear.",
+    ),
+    (
+        "Write a JavaScript function that sorts an array of objects by a given key, and show two calls of it.",
+        "Something else: describe an autumn morning in a small town by a river, in two paragraphs.",
+        "Now write the function again so that it can sort in descending order too, with the same two calls.",
+    ),
+    (
+        "Write SQL that creates a table of books and a table of authors, and insert three rows into each.",
+        "Explain to a child why leaves change their colours, in your own words and without a list.",
+        "Write the SQL again with a column for the year in both tables, and all rows once more.",
+    ),
+    (
+        "Write a shell script that renames all .txt files of a folder to .md and prints what it did.",
+        "Write a letter to a friend about a concert that was better than expected.",
+        "Now the script again, with a check that the folder exists and a count at the end.",
+    ),
+)
+NAMES = ("code", "prose", "code again")
+
+
+@dataclass
+class Phase:
+    """One stretch: who took how long for the same texts, and where a text was not plain decoding's."""
+
+    name: str
+    tokens: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)  # by plan, prompts read anew by each
+    later: dict[str, float] = field(default_factory=dict)  # of these after the first step of each answer, where alone
+    differences: dict[str, list[Difference]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        fixed = {plan: seconds for plan, seconds in self.seconds.items() if plan != AUTO}
+        best = min(fixed, key=fixed.__getitem__)
+        later = {plan: seconds for plan, seconds in self.later.items() if plan != AUTO}
+        decoding: dict[str, Any] = {}
+        if later:
+            quickest = min(later.values())
+            decoding["decode_seconds"] = {plan: round(seconds, 3) for plan, seconds in self.later.items()}
+            decoding["decode_auto_over_best"] = round(self.later[AUTO] / quickest, 4) if quickest else None
+        return {
+            "phase": self.name,
+            "tokens": self.tokens,
+            "seconds": {plan: round(seconds, 3) for plan, seconds in self.seconds.items()},
+            "best_fixed": best,
+            "auto_over_best": round(self.seconds[AUTO] / fixed[best], 4),
+            "auto_over_plain": round(self.seconds[AUTO] / fixed[PLAIN], 4),
+            **decoding,
+            "differences": {plan: [str(one) for one in found] for plan, found in self.differences.items() if found},
+        }
+
+
+class PhaseRun:
+    """The plans of one run, each with a model apart; plain decoding and `auto` are always among them."""
+
+    def __init__(self, model: LanguageModel, plans: Mapping[str, Plan], sampling: Sampling) -> None:
+        self.model, self.sampling = model, sampling
+        self.plans = {PLAIN: Plan(), AUTO: model.plan(AUTO), **plans}
+        self._apart = {name: model.apart() for name in self.plans}
+        self._turn = 0
+        for name, plan in self.plans.items():  # the first passes of a process pay for pages and threads
+            self._apart[name].generate("Hello", plan=plan, max_tokens=8)
+
+    def phase(self, phase: Phase, prompts: Sequence[Sequence[int]], running_requests: int) -> list[tuple[int, ...]]:
+        """All plans answer these prompts, so many side by side; plain decoding's answers."""
+        found: dict[str, list[tuple[int, ...]]] = {}
+        names = list(self.plans)
+        first, self._turn = self._turn % len(names), self._turn + 1
+        for name in names[first:] + names[:first]:
+            found[name] = []
+            for start in range(0, len(prompts), running_requests):
+                group = [list(prompt) for prompt in prompts[start : start + running_requests]]
+                began = time.perf_counter()
+                answers = self._apart[name].generate_many(group, plan=self.plans[name], sampling=self.sampling)
+                phase.seconds[name] = phase.seconds.get(name, 0.0) + time.perf_counter() - began
+                found[name] += [answer.tokens for answer in answers]
+                if running_requests == 1:
+                    [answer] = answers
+                    phase.later[name] = phase.later.get(name, 0.0) + answer.seconds - answer.first_seconds
+            self.model.forget()  # what one plan computed must not help the next
+        phase.tokens += sum(map(len, found[PLAIN]))
+        for name, plan in self.plans.items():
+            if plan.rule == "coupled" or self.sampling.temperature == 0:
+                phase.differences.setdefault(name, []).extend(self._differences(prompts, found[PLAIN], found[name]))
+        return found[PLAIN]
+
+    def _differences(
+        self, prompts: Sequence[Sequence[int]], plain: Sequence[Sequence[int]], other: Sequence[Sequence[int]]
+    ) -> Iterator[Difference]:
+        for prompt, one, two in zip(prompts, plain, other, strict=True):
+            found = first_difference(self.model, prompt, one, two, self.sampling, self.sampling.seed or 0)
+            if found is not None:
+                yield found
+
+
+def shifting_text(
+    run: PhaseRun, conversations: Sequence[Sequence[str]] = CONVERSATIONS, progress: Progress = silent
+) -> list[Phase]:
+    """Conversations whose turns go from code to prose and back, one after the other."""
+    phases = [Phase(name) for name in NAMES]
+    for number, turns in enumerate(conversations):
+        chat = Chat(run.model)
+        for phase, turn in zip(phases, turns, strict=True):
+            [answer] = run.phase(phase, [chat.ask(turn)], 1)
+            chat.answer(answer)
+        progress("Shifting text", number + 1, len(conversations))
+    return phases
+
+
+def shifting_load(
+    run: PhaseRun, prompts: Sequence[BenchPrompt], loads: Sequence[int] = LOADS, progress: Progress = silent
+) -> list[Phase]:
+    """First turns of prompts, more and more of them side by side and then one again."""
+    phases, at = [], 0
+    for number, load in enumerate(loads):
+        phases.append(Phase(f"{load} side by side" + (", again" if load in loads[:number] else "")))
+        wanted = max(load, _REQUESTS)
+        chosen = [prompts[(at + place) % len(prompts)].turns[0] for place in range(wanted)]
+        at += wanted
+        run.phase(phases[-1], [run.model.encode(text) for text in chosen], load)
+        progress("Shifting load", number + 1, len(loads))
+    return phases

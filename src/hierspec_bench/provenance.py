@@ -1,0 +1,108 @@
+"""What a result came from: programs, files by their hashes, threads and processors."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hierspec.core.plan import Plan
+from hierspec.language_model import LanguageModel
+from hierspec.paths import cache_folder, whole_file
+from hierspec.progress import Progress, silent
+from hierspec.prompts import BenchPrompt
+from hierspec_bench.bandwidth import METHOD, memory_bandwidth
+
+_PROGRAMS = ("hierspec", "torch", "numpy", "numba", "safetensors", "tokenizers")
+_SUFFIXES = (".safetensors", ".json", ".model", ".jinja", ".gguf")
+
+
+def provenance(model: LanguageModel, plans: Iterable[Plan] = (), progress: Progress = silent) -> dict[str, Any]:
+    """Keys of the document that say where it was measured and with what."""
+    return {
+        "versions": versions(),
+        "files": model_files(model, plans, progress),
+        "affinity": affinity(),
+        "stores": model.home.beginning(),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PROGRAMS:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def affinity() -> list[int]:
+    """The processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def bandwidth(model: LanguageModel) -> dict[str, Any]:
+    """What memory gives, and what a pass over one token reads of it. Nothing is measured for a GPU's memory."""
+    found: dict[str, Any] = {"weights_bytes": model.decoder.weight_bytes}
+    if torch.device(model.decoder.device).type == "cpu":
+        found |= {"gigabytes_per_second": round(memory_bandwidth() / 1e9, 2), "method": METHOD}
+    return found
+
+
+def prompt_set(name: str, prompts: Sequence[BenchPrompt]) -> dict[str, Any]:
+    """The prompts of a run: what they are called, how many, and a hash of what they say."""
+    content = json.dumps([[prompt.task, *prompt.turns] for prompt in prompts], ensure_ascii=False)
+    hashed = hashlib.sha256(content.encode()).hexdigest()
+    return {"name": name, "count": len(prompts), "turns": sum(len(p.turns) for p in prompts), "sha256": hashed}
+
+
+def model_files(model: LanguageModel, plans: Iterable[Plan] = (), progress: Progress = silent) -> dict[str, str]:
+    """sha256 of the model's files, of its pack's, and of draft models in folders, by names without paths."""
+    named = {path.name: path for path in _of_folder(model.folder)}
+    for source in dict.fromkeys(tier.draft for plan in plans for tier in plan.tiers if tier.draft):
+        folder = Path(source)
+        if folder.is_dir():
+            named |= {f"{folder.name}/{path.name}": path for path in _of_folder(folder)}
+    hashed = file_hashes(list(named.values()), progress)
+    found = {name: hashed[path] for name, path in named.items()}
+    if model.pack is not None:
+        found |= {f"pack/{name}": value for name, value in model.pack.hashes.items()}
+    return found
+
+
+def file_hashes(paths: Sequence[Path], progress: Progress = silent) -> dict[Path, str]:
+    """sha256 of each file. A file that has neither grown nor been touched since is not read again."""
+    note = cache_folder() / "file-hashes.json"
+    known: dict[str, list[Any]] = {}
+    with suppress(OSError, ValueError):  # damaged or not there: read the files again
+        read = json.loads(note.read_text(encoding="utf-8"))
+        known = read if isinstance(read, dict) else {}
+    found: dict[Path, str] = {}
+    fresh = False
+    for number, path in enumerate(paths):
+        progress("Hashing files", number, len(paths))
+        state = path.stat()
+        key = [state.st_size, state.st_mtime_ns]
+        kept = known.get(str(path.resolve()))
+        if not (isinstance(kept, list) and kept[:2] == key and len(kept) == 3):
+            with path.open("rb") as file:
+                kept = [*key, hashlib.file_digest(file, "sha256").hexdigest()]
+            known[str(path.resolve())], fresh = kept, True
+        found[path] = str(kept[2])
+    if fresh:
+        with whole_file(note) as temporary:
+            temporary.write_text(json.dumps(known) + "\n", encoding="utf-8")
+    return found
+
+
+def _of_folder(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES and path.is_file())

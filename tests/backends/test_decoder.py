@@ -1,0 +1,185 @@
+"""The decoder against the reference implementation in transformers, on tiny random checkpoints of every family."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hierspec.backends.cpu.decoder import CpuDecoder, unsuited
+from hierspec.backends.torch.decoder import TorchDecoder
+from hierspec.checkpoints.config import Rotary
+from hierspec.checkpoints.load import load_checkpoint
+from hierspec.core.proposal import Proposal
+from hierspec.scorers.base import Decoder, advance
+from hierspec.scorers.staircase import Staircase
+from hierspec.testing.checkpoints import tiny_checkpoint
+
+NOTHING = Proposal()
+FAMILIES = {
+    "llama": {},
+    "llama-tied": {"architecture": "llama", "tied": True},
+    "llama-bias": {"architecture": "llama", "attention_bias": True, "output_bias": True, "mlp_bias": True},
+    "llama-llama3": {
+        "architecture": "llama",
+        "rotary": Rotary(10_000.0, "llama3", factor=8.0, original_context=64),
+    },
+    "llama-yarn": {
+        "architecture": "llama",
+        "rotary": Rotary(10_000.0, "yarn", factor=4.0, original_context=64, attention_factor=1.14),
+    },
+    "mistral": {},
+    "qwen2": {},
+    "qwen2-window": {"architecture": "qwen2", "windows": (0, 0, 16, 16)},
+    "qwen3": {},
+    "smollm3": {},
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder_and_reference(request, tmp_path_factory):
+    """A tiny folder and transformers' model of it."""
+    from transformers import AutoModelForCausalLM
+
+    changes = dict(FAMILIES[request.param])
+    architecture = changes.pop("architecture", request.param)
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("tiny") / request.param, architecture, seed=3, **changes)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return folder, reference.eval()
+
+
+@pytest.fixture(scope="module", params=["torch", "compiled"])
+def pair(request, folder_and_reference):
+    """One of our decoders, and transformers' model, on one folder."""
+    folder, reference = folder_and_reference
+    checkpoint = load_checkpoint(folder)
+    if request.param == "torch":
+        return TorchDecoder(checkpoint.config, checkpoint.weights), reference
+    if why := unsuited(checkpoint.config, checkpoint.dtype):
+        pytest.skip(f"the compiled decoder does not take this one: {why}")
+    return CpuDecoder(checkpoint.config, checkpoint.weights, threads=2), reference
+
+
+def expected_logits(reference, tokens) -> torch.Tensor:
+    with torch.inference_mode():
+        return reference(torch.tensor([tokens])).logits[0].float()
+
+
+def new_staircase(decoder: Decoder, boundaries=()) -> Staircase:
+    layers = decoder.config.layers
+    hidden, dtype, device = decoder.config.hidden, decoder.dtype, decoder.device
+    staircase = Staircase(decoder.new_memory(), (*boundaries, layers), hidden, dtype, device)
+    staircase.grow(200)
+    return staircase
+
+
+def our_logits(decoder: Decoder, staircase: Staircase, context, proposal=NOTHING) -> torch.Tensor:
+    """Logits of all slots of context and proposal; only what the staircase lacks is computed."""
+    with torch.inference_mode():
+        staircase.align(np.array(context, np.int32), proposal)
+        advance(decoder, [staircase], decoder.config.layers)
+        return decoder.head(staircase.hidden[-1, : staircase.used])
+
+
+def random_tokens(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(320), k=count)
+
+
+def test_prefill_equals_transformers(pair):
+    decoder, reference = pair
+    tokens = random_tokens(100)
+    found = our_logits(decoder, new_staircase(decoder), tokens)
+    assert (found - expected_logits(reference, tokens)).abs().max() < 1e-4
+
+
+def test_steps_equal_transformers(pair):
+    decoder, reference = pair
+    tokens, staircase = random_tokens(60, 1), new_staircase(decoder, boundaries=(1, 3))
+    expected = expected_logits(reference, tokens)
+    for length in [20, *range(21, 61)]:
+        found = our_logits(decoder, staircase, tokens[:length])
+        assert (found[length - 1] - expected[length - 1]).abs().max() < 1e-4
+
+
+def random_tree(rng: random.Random, nodes: int) -> Proposal:
+    parents = tuple(rng.randrange(-1, node) for node in range(nodes))
+    return Proposal(tuple(rng.randrange(320) for _ in range(nodes)), parents)
+
+
+def test_trees_equal_transformers(pair):
+    decoder, reference = pair
+    rng = random.Random(5)
+    staircase, context = new_staircase(decoder), random_tokens(40, 2)
+    for _ in range(4):
+        tree = random_tree(rng, 7)
+        found = our_logits(decoder, staircase, context, tree)
+        for node in range(7):
+            expected = expected_logits(reference, context + tree.path(node))[-1]
+            assert (found[len(context) + node] - expected).abs().max() < 1e-4
+        context = context + tree.path(rng.randrange(7)) + [rng.randrange(320)]  # keep a path, go on elsewhere
+
+
+def test_an_accepted_path_is_not_computed_again(pair):
+    decoder, _ = pair
+    staircase, context = new_staircase(decoder), random_tokens(30)
+    tree = Proposal((5, 6, 7, 8, 9), (-1, 0, 0, 2, 1))  # paths 5 6 9 and 5 7 8
+    our_logits(decoder, staircase, context, tree)
+    staircase.align(np.array([*context, 5, 7, 8, 11], np.int32), Proposal.chain([1, 2]))
+    assert (staircase.heights[: staircase.used] > 0).tolist() == [True] * 33 + [False] * 3
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "smollm3"])
+def test_layer_ranges_and_random_forgetting_change_nothing(architecture, tmp_path: Path):
+    """Climbing in steps, in any order, with caches cut or dropped at random, gives the same logits."""
+    checkpoint = load_checkpoint(tiny_checkpoint(tmp_path, architecture, seed=4))
+    decoder, rng = TorchDecoder(checkpoint.config, checkpoint.weights), random.Random(1)
+    staircase = new_staircase(decoder, boundaries=(1, 2))
+    context = random_tokens(20, 3)
+    for _ in range(60):
+        tree = random_tree(rng, rng.randrange(6))
+        with torch.inference_mode():
+            staircase.align(np.array(context, np.int32), tree)
+            advance(decoder, [staircase], rng.choice([1, 2, 4]))
+            if rng.random() < 0.5:
+                found = our_logits(decoder, staircase, context, tree)
+                expected = our_logits(decoder, new_staircase(decoder), context, tree)
+                assert (found - expected).abs().max() < 1e-4
+        if rng.random() < 0.1:
+            staircase = new_staircase(decoder, boundaries=(1, 2))
+        cut = rng.choice([0, 0, 0, 1, 5])
+        context = context[: len(context) - cut] + (tree.path(rng.randrange(len(tree))) if len(tree) else []) + [1]
+
+
+def test_packed_sequences_equal_each_alone(pair):
+    decoder, _ = pair
+    contexts = [random_tokens(count, count) for count in (3, 50, 17)]
+    trees = [random_tree(random.Random(seed), seed) for seed in (0, 4, 6)]
+    packed = [new_staircase(decoder) for _ in contexts]
+    with torch.inference_mode():
+        for staircase, context, tree in zip(packed, contexts, trees, strict=True):
+            staircase.align(np.array(context, np.int32), tree)
+        advance(decoder, packed, decoder.config.layers)
+    for staircase, context, tree in zip(packed, contexts, trees, strict=True):
+        found = decoder.head(staircase.hidden[-1, : staircase.used])
+        assert (found - our_logits(decoder, new_staircase(decoder), context, tree)).abs().max() < 1e-4
+
+
+def test_every_layer_runs_once_for_a_kept_position(tmp_path: Path):
+    checkpoint = load_checkpoint(tiny_checkpoint(tmp_path, "llama"))
+    decoder = TorchDecoder(checkpoint.config, checkpoint.weights)
+    runs: dict[int, int] = {}
+    plain_run = decoder.run
+
+    def counted(hidden, positions, spans, start, stop, kept):
+        for layer in range(start, stop):
+            runs[layer] = runs.get(layer, 0) + len(positions)
+        return plain_run(hidden, positions, spans, start, stop, kept)
+
+    decoder.run = counted  # type: ignore[method-assign]
+    staircase, tokens = new_staircase(decoder, boundaries=(1, 2)), random_tokens(30)
+    with torch.inference_mode():
+        for length, layers in [(20, 1), (22, 1), (22, 2), (25, 1), (25, 4), (30, 2), (30, 4)]:
+            staircase.align(np.array(tokens[:length], np.int32), Proposal())
+            advance(decoder, [staircase], layers)
+    assert runs == dict.fromkeys(range(4), 30)

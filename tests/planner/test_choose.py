@@ -1,0 +1,145 @@
+"""`hierspec plan`: the plan that is found was run, it is kept for auto, and what it writes is the text of plain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import hierspec
+from hierspec import Plan, Sampling
+from hierspec.cli.main import main
+from hierspec.core.errors import HierspecError
+from hierspec.planner.choose import candidate_tiers, choose
+from hierspec.planner.explain import as_played, charts, explained
+from hierspec.planner.simulation.acceptance import TARGET
+from hierspec.prompts import own_prompts
+from hierspec.testing.checkpoints import tiny_checkpoint
+from hierspec.testing.packs import tiny_pack
+
+PROMPTS = [("a", "hello there"), ("b", "some words, some words, some words"), ("a", "and more")]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> hierspec.LanguageModel:
+    folder = tiny_checkpoint(tmp_path / "model")
+    return hierspec.load(folder, pack=tiny_pack(tmp_path / "pack", folder, exits=(2, 3)))
+
+
+def test_the_best_plan_was_run(model: hierspec.LanguageModel) -> None:
+    choice = choose(model, PROMPTS, Sampling(), max_tokens=16, runs=2, seconds=0.2)
+    run = [one for one in choice.tried if one.measured is not None]
+    assert choice.best is run[0]
+    assert choice.best.seconds == min(one.seconds for one in run)
+    assert 2 <= len(run) <= 3  # the best two, and plain if it is not one of them
+    assert choice.plain in run
+    names = [one.name for one in choice.tried]
+    assert {"plain", "lookup", "draft", "hsd", "stores and feature"} <= set(names)
+    assert len(set(names)) == len(names) == len({one.plan.to_toml() for one in choice.tried})
+    # What is predicted of plain decoding has one token a pass, and the whole time is shared out.
+    assert choice.plain.predicted.tokens_per_pass == pytest.approx(1.0)
+    for one in choice.tried:
+        assert sum(one.predicted.shares().values()) == pytest.approx(1.0)
+    json.dumps(choice.to_json())
+    assert "<svg" in charts(choice)["predicted"]
+    drawn = charts(choice)["hierarchy"]
+    assert all(tier.name in drawn for tier in choice.best.predicted.stats.tiers)
+    draft = next(one for one in choice.tried if one.name == "draft")
+    target, drafter = as_played(draft).rungs
+    assert target.gathered == pytest.approx(draft.predicted.tokens_per_pass)
+    assert 0 <= drafter.stands <= 1
+    assert target.share + drafter.share <= 1
+    said = explained(choice)
+    assert choice.best.name in said[0]
+    assert any(sentence.startswith("draft feature is ") for sentence in said)
+
+
+def test_the_search_knows_what_exits_share(model: hierspec.LanguageModel) -> None:
+    """The target over tokens of an exit pays less for them than over those of a stranger."""
+    figures = choose(model, PROMPTS[:2], Sampling(), max_tokens=12, runs=1, seconds=0.1).figures
+    assert figures.tiers[0].name == TARGET
+    exits = [tier.name for tier in figures.tiers if tier.name.startswith("exit")]
+    assert set(figures.target.over) == set(exits)
+    for name in exits:
+        assert figures.target.seconds(8, name) <= figures.target.seconds(8)
+    costs = [tier.costs.seconds(1) for tier in figures.tiers[1:]]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_tiers_that_take_too_much_memory_are_left_out(model: hierspec.LanguageModel) -> None:
+    assert len(candidate_tiers(model)) == 4
+    assert candidate_tiers(model, max_memory=0) == []
+    assert candidate_tiers(model, max_memory=1 << 30) == candidate_tiers(model)
+
+
+def test_the_command_writes_a_plan_and_auto_is_it(
+    model: hierspec.LanguageModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"task": task, "turns": [text]}) + "\n" for task, text in PROMPTS))
+    pack = str(model.pack.folder) if model.pack is not None else ""
+    command = [
+        "plan",
+        str(model.folder),
+        "--pack",
+        pack,
+        "--prompts",
+        str(prompts),
+        "--limit",
+        "3",
+        "--max-tokens",
+        "16",
+    ]
+    command += [
+        "--runs",
+        "1",
+        "--seconds",
+        "0.2",
+        "--temperature",
+        "0.8",
+        "--output",
+        str(tmp_path / "out" / "my.toml"),
+    ]
+    assert main([*command, "--explain", "--results", str(tmp_path / "out" / "plan.json")]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document == json.loads((tmp_path / "out" / "plan.json").read_text())
+    written = Plan.read(tmp_path / "out" / "my.toml")
+    assert "measured" in (tmp_path / "out" / "my.toml").read_text().splitlines()[1]
+    assert (tmp_path / "out" / "my-predicted.svg").exists()
+    assert (tmp_path / "out" / "my-hierarchy.svg").exists()
+    assert model.plan("auto") == written
+    assert document["best"] == document["plans"][0]["name"]
+    options = {"max_tokens": 24, "temperature": 0.8, "seed": 5}
+    assert model.generate("hello", **options).tokens == model.generate("hello", plan="plain", **options).tokens
+
+
+def test_answers_that_are_too_short_are_told(model: hierspec.LanguageModel) -> None:
+    with pytest.raises(HierspecError, match="No answer to these prompts has 4 tokens"):
+        choose(model, PROMPTS, Sampling(), max_tokens=3, runs=1, seconds=0.1)
+
+
+def test_wrong_numbers_are_told(model: hierspec.LanguageModel, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(model.folder), "--runs", "0"]) != 0
+    assert "--runs, --limit and --seconds must be more than 0" in capsys.readouterr().err
+
+
+def test_our_own_prompts_are_six_of_each_family() -> None:
+    prompts = own_prompts()
+    counts = {task: sum(prompt.task == task for prompt in prompts) for task in {prompt.task for prompt in prompts}}
+    assert len(counts) == 6
+    assert set(counts.values()) == {6}
+    assert len({prompt.turns for prompt in prompts}) == 36
+    assert any(len(prompt.turns) > 1 for prompt in prompts)
+
+
+def test_a_plan_without_coupling_cannot_be_played(model: hierspec.LanguageModel) -> None:
+    from hierspec.planner.simulation.prediction import predict
+
+    with pytest.raises(HierspecError, match="cannot be predicted"):
+        predict(model, Plan(rule="residual"), [], None)  # type: ignore[arg-type]

@@ -1,0 +1,83 @@
+"""The main job: the real default model answers the same under every plan, in a batch, and as transformers does."""
+
+import pytest
+import torch
+
+from hierspec import Chat, Plan, Sampling, TierPlan
+from hierspec.backends.cpu.decoder import CpuDecoder
+from hierspec.equality import first_difference
+from hierspec_bench.peers import open_peer
+
+pytestmark = pytest.mark.model
+
+PROMPTS = [
+    "Repeat this list in reverse order: apple, pear, plum, cherry, peach, apple, pear, plum, cherry, peach.",
+    "Translate into French: The old bridge was closed for repairs in the spring.",
+    "What is 17 plus 25? Explain each step.",
+    "Name three rivers in Europe and the countries they run through.",
+]
+MIXTURE = Plan(stores=("context",), merge=True, tiers=(TierPlan(exit_layer=12, gather=3, stores=("context",)),))
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.8], ids=["greedy", "sampled"])
+def plain(request, default_model):
+    sampling = Sampling(max_tokens=24, temperature=request.param, seed=11)
+    return sampling, [default_model.generate(prompt, plan="plain", sampling=sampling) for prompt in PROMPTS]
+
+
+def assert_same(model, prompt, sampling, one, other):
+    """Equal. Ties are for passes that round differently: other programs, and decoders whose bits depend on widths."""
+    difference = first_difference(model, model.encode(prompt), one, other, sampling, sampling.seed)
+    assert difference is None or (difference.is_tie and not isinstance(model.decoder, CpuDecoder)), difference
+
+
+@pytest.mark.parametrize("plan", ["lookup", "layerskip", "eagle", "hsd", MIXTURE], ids=lambda plan: str(plan)[:9])
+def test_every_plan_writes_what_plain_writes(default_model, plain, plan):
+    sampling, answers = plain
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        found = default_model.generate(prompt, plan=plan, sampling=sampling)
+        assert_same(default_model, prompt, sampling, answer.tokens, found.tokens)
+
+
+def test_a_batch_writes_what_each_writes_alone(default_model, plain):
+    sampling, answers = plain
+    together = default_model.generate_many(PROMPTS, plan="lookup", sampling=sampling)
+    for prompt, answer, found in zip(PROMPTS, answers, together, strict=True):
+        assert_same(default_model, prompt, sampling, answer.tokens, found.tokens)
+
+
+def test_greedy_text_is_that_of_transformers(default_model):
+    peer = open_peer("transformers", default_model.folder, "float32", "cpu", default_model.stop_ids)
+    sampling = Sampling(max_tokens=24, seed=0)
+    for prompt in PROMPTS:
+        ours = default_model.generate(prompt, plan="plain", sampling=sampling)
+        theirs = peer.generate(default_model.encode(prompt), sampling)[0]
+        difference = first_difference(default_model, default_model.encode(prompt), ours.tokens, theirs, sampling, 0)
+        assert difference is None or difference.is_tie, difference
+
+
+def test_a_chat_goes_on_from_what_is_known(default_model):
+    chat = Chat(default_model, max_tokens=16)
+    for _ in chat.say("My cat is called Oscar. Say hello to him."):
+        pass
+    before = default_model.decoder.layer_rows
+    for _ in chat.say("What is my cat called?"):
+        pass
+    assert chat.last is not None
+    computed = (default_model.decoder.layer_rows - before) / default_model.config.layers
+    assert computed < chat.last.prompt_tokens + 2 * len(chat.last.tokens) - 40
+    assert "Oscar" in chat.last.text
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
+def test_plans_agree_on_a_gpu():
+    import hierspec
+
+    model = hierspec.load(device="cuda", dtype="float32")
+    sampling = Sampling(max_tokens=24, temperature=0.8, seed=3)
+    for prompt in PROMPTS:
+        answer = model.generate(prompt, plan="plain", sampling=sampling)
+        for plan in ("lookup", "layerskip"):
+            found = model.generate(prompt, plan=plan, sampling=sampling)
+            assert_same(model, prompt, sampling, answer.tokens, found.tokens)
