@@ -33,8 +33,8 @@ from hierspec.paths import cache_folder
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import Decoder, ModelScorer, StateScorer
 from hierspec.scorers.catalogue import PACKED_FEATURE, PACKED_SMALL, ScorerCatalogue
+from hierspec.scorers.pool import StaircasePool
 from hierspec.scorers.skipping import skipping_scorer
-from hierspec.scorers.staircase import StaircasePool
 from hierspec.scorers.synthetic import Synthetics
 from hierspec.stores import Home, open_store
 from hierspec.text.tokenizer import Tokenizer
@@ -246,7 +246,7 @@ class LanguageModel:
         weights = weights or self.weights
         if (source, weights) not in self._drafts:
             other = load(
-                source, dtype=self.dtype, device=str(self.decoder.device), backend=self.backend,
+                source, dtype=self.dtype, device=str(self.decoder.backend.device), backend=self.backend,
                 weights=weights, kv_memory=self._pool.budget,
             )  # fmt: skip
             same_size = other.config.vocabulary == self.config.vocabulary
