@@ -133,7 +133,7 @@ class Backend(Protocol):
         backend may keep its own layout of them in the cache."""
 
     def layers(self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str) -> Decoder:
-        """A decoder of layers that stand beside a checkpoint's: it embeds nothing and has no head."""
+        """A decoder of layers beside a checkpoint's: it embeds nothing and has no head."""
 
     def shortlist(self, decoder: Decoder, tokens: np.ndarray, format: str) -> Shortlist:
         """The rows of a decoder's head for these tokens."""
@@ -148,4 +148,4 @@ class Backend(Protocol):
         """Of a weight in memory, with its share of scales."""
 
     def synchronize(self) -> None:
-        """Wait until all work is done: whoever takes the time needs to know."""
+        """Wait until all work is done, so that it can be timed."""

@@ -29,7 +29,7 @@ from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
 
 
 class CpuDecoder:
-    """Takes the place of `Decoder`. Holds weights and scratch memory, nothing of any text."""
+    """Holds weights and scratch memory, nothing of any text."""
 
     def __init__(
         self, backend: Backend, team: ThreadTeam, config: DecoderConfig, weights: Mapping[str, Tensor],
@@ -140,8 +140,8 @@ def _groups(text_starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _floats(weight: Tensor) -> np.ndarray:
-    found: np.ndarray = weight.float().numpy()
-    return found
+    floats: np.ndarray = weight.float().numpy()
+    return floats
 
 
 def _aligned(count: int, size: int) -> np.ndarray:

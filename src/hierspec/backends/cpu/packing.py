@@ -22,7 +22,7 @@ from torch import Tensor
 from hierspec.backends.cpu import amx as matrix_units
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.product import BYTES, FLOATS, HALVES, MATRICES, NIBBLES
-from hierspec.backends.cpu.quantised import BLOCK_BYTES, BYTE_GROUP, GROUPS, pack
+from hierspec.backends.cpu.quantised import BLOCK_BYTES, GROUPS, pack
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.errors import HierspecError
@@ -54,12 +54,6 @@ class PackedWeights:
 def kind_for(name: str, matrices: bool = True) -> int:
     """How weights of this name are stored here: bfloat16 as matrix units take it, where there are such and they may."""
     return MATRICES if name == "bfloat16" and matrices and matrix_units.AVAILABLE else KINDS[name]
-
-
-def unsuited_to_low_bits(config: DecoderConfig) -> str:
-    sizes = (config.hidden, config.intermediate, config.heads * config.head_size)
-    # The head has 8 bits also where layers have 4.
-    return f"its sizes are not multiples of {BYTE_GROUP}" if any(size % BYTE_GROUP for size in sizes) else ""
 
 
 def pack_in_memory(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -> PackedWeights:
@@ -142,15 +136,15 @@ def packed_bytes(shape: tuple[int, int], kind: int) -> int:
 
 
 def packed(weight: Tensor, kind: int) -> np.ndarray:
-    """[outputs, inputs] -> [outputs / 16, inputs, 16]: the 16 weights that meet one input stand together."""
+    """[outputs, inputs] -> [outputs / 16, inputs, 16]: the 16 weights that meet one input are neighbours."""
     if kind in (BYTES, NIBBLES):
         return pack(weight.float().numpy(), 8 if kind == BYTES else 4)
     if kind == MATRICES:
         tiles: np.ndarray = matrix_units.pack(weight).view(torch.int16).numpy()
         return tiles
     blocks = weight.view(len(weight) // LANES, LANES, weight.shape[1]).transpose(1, 2).contiguous()
-    found: np.ndarray = (blocks.view(torch.int16) if kind == HALVES else blocks).numpy()
-    return found
+    lanes: np.ndarray = (blocks.view(torch.int16) if kind == HALVES else blocks).numpy()
+    return lanes
 
 
 def _key(checkpoint: Checkpoint, kind: int) -> str:
