@@ -63,9 +63,7 @@ class SyntheticScorer:
         written = self.references.get(ask.request, ())
         assert answer.picks is not None
         picks = np.array(answer.picks)
-        text = zlib.crc32(
-            ask.request.prompt.tobytes()
-        )  # texts differ in where they are right
+        text = zlib.crc32(ask.request.prompt.tobytes())  # texts differ in where they are right
         first = len(ask.context) - len(ask.request.prompt)
         for row, depth in enumerate([0, *(depth + 1 for depth in ask.proposal.depths())]):
             if first + depth < len(written):
