@@ -231,11 +231,11 @@ class ScorerCatalogue:
             return self._products[key]
         from hierspec.backends.cpu.heads import CpuProduct
         from hierspec.backends.cpu.packing import unsuited_to_low_bits
-        from hierspec.backends.cpu.product import BYTES, NIBBLES
+        from hierspec.backends.cpu.product import INT4, INT8
 
         assert decoder.team is not None
         kind = self._kind(weights, unsuited_to_low_bits(decoder.config))
-        kind = BYTES if kind == NIBBLES else kind  # four bits are too few to tell the best token from the second best
+        kind = INT8 if kind == INT4 else kind  # four bits are too few to tell the best token from the second best
         key = (kind, tokens.tobytes())
         if key not in self._products:
             self._products[key] = CpuProduct(decoder.head_weight, tokens, eps, kind, decoder.team)

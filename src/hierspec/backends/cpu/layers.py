@@ -13,30 +13,30 @@ products too, and one `tile` does all the work.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from hierspec.backends.cpu.amx import CODE, begin_tiles, end_tiles
+from hierspec.backends.cpu.amx import begin_tiles, end_tiles
+from hierspec.backends.cpu.compiled import compiled, kernel_version
+from hierspec.backends.cpu.compiled import part as _part
 from hierspec.backends.cpu.kernels import (
     add_atomically,
+    add_weighted_value,
     copy_lanes,
     gate,
-    give_way,
+    query_dot_key,
     read_atomically,
     scatter,
-    score_one,
-    soften,
-    weigh_one,
+    softmax_numerators,
+    yield_core,
 )
 from hierspec.backends.cpu.llvm import LANES
-from hierspec.backends.cpu.product import MATRICES, block_bytes, make_ready, product, tiles, two_products
-from hierspec.backends.cpu.threads import ARRIVED, BROKEN, MEETINGS
+from hierspec.backends.cpu.product import BFLOAT16_AMX, block_bytes, prepare_inputs, product, tiles, two_products
+from hierspec.backends.cpu.threads import ARRIVED, BROKEN, GENERATION
 
 QUERIES = 16  # rows of one text that attend together: as many as keep their scores in the cache
 _FLOAT = 4  # bytes
 _PATIENCE = 20_000  # looks at a barrier before the core is offered to others
 
-_compiled = njit(nogil=True, cache=True, error_model="numpy")
-_part = njit(nogil=True, error_model="numpy")  # compiled into, and kept with, what calls it
+_compiled = compiled(kernel_version)
 
 
 @_part
@@ -45,7 +45,7 @@ def _meet(sync, threads):
     if threads == 1:
         return
     start = sync.ctypes.data
-    count, meetings, broken = start + 8 * ARRIVED, start + 8 * MEETINGS, start + 8 * BROKEN
+    count, meetings, broken = start + 8 * ARRIVED, start + 8 * GENERATION, start + 8 * BROKEN
     meeting = read_atomically(meetings)
     if add_atomically(count, 1) + 1 == threads:
         add_atomically(count, -threads)
@@ -57,7 +57,7 @@ def _meet(sync, threads):
         if looks > _PATIENCE:
             if read_atomically(broken):
                 return
-            give_way(0)
+            yield_core(0)
 
 
 @_part
@@ -71,7 +71,7 @@ def _add_product(x, ready, records, weights, kind, delta, hidden, first, last):
     """hidden += x times weights, for this thread's blocks of columns."""
     rows, size = x.shape
     start = x.ctypes.data
-    make_ready(start, rows, size, kind, ready, records)
+    prepare_inputs(start, rows, size, kind, ready, records)
     product(start, ready, records, rows, weights, size, kind, delta.ctypes.data, hidden.shape[1], first, last)
     for row in range(rows):
         for i in range(first * LANES, last * LANES):
@@ -185,13 +185,13 @@ def _attend(
         for place in range(path_starts[row], path_starts[row + 1]):
             slot = paths[place]
             key = key_start + (slot // LANES * LANES * head_size + slot % LANES) * _FLOAT
-            mine[stop] = score_one(qkv.ctypes.data + (row * width + q_head * head_size) * _FLOAT, key, head_size)
+            mine[stop] = query_dot_key(qkv.ctypes.data + (row * width + q_head * head_size) * _FLOAT, key, head_size)
             stop += 1
         from_block, to_block = own_begin // LANES, (stop + LANES - 1) // LANES
         mine[from_block * LANES : own_begin] = -np.inf
         mine[stop : to_block * LANES] = -np.inf
         start = mine.ctypes.data + from_block * LANES * _FLOAT
-        totals[row, q_head] = soften(start, to_block - from_block, scale.ctypes.data)
+        totals[row, q_head] = softmax_numerators(start, to_block - from_block, scale.ctypes.data)
         # Rows share one product with the values, and zero adds nothing: what a row does not see is zero.
         mine[low * LANES : own_begin] = 0
         if stop < end:
@@ -222,10 +222,12 @@ def _attend(
                 out_row = out + (row - first_row) * heads * head_size * _FLOAT
                 weights = scores[q_head, row - first_row].ctypes.data
                 for slot in range(max(common, low * LANES), ends[row]):
-                    weigh_one(weights + slot * _FLOAT, value_start + slot * LANES * _FLOAT, out_row)
+                    add_weighted_value(weights + slot * _FLOAT, value_start + slot * LANES * _FLOAT, out_row)
                 for place in range(path_starts[row], path_starts[row + 1]):
                     position = ends[row] + place - path_starts[row]
-                    weigh_one(weights + position * _FLOAT, value_start + paths[place] * LANES * _FLOAT, out_row)
+                    add_weighted_value(
+                        weights + position * _FLOAT, value_start + paths[place] * LANES * _FLOAT, out_row
+                    )
                 for i in range(q_head * head_size + chunk * LANES, q_head * head_size + (chunk + 1) * LANES):
                     attended[row, i] /= totals[row, q_head]
     _meet(sync, threads)
@@ -243,7 +245,7 @@ def run_layers(
     windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate
     normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, scale,
     kept,  # [n, 2]: layers, and addresses of [rows, hidden] where the states after each go
-    code=CODE,
+    version=0,
 ):  # fmt: skip
     """Layers start..stop for all rows. Called once by each thread with its number."""
     rows, size = hidden.shape
@@ -252,12 +254,12 @@ def run_layers(
     mine, my_gates = normed[thread], gates[thread]
     x, g, u = mine.ctypes.data, my_gates[0].ctypes.data, my_gates[1].ctypes.data
     ready, record = inputs[thread].ctypes.data, records[thread].ctypes.data
-    if kind == MATRICES:
+    if kind == BFLOAT16_AMX:
         begin_tiles(record)
     for layer in range(start, stop):
         for row in range(rows):  # every thread for itself: cheaper than another meeting
             _normalise(hidden[row], norms[layer, 0], eps, mine[row])
-        make_ready(x, rows, size, kind, ready, record)
+        prepare_inputs(x, rows, size, kind, ready, record)
         first, last = _share(width // LANES, thread, threads)
         product(x, ready, record, rows, weights[layer, 0], size, kind, qkv.ctypes.data, width, first, last)
         if biases.size:
@@ -280,7 +282,7 @@ def run_layers(
 
         for row in range(rows):
             _normalise(hidden[row], norms[layer, 1], eps, mine[row])
-        make_ready(x, rows, size, kind, ready, record)
+        prepare_inputs(x, rows, size, kind, ready, record)
         first, last = _share(intermediate // LANES, thread, threads)
         step = block_bytes(size, kind)
         for block in range(first, last):
@@ -300,24 +302,24 @@ def run_layers(
                     target = kept[place, 1] + row * size * _FLOAT
                     for i in range(0, size, LANES):
                         copy_lanes(hidden[row].ctypes.data + i * _FLOAT, target + i * _FLOAT)
-    if kind == MATRICES:
+    if kind == BFLOAT16_AMX:
         end_tiles(record)
 
 
 @_compiled
-def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, inputs, records, logits, code=CODE):
+def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, inputs, records, logits, version=0):
     """Logits [rows, vocabulary] of hidden states: the last norm and the head."""
     rows, size = hidden.shape
     mine, out = normed[thread], logits.ctypes.data
     x, ready, record = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
     for row in range(rows):
         _normalise(hidden[row], norm, eps, mine[row])
-    make_ready(x, rows, size, kind, ready, record)
+    prepare_inputs(x, rows, size, kind, ready, record)
     first, last = _share(logits.shape[1] // LANES, thread, threads)
-    if kind == MATRICES:
+    if kind == BFLOAT16_AMX:
         begin_tiles(record)
     product(x, ready, record, rows, weights, size, kind, out, logits.shape[1], first, last)
-    if kind == MATRICES:
+    if kind == BFLOAT16_AMX:
         end_tiles(record)
 
 
