@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from hierspec.checkpoints import gguf_file
-from hierspec.checkpoints.config import DecoderConfig, Rotary, from_huggingface, inverse_frequencies
+from hierspec.checkpoints.config import DecoderConfig, Rotary, inverse_frequencies
+from hierspec.checkpoints.families import FAMILIES, family_named, from_huggingface
 from hierspec.checkpoints.gguf_file import convert, converted
 from hierspec.checkpoints.gguf_header import read_header
 from hierspec.checkpoints.load import load_checkpoint
@@ -70,8 +71,11 @@ def write_gguf(
     tensors: dict[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
     """Writes `path` and returns the numbers that its tensors stand for, by Hugging Face name."""
-    architecture = architecture or {"mistral": "llama"}.get(config.architecture, config.architecture)
+    form = family_named(config.family).gguf
+    architecture = architecture or form.architecture
     writer = gguf.GGUFWriter(path, architecture)
+    if any(config.windows):
+        writer.add_sliding_window(max(config.windows))
     writer.add_context_length(config.context)
     writer.add_block_count(config.layers)
     writer.add_embedding_length(config.hidden)
@@ -99,9 +103,9 @@ def write_gguf(
             raw = gguf.quants.quantize(values, stored_kind)
         expected[name] = gguf.quants.dequantize(raw, stored_kind).reshape(values.shape)
         heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(name.split(".")[-2])
-        if heads and architecture == "llama":
+        if heads and form.interleaved:
             raw = permute(raw, heads)
-        stored = gguf_file._gguf_name(name)
+        stored = form.names(name)
         if stored in (reshape or {}):
             raw = raw.reshape(reshape[stored])
         if stored not in drop:
@@ -136,11 +140,10 @@ def test_every_quantisation(kind: Kind, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
-def test_every_architecture(architecture: str, tied: bool, tmp_path: Path) -> None:
-    config = tiny_config(architecture, tied=tied)
-    extra = {"llama.attention.sliding_window": 24} if architecture == "mistral" else {}
-    expected = write_gguf(tmp_path / "m.gguf", config, Kind.Q8_0, extra=extra)
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.gguf.architecture])
+def test_every_family(family: str, tied: bool, tmp_path: Path) -> None:
+    config = tiny_config(family, tied=tied)
+    expected = write_gguf(tmp_path / "m.gguf", config, Kind.Q8_0)
     assert config_of(assert_converted(tmp_path / "m.gguf", expected)) == config
     loaded = load_checkpoint(tmp_path / "m.gguf")
     assert loaded.config == config
@@ -309,7 +312,7 @@ def test_models_that_do_not_add_up(tmp_path: Path) -> None:
         write_gguf(path, config, **changes)
         _assert_one_sentence(path, message)
 
-    check("llama, qwen2 and qwen3", architecture="gemma3")
+    check("llama, qwen2, qwen3 and seed_oss", architecture="gemma3")
     check(r"blk\.0\.ffn_up\.weight \[32, 32\] is missing", drop=("blk.0.ffn_up.weight",))
     check(r"token_embd\.weight is missing", drop=("token_embd.weight",))
     check(r"attn_k\.weight should be \[16, 32\] and is \[32, 16\]", reshape={"blk.0.attn_k.weight": (32, 16)})

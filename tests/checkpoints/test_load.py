@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from hierspec.checkpoints.config import ARCHITECTURES
+from hierspec.checkpoints.families import FAMILIES
 from hierspec.checkpoints.load import expected_tensors, load_checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.paths import cache_folder, whole_file, whole_folder
@@ -26,18 +26,18 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_loads_as_transformers_wrote_it(architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_loads_as_transformers_wrote_it(family: str, tmp_path: Path) -> None:
     import transformers
 
-    folder = tiny_checkpoint(tmp_path / "ours", architecture)
+    folder = tiny_checkpoint(tmp_path / "ours", family)
     model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     model.save_pretrained(tmp_path / "theirs")
     for source in (folder, tmp_path / "theirs"):
         loaded = load_checkpoint(source)
-        assert loaded.config == tiny_config(architecture)
+        assert loaded.config == tiny_config(family)
         assert list(loaded.weights) == list(expected_tensors(loaded.config))
         for name, tensor in loaded.weights.items():
             assert torch.equal(tensor, model.state_dict()[name]), name

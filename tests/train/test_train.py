@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import hierspec
-from hierspec.checkpoints.config import ARCHITECTURES
+from hierspec.checkpoints.families import FAMILIES
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import (
     EARLY_EXIT,
@@ -54,7 +54,7 @@ def _network(folder: Path, architecture: str = "llama") -> tuple[Network, Tokeni
     return Network(checkpoint.config, checkpoint.weights).frozen("cpu", torch.float32), Tokenizer.from_folder(folder)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_the_network_equals_the_reference_implementation(tmp_path: Path, architecture: str) -> None:
     transformers = pytest.importorskip("transformers")
     network, _ = _network(tmp_path, architecture)

@@ -17,7 +17,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hierspec.checkpoints.config import DecoderConfig, expected_tensors, from_huggingface
+from hierspec.checkpoints.config import DecoderConfig, expected_tensors
+from hierspec.checkpoints.families import from_huggingface
 from hierspec.checkpoints.packs import Branch, FeatureBranch
 from hierspec.core.errors import HierspecError
 

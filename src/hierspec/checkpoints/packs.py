@@ -210,10 +210,8 @@ class Pack:
 
 
 def layers_like(config: DecoderConfig, numbers: Sequence[int]) -> DecoderConfig:
-    """A decoder of layers like the target's with these numbers: training begins with copies of them."""
-    windows = tuple(config.windows[number] for number in numbers)
-    turns = tuple(config.rotary_layers[number] for number in numbers)
-    return replace(config, layers=len(numbers), windows=windows, rotary_layers=turns, tied=True)
+    """A decoder whose layers are like these of the target: training begins with copies of them."""
+    return replace(config, layer_configs=tuple(config.layer_configs[number] for number in numbers), tied=True)
 
 
 def fingerprint(config: DecoderConfig, weights: Mapping[str, Tensor]) -> str:
