@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from hierspec.checkpoints import gguf_file
 from hierspec.checkpoints.config import DecoderConfig, Rotary, inverse_frequencies
 from hierspec.checkpoints.families import FAMILIES, family_named, from_huggingface
-from hierspec.checkpoints.gguf_file import convert, converted
+from hierspec.checkpoints.gguf_file import convert, converted, gguf_config
 from hierspec.checkpoints.gguf_header import read_header
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
@@ -163,6 +163,26 @@ def test_biases_of_llama_are_put_back_in_order_and_completed_with_zeros(tmp_path
     for name in ("self_attn.o_proj.bias", "mlp.up_proj.bias"):
         expected[f"model.layers.0.{name}"] = np.zeros_like(expected[f"model.layers.0.{name}"])
     assert config_of(assert_converted(tmp_path / "m.gguf", expected)) == config
+
+
+@pytest.mark.parametrize("bias", ["attn_output", "ffn_up"])
+def test_biases_that_a_family_does_not_have_are_not_dropped_silently(bias: str, tmp_path: Path) -> None:
+    path, config = tmp_path / "m.gguf", tiny_config("qwen2", **SMALL)
+    write_gguf(path, config, tensors={f"blk.0.{bias}.bias": np.ones(32, np.float32)})
+    _assert_one_sentence(path, "not supported for qwen2 models")
+    write_gguf(path, config, drop=("blk.0.attn_q.bias",))  # and those that it always has are not filled with zeros
+    _assert_one_sentence(path, r"attn_q\.bias \[32\] is missing")
+
+
+def test_a_window_tells_mistral_from_llama(tmp_path: Path) -> None:
+    path, window = tmp_path / "m.gguf", {"llama.attention.sliding_window": 16}
+    write_gguf(path, tiny_config("llama", **SMALL), extra=window)
+    assert gguf_config(path) == tiny_config("mistral", **SMALL, windows=(16,))
+    biased = tiny_config("llama", **SMALL, attention_bias=True, output_bias=True)
+    write_gguf(path, biased, extra=window)
+    assert gguf_config(path) == biased
+    write_gguf(path, tiny_config("seed_oss", **SMALL))
+    assert gguf_config(path) == tiny_config("seed_oss", **SMALL)
 
 
 @pytest.mark.parametrize(
