@@ -163,13 +163,13 @@ def test_generation_settings_decide_where_text_ends() -> None:
     assert from_huggingface({**raw, "bos_token_id": None}).bos_id is None
 
 
-def test_rotary_parameters_per_kind_of_layer() -> None:
+def test_rotary_parameters_per_type_of_layer() -> None:
     kinds = {"layer_types": ["full_attention"] * 6}
     linear = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
     raw = {"model_type": "qwen3", **SIZES, **kinds, "rope_parameters": {"full_attention": linear}}
     assert from_huggingface(raw).rotary == Rotary(5000.0, "linear", 2.0)
     raw["rope_parameters"]["sliding_attention"] = {**linear, "factor": 3.0}
-    with pytest.raises(HierspecError, match="differ between kinds"):
+    with pytest.raises(HierspecError, match="differ between types"):
         from_huggingface(raw)
 
 
@@ -177,7 +177,7 @@ BAD = [
     ({"model_type": "gpt2"}, "llama, mistral, qwen2, qwen3, seed_oss and smollm3"),
     ({"model_type": None}, "llama, mistral, qwen2, qwen3, seed_oss and smollm3"),
     ({"model_type": ["llama"]}, "not supported"),
-    ({"hidden_act": "gelu"}, "silu only"),
+    ({"hidden_act": "gelu"}, "only silu"),
     ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "none, linear, llama3 and yarn"),
     ({"rope_scaling": {"rope_type": ["yarn"]}}, "not supported"),
     ({"rope_scaling": {"rope_type": "linear"}}, "factor must be a number"),

@@ -232,7 +232,7 @@ def test_our_header_is_that_of_the_gguf_package(tmp_path: Path) -> None:
         stored = ours.tensors[tensor.name]
         assert (stored.start, stored.size) == (tensor.data_offset, tensor.n_bytes)
         assert list(stored.shape) == tensor.shape.tolist()[::-1]
-        assert stored.kind.name == tensor.tensor_type.name
+        assert stored.quantisation.name == tensor.tensor_type.name
 
 
 def test_the_second_use_touches_nothing(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_an_unsupported_quantisation_is_named(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    _assert_one_sentence(path, "as Q2_K, which is not supported: hierspec knows F32, .* and Q6_K")
+    _assert_one_sentence(path, "as Q2_K, which is not supported: hierspec reads F32, .* and Q6_K")
 
 
 def test_a_truncated_file(tmp_path: Path) -> None:
@@ -413,9 +413,9 @@ def test_damage_anywhere_is_one_sentence_and_quick(tmp_path: Path, data: st.Data
     header = read_header(pristine, np.frombuffer(bytes(content), np.uint8))
     first = min(tensor.start for tensor in header.tensors.values())
     for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(4, first - 1))
+        offset = data.draw(st.integers(4, first - 1))
         patch = data.draw(st.one_of(st.binary(min_size=1, max_size=2), st.just(b"\xff" * 8), st.just(bytes(8))))
-        content[place : place + len(patch)] = patch
+        content[offset : offset + len(patch)] = patch
     if data.draw(st.booleans()):
         content = content[: data.draw(st.integers(0, len(content)))]
     path.write_bytes(content)

@@ -24,7 +24,7 @@ _FORMAT_VERSION = 1  # count up when the same file would now be converted differ
 _FINGERPRINTED = 1 << 20  # bytes of the header that go into the key
 _CHUNK = 1 << 22  # numbers dequantised at a time
 _STORED_AS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_COMPLETE = "complete.json"  # sizes of the files of a finished folder, to notice one that was cut short later
+_COMPLETE = "complete.json"  # file sizes of a finished folder, to notice a file that was cut short later
 
 
 def convert(path: Path, dtype: torch.dtype, progress: Progress | None = None) -> Path:
@@ -38,7 +38,7 @@ def convert(path: Path, dtype: torch.dtype, progress: Progress | None = None) ->
 
 
 def converted(path: Path) -> Path | None:
-    """The folder of a GGUF file that was converted before, in whatever dtype."""
+    """The folder of a GGUF file that was converted before, to any dtype."""
     return next((folder for dtype in _STORED_AS if _is_complete(folder := _folder(path, dtype))), None)
 
 
@@ -96,7 +96,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _convert_into(folder: Path, path: Path, dtype: torch.dtype, progress: Progress) -> None:
-    from hierspec.text.gguf_tokenizer import write_tokenizer  # slow to import, and a finished folder needs none of it
+    from hierspec.text.gguf_tokenizer import write_tokenizer  # slow to import, and not needed for a finished folder
 
     model = _open(path)
     sources = _sources(model)
@@ -168,22 +168,22 @@ def _values(content: np.ndarray, stored: StoredTensor, order: np.ndarray | None)
     """The tensor's numbers as float32, some rows at a time, its rows in the given order."""
     dequantize = _dequantizer(stored)
     raw = content[stored.start : stored.start + stored.size]
-    rows = stored.shape[0]  # a vector is a column of rows with one number, so that it can be reordered too
+    rows = stored.shape[0]  # a vector is rows of one number, so that it can be reordered too
     row_numbers = int(np.prod(stored.shape[1:]))
-    if len(stored.shape) == 1 and stored.kind.block > 1:
+    if len(stored.shape) == 1 and stored.quantisation.block > 1:
         rows, row_numbers = 1, stored.shape[0]
     raw = raw.reshape(rows, -1)
     step = max(1, _CHUNK // row_numbers)
     for start in range(0, rows, step):
-        chosen = slice(start, start + step) if order is None else order[start : start + step]
-        yield dequantize(np.array(raw[chosen]))
+        chunk = slice(start, start + step) if order is None else order[start : start + step]
+        yield dequantize(np.array(raw[chunk]))
 
 
 def _dequantizer(stored: StoredTensor) -> Callable[[np.ndarray], np.ndarray]:
-    from gguf import GGMLQuantizationType, quants  # slow to import, and a finished folder needs none of it
+    from gguf import GGMLQuantizationType, quants  # slow to import, and not needed for a finished folder
 
-    kind = GGMLQuantizationType(stored.kind.code)
-    return lambda rows: quants.dequantize(rows, kind)
+    gguf_type = GGMLQuantizationType(stored.quantisation.code)
+    return lambda rows: quants.dequantize(rows, gguf_type)
 
 
 def _row_order(name: str, model: _GgufModel) -> np.ndarray | None:

@@ -75,8 +75,8 @@ def _early_exit(checkpoint: Checkpoint) -> Checkpoint:
     """The early-exit variant of a model: another model, with the same tokenizer."""
     pack = checkpoint.pack
     if pack is None or not pack.has(EARLY_EXIT):
-        where = f"the pack {pack.folder.name} has no {EARLY_EXIT}" if pack else "there is no pack for the default model"
-        raise HierspecError(f"{_EARLY_EXIT_NAME} is not there: {where}; give one that has it (--pack FOLDER).")
+        why = f"the pack {pack.folder.name} has no {EARLY_EXIT}" if pack else "there is no pack for the default model"
+        raise HierspecError(f"{_EARLY_EXIT_NAME} is not available: {why}; give one that has it (--pack FOLDER).")
     weights = ChangedWeights(checkpoint.weights, pack.read(EARLY_EXIT))
     name, variant = f"{checkpoint.name}-ee", pack.hashes[EARLY_EXIT]
     return replace(checkpoint, name=name, weights=weights, pack=pack.early_exit(), variant=variant)
@@ -108,7 +108,7 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def _locate(source: str | Path | None, progress: Progress) -> tuple[str, Path]:
-    """Its name, and its folder or GGUF file."""
+    """The name of a model, and its folder or GGUF file."""
     if source is None or str(source) in ("default", _EARLY_EXIT_NAME):
         return DEFAULT_NAME, default_model(progress)
     path = Path(source).expanduser()
@@ -132,9 +132,9 @@ def _download(name: str) -> Path:
         ) from error
     try:
         # Files in subfolders and "consolidated" ones repeat the weights in other layouts.
-        wanted, unwanted = ["*.safetensors", "*.json", "*.jinja"], ["*/*", "consolidated*"]
-        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=unwanted))
-    except Exception as error:  # the hub raises dozens of kinds: network, permissions, names, disks
+        include, exclude = ["*.safetensors", "*.json", "*.jinja"], ["*/*", "consolidated*"]
+        return Path(snapshot_download(name, allow_patterns=include, ignore_patterns=exclude))
+    except Exception as error:  # the hub raises dozens of types: network, permissions, names, disks
         reason = (str(error).strip().splitlines() or [""])[0].rstrip(". ") or type(error).__name__
         raise HierspecError(
             f"There is no folder {name}, and the hub did not give it ({reason}): {_OPTIONS}."
@@ -142,7 +142,7 @@ def _download(name: str) -> Path:
 
 
 def _weight_files(folder: Path) -> dict[str, str] | str:
-    """The one file that holds all tensors, or the shard of each tensor."""
+    """The single file with all tensors, or the shard of each tensor by its name."""
     if (folder / "model.safetensors").is_file():
         return "model.safetensors"
     index = folder / "model.safetensors.index.json"

@@ -118,10 +118,10 @@ def _rotary(path: Path, header: GgufHeader, content: np.ndarray, keys: Keys, con
 def _llama3(path: Path, header: GgufHeader, content: np.ndarray, keys: Keys, theta: float, head_size: int) -> Rotary:
     """The llama3 scaling whose result, a divisor for each frequency, the file holds."""
     stored = header.tensors["rope_freqs.weight"]
-    if stored.kind.name != "F32" or stored.shape != (head_size // 2,):
+    if stored.quantisation.name != "F32" or stored.shape != (head_size // 2,):
         raise HierspecError(
             f"{path} contradicts itself: rope_freqs.weight should be F32 [{head_size // 2}] "
-            f"and is {stored.kind.name} {list(stored.shape)}."
+            f"and is {stored.quantisation.name} {list(stored.shape)}."
         )
     divisors = content[stored.start : stored.start + stored.size].view("<f4").astype(np.float64)
     unscaled = Rotary(theta)

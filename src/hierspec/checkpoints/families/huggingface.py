@@ -24,7 +24,7 @@ def read_config(family: Family, given: Keys, generation: Keys) -> DecoderConfig:
     keys = {**_COMMON_DEFAULTS, **family.defaults, **given}
     activation = keys.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise HierspecError(f"The activation {activation!r} is not supported: hierspec knows silu only.")
+        raise HierspecError(f"The activation {activation!r} is not supported: only silu is.")
     if keys.get("quantization_config"):
         raise HierspecError("Quantised safetensors are not supported: give the float checkpoint or a GGUF file.")
     count, hidden = integer(keys, "num_hidden_layers"), integer(keys, "hidden_size")
