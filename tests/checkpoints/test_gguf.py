@@ -1,4 +1,4 @@
-"""GGUF files: every quantisation and architecture comes out as the numbers that went in, and damage is one sentence."""
+"""GGUF files: every quantisation and family comes out as the numbers that went in, and damage is one sentence."""
 
 import errno
 import json
@@ -70,7 +70,7 @@ def write_gguf(
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Writes `path` and returns the numbers that its tensors stand for, by Hugging Face name."""
+    """Writes `path` and returns the numbers in its tensors, by canonical name."""
     form = family_named(config.family).gguf
     architecture = architecture or form.architecture
     writer = gguf.GGUFWriter(path, architecture)
@@ -205,7 +205,7 @@ def test_rotary_scaling_in_the_metadata(rotary: Rotary, extra: dict[str, Any], t
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_llama3_scaling_is_found_from_its_outcome(factor: float, tmp_path: Path) -> None:
+def test_llama3_scaling_is_recovered_from_its_result(factor: float, tmp_path: Path) -> None:
     rotary = Rotary(500_000.0, "llama3", factor, 8192)
     config = tiny_config("llama", **WIDE, rotary=rotary)
     divisors = inverse_frequencies(Rotary(500_000.0), 64)[0] / inverse_frequencies(rotary, 64)[0]
@@ -424,15 +424,15 @@ def test_damage_anywhere_is_one_sentence_and_quick(tmp_path: Path, data: st.Data
 
 
 def test_a_dtype_may_depend_on_the_shapes(tmp_path: Path) -> None:
-    """They are asked before anything is converted, and later read from what was."""
+    """They are read from the file before it is converted, and from the folder afterwards."""
     path, seen = tmp_path / "m.gguf", []
     config = tiny_config("llama", **SMALL)
     write_gguf(path, config)
 
-    def chosen(found: DecoderConfig) -> torch.dtype:
-        seen.append((found.hidden, converted(path)))
+    def choose(read: DecoderConfig) -> torch.dtype:
+        seen.append((read.hidden, converted(path)))
         return torch.bfloat16
 
     for _ in range(2):
-        assert load_checkpoint(path, chosen).dtype == torch.bfloat16
+        assert load_checkpoint(path, choose).dtype == torch.bfloat16
     assert seen == [(config.hidden, None), (config.hidden, convert(path, torch.bfloat16))]
