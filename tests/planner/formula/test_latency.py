@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from hierspec.core.errors import HierspecError
 from hierspec.pacing.appraisal import Costs
-from hierspec.pacing.blocks import CORRECTED, OWN, STOOD
+from hierspec.pacing.blocks import CORRECTED
+from hierspec.pacing.blocks import OWN as UNDRAFTED
+from hierspec.pacing.blocks import STOOD as ACCEPTED
 from hierspec.planner.formula.figures import (
     AcceptanceRates,
     Figures,
@@ -66,7 +68,7 @@ def enumerated(distribution, config, rates, budget):
         block, probability = waiting.pop()
         rounds += probability
         for (accepted, how), p in distribution.items():
-            longer = (*block, *[STOOD] * accepted, how)
+            longer = (*block, *[ACCEPTED] * accepted, how)
             if len(longer) < config.gather and not (config.until == "correction" and how == CORRECTED):
                 waiting.append((longer, probability * p))
                 continue
@@ -76,10 +78,10 @@ def enumerated(distribution, config, rates, budget):
             for position, token_how in enumerate(cut):
                 rate = rates.rates(token_how, position + 1)[position]
                 runner_up = rates.runner_up_rate(config.candidates)
-                for key, share in (((position, CORRECTED), 1 - runner_up), ((position + 1, OWN), runner_up)):
+                for key, share in (((position, CORRECTED), 1 - runner_up), ((position + 1, UNDRAFTED), runner_up)):
                     above[key] = above.get(key, 0.0) + alive * (1 - rate) * share
                 alive *= rate
-            above[len(cut), OWN] = above.get((len(cut), OWN), 0.0) + alive
+            above[len(cut), UNDRAFTED] = above.get((len(cut), UNDRAFTED), 0.0) + alive
     return rounds, sizes, above
 
 
@@ -99,7 +101,7 @@ def enumerated(distribution, config, rates, budget):
 )
 def test_blocks_are_what_all_sequences_of_rounds_add_up_to(undrafted, corrected, config, rates, budget):
     total = sum(undrafted) + sum(corrected)
-    distribution = {(accepted, OWN): weight / total for accepted, weight in enumerate(undrafted)}
+    distribution = {(accepted, UNDRAFTED): weight / total for accepted, weight in enumerate(undrafted)}
     distribution |= {(accepted, CORRECTED): weight / total for accepted, weight in enumerate(corrected)}
     block = verified_block(distribution, config, rates, budget)
     rounds, sizes, above = enumerated(distribution, config, rates, budget)

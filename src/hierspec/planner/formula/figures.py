@@ -12,7 +12,9 @@ from itertools import pairwise
 
 from hierspec.core.errors import HierspecError
 from hierspec.pacing.appraisal import Costs
-from hierspec.pacing.blocks import CORRECTED, OWN, STOOD
+from hierspec.pacing.blocks import CORRECTED
+from hierspec.pacing.blocks import OWN as UNDRAFTED
+from hierspec.pacing.blocks import STOOD as ACCEPTED
 
 BLOCK_ENDS = ("count", "correction")  # what `until` may be here; "worth" is decided while drafting: no closed form
 
@@ -58,8 +60,8 @@ class AcceptanceRates:
     def rates(self, how: int, positions: int) -> list[float]:
         """The rates of tokens written like this (`pacing.blocks`), at the first so many positions."""
         by_kind = {
-            OWN: self.undrafted,
-            STOOD: self.accepted or self.undrafted,
+            UNDRAFTED: self.undrafted,
+            ACCEPTED: self.accepted or self.undrafted,
             CORRECTED: self.corrected or self.undrafted,
         }
         listed = by_kind[how]

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hierspec.pacing.blocks import CORRECTED, OWN, STOOD
+from hierspec.pacing.blocks import CORRECTED
+from hierspec.pacing.blocks import OWN as UNDRAFTED
+from hierspec.pacing.blocks import STOOD as ACCEPTED
 from hierspec.planner.formula.figures import AcceptanceRates, Figures, HierarchyConfig, TierConfig
 
 _Key = TypeVar("_Key")
@@ -122,10 +124,10 @@ def _computed_round(figures: Figures, hierarchy: HierarchyConfig, memo: RoundMem
         rows, seconds = hit_rate * (1 + store.rows), hit_rate * tier.seconds(1 + store.rows)
         for accepted, probability in enumerate(store.accepted):
             # A proposal that is accepted to its end leaves nothing to correct.
-            _add(distribution, (accepted, OWN if accepted == store.rows else CORRECTED), probability)
+            _add(distribution, (accepted, UNDRAFTED if accepted == store.rows else CORRECTED), probability)
     rest = 1.0 - hit_rate
     if len(hierarchy) == 1:
-        _add(distribution, (0, OWN), rest)
+        _add(distribution, (0, UNDRAFTED), rest)
         work = _TierWork(1.0, rows + rest, seconds + rest * tier.seconds(1), store_seconds)
         return _Round(distribution, (work,))
     lower, lower_round = hierarchy[1], _round(figures, hierarchy[1:], memo)
@@ -157,8 +159,10 @@ def verified_block(
     size = config.gather - 1 + longest_round
     limit = size if budget is None else min(budget, size)
     cut_off = [1.0] * (size - limit)
-    accepted_rates = rates.rates(STOOD, limit) + cut_off
-    last_rates = {how: rates.rates(how, limit) + cut_off for how in (OWN, CORRECTED)}  # of the token that ends a round
+    accepted_rates = rates.rates(ACCEPTED, limit) + cut_off
+    last_rates = {
+        how: rates.rates(how, limit) + cut_off for how in (UNDRAFTED, CORRECTED)
+    }  # of the token that ends a round
     longer = [
         sum(probability for (accepted, _), probability in distribution.items() if accepted > count)
         for count in range(longest_round)
@@ -192,11 +196,13 @@ def verified_block(
             reached *= accepted_rates[position]
     above: dict[tuple[int, int], float] = {}
     for block_size, probability in whole.items():
-        _add(above, (block_size, OWN), probability)
+        _add(above, (block_size, UNDRAFTED), probability)
     runner_up = rates.runner_up_rate(config.candidates)
     for position, probability in enumerate(rejected[:limit]):
         _add(above, (position, CORRECTED), probability * (1.0 - runner_up))
-        _add(above, (position + 1, OWN), probability * runner_up)  # a runner-up is a leaf: nothing is drafted after it
+        _add(
+            above, (position + 1, UNDRAFTED), probability * runner_up
+        )  # a runner-up is a leaf: nothing is drafted after it
     return Block(rounds, sizes, above)
 
 

@@ -10,7 +10,9 @@ import math
 import random
 from dataclasses import dataclass
 
-from hierspec.pacing.blocks import CORRECTED, OWN, STOOD
+from hierspec.pacing.blocks import CORRECTED
+from hierspec.pacing.blocks import OWN as UNDRAFTED
+from hierspec.pacing.blocks import STOOD as ACCEPTED
 from hierspec.planner.formula.figures import Figures, HierarchyConfig
 
 
@@ -68,10 +70,10 @@ class _RandomRequest:
                 drawn -= share
                 if drawn < 0:
                     self.clock += tier.seconds(1 + store.rows)
-                    return [STOOD] * accepted + [OWN if accepted == store.rows else CORRECTED]
+                    return [ACCEPTED] * accepted + [UNDRAFTED if accepted == store.rows else CORRECTED]
         if level + 1 == len(self.hierarchy):
             self.clock += tier.seconds(1)
-            return [OWN]
+            return [UNDRAFTED]
         lower = self.hierarchy[level + 1]
         block = self.block(level + 1)[: config.budget]
         self.clock += tier.seconds(1 + len(block) * lower.candidates, lower.tier)
@@ -80,6 +82,6 @@ class _RandomRequest:
         for position, how in enumerate(block):
             if self.rng.random() >= rates.rates(how, position + 1)[position]:
                 if self.rng.random() < rates.runner_up_rate(lower.candidates):
-                    return [STOOD] * (position + 1) + [OWN]
-                return [STOOD] * position + [CORRECTED]
-        return [STOOD] * len(block) + [OWN]
+                    return [ACCEPTED] * (position + 1) + [UNDRAFTED]
+                return [ACCEPTED] * position + [CORRECTED]
+        return [ACCEPTED] * len(block) + [UNDRAFTED]

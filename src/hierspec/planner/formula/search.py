@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hierspec.pacing.blocks import OWN
+from hierspec.pacing.blocks import OWN as UNDRAFTED
 from hierspec.planner.formula.figures import AcceptanceRates, Figures, HierarchyConfig, StoreFigures, TierConfig, shape
 from hierspec.planner.formula.latency import RoundMemo, Score, score
 
@@ -170,7 +170,7 @@ def _store_choice(figures: Figures, tier: str, store: StoreFigures | None) -> _S
 
 def _tokens_per_pass(rates: AcceptanceRates, longest: int, candidates: int) -> np.ndarray:
     """Tokens that a pass over 1, 2, … drafted tokens writes."""
-    accepted = np.cumprod(rates.rates(OWN, longest))
+    accepted = np.cumprod(rates.rates(UNDRAFTED, longest))
     return 1.0 + np.cumsum(accepted) + (1.0 - accepted) * rates.runner_up_rate(candidates)
 
 
