@@ -160,9 +160,8 @@ def verified_block(
     limit = size if budget is None else min(budget, size)
     cut_off = [1.0] * (size - limit)
     accepted_rates = rates.rates(ACCEPTED, limit) + cut_off
-    last_rates = {
-        how: rates.rates(how, limit) + cut_off for how in (UNDRAFTED, CORRECTED)
-    }  # of the token that ends a round
+    # A round ends with a token of the tier's own.
+    last_rates = {how: rates.rates(how, limit) + cut_off for how in (UNDRAFTED, CORRECTED)}
     longer = [
         sum(probability for (accepted, _), probability in distribution.items() if accepted > count)
         for count in range(longest_round)
@@ -200,9 +199,8 @@ def verified_block(
     runner_up = rates.runner_up_rate(config.candidates)
     for position, probability in enumerate(rejected[:limit]):
         _add(above, (position, CORRECTED), probability * (1.0 - runner_up))
-        _add(
-            above, (position + 1, UNDRAFTED), probability * runner_up
-        )  # a runner-up is a leaf: nothing is drafted after it
+        # A runner-up is a leaf: nothing is drafted after it.
+        _add(above, (position + 1, UNDRAFTED), probability * runner_up)
     return Block(rounds, sizes, above)
 
 
