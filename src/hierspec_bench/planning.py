@@ -16,7 +16,7 @@ from typing import Any
 from hierspec.machine import machine
 from hierspec.pacing.appraisal import Costs
 from hierspec.paths import whole_file
-from hierspec.planner.formula.figures import Figures, StoreFigures, Survival, TierFigures
+from hierspec.planner.formula.figures import AcceptanceRates, Figures, StoreFigures, TierFigures
 from hierspec.planner.formula.search import USUAL, search, shortest
 from hierspec.plot import Axis, Chart, Line
 from hierspec.progress import Progress, silent
@@ -39,7 +39,7 @@ def synthetic_figures(tiers: int, seed: int = 0) -> Figures:
             nearness = (costs[lower] / costs[place]) ** 0.3
             rate = min(0.98, max(0.05, nearness * dice.uniform(0.8, 1.1)))
             fading = tuple(rate * 0.98**depth for depth in range(4))
-            survivals[above.name, listed[lower].name] = Survival(
+            survivals[above.name, listed[lower].name] = AcceptanceRates(
                 fading, tuple(min(1.0, 1.08 * one) for one in fading), tuple(0.7 * one for one in fading)
             )
     stores = {tier.name: (StoreFigures("copy", (0.2, 0.08, 0.06, 0.06), 4, 3e-5),) for tier in listed}

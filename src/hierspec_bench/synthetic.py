@@ -20,7 +20,7 @@ from hierspec.backends.torch.backend import TorchBackend
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import DEFAULT_KV_MEMORY, LanguageModel
 from hierspec.pacing.appraisal import Costs
-from hierspec.planner.formula.figures import Figures, Rung, Survival, TierFigures
+from hierspec.planner.formula.figures import AcceptanceRates, Figures, TierConfig, TierFigures
 from hierspec.planner.formula.latency import score
 from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
@@ -134,9 +134,9 @@ def predicted_speedup(costs: Sequence[Costs], chances: Sequence[float], gathers:
     """Of tiers from the target down: costs of each, the chance of a token of each at the one above, what it gathers."""
     names = [str(place) for place in range(len(costs))]
     tiers = tuple(TierFigures(name, own) for name, own in zip(names, costs, strict=True))
-    stands = {pair: Survival((chance,)) for pair, chance in zip(pairwise(names), chances, strict=True)}
-    ladder = tuple(Rung(name, gather) for name, gather in zip(names, (1, *gathers), strict=True))
-    return costs[0].seconds(1) / score(Figures(tiers, stands), ladder).seconds
+    stands = {pair: AcceptanceRates((chance,)) for pair, chance in zip(pairwise(names), chances, strict=True)}
+    hierarchy = tuple(TierConfig(name, gather) for name, gather in zip(names, (1, *gathers), strict=True))
+    return costs[0].seconds(1) / score(Figures(tiers, stands), hierarchy).seconds
 
 
 def compared(result: dict[str, Any], predicted: dict[str, float]) -> dict[str, Any]:

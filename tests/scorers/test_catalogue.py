@@ -229,7 +229,7 @@ def test_a_trained_drafter_guesses_what_it_guessed_in_training(folders, tmp_path
     with torch.inference_mode():
         states = network(tokens, {checkpoint.config.layers, *taps})
         feature = network.norm(states[checkpoint.config.layers])
-        found = drafter.guesses(network, tokens, states, feature)
+        found = drafter.draft_features(network, tokens, states, feature)
         for end in (1, 5, 9):  # so much is written
             request = Request(tokens[0, :end].tolist(), Sampling(), Hierarchy((Tier(scorer),)))
             for step in range(1, 5):

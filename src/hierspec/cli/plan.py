@@ -1,9 +1,9 @@
 """Find the hierarchy that is fastest for a model on this machine: measure, search, run the best, write a plan file.
 
-Every tier that there is for the model says what it would have picked along the model's own answers, passes are timed,
-all plans are played on that, and the best are really run. The result is a plan file, and from then on what the plan
-`auto` means for this model on this machine. --simulate plans for machines and models that one does not have, from what
-passes cost and how often tokens stand (docs/planning.md has the file's keys).
+Every available tier records what it would have picked along the model's own answers, passes are timed, all plans are
+simulated on that, and the best are run. The result is a plan file, and from then on what the plan `auto` means for this
+model on this machine. --simulate plans for machines and models that one does not have, from what passes cost and how
+often tokens are accepted (docs/planning.md has the file's keys).
 
 examples:
   hierspec plan
@@ -103,20 +103,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(choice: Choice) -> None:
-    from hierspec.planner.explain import as_played
+    from hierspec.planner.explain import simulated_score
 
     plain, best = choice.plain, choice.best
-    rungs = as_played(best).rungs
+    tiers = simulated_score(best).tiers
     rows = [
         (
-            rung.tier, f"{1e3 * rung.seconds / rung.passes if rung.passes else 0.0:.2f}", f"{rung.passes:.2f}",
-            f"{rung.gathered:.2f}", f"{100 * rung.stands:.0f}%" if level else "", f"{100 * rung.share:.0f}%",
+            tier.tier, f"{1e3 * tier.seconds / tier.passes if tier.passes else 0.0:.2f}", f"{tier.passes:.2f}",
+            f"{tier.block_tokens:.2f}", f"{100 * tier.accepted:.0f}%" if level else "", f"{100 * tier.share:.0f}%",
         )
-        for level, rung in enumerate(rungs)
+        for level, tier in enumerate(tiers)
     ]  # fmt: skip
     show_table(
         f"The best hierarchy: {best.name}",
-        ("tier", "ms/pass", "passes/token", "tokens handed up", "stand above", "time"), rows,
+        ("tier", "ms/pass", "passes/token", "tokens/block", "accepted", "time"), rows,
     )  # fmt: skip
     show_table(
         "Plans, the fastest first",
@@ -129,6 +129,6 @@ def _show(choice: Choice) -> None:
                 if one.measured is None or plain.measured is None else f"{plain.measured / one.measured:.2f}x",
                 f"{one.predicted.tokens_per_pass:.2f}",
             )
-            for one in [*choice.tried[:_SHOWN], *(one for one in choice.tried[_SHOWN:] if one is plain)]
+            for one in [*choice.results[:_SHOWN], *(one for one in choice.results[_SHOWN:] if one is plain)]
         ],
     )  # fmt: skip

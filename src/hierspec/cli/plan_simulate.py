@@ -9,25 +9,26 @@ from typing import Any
 from hierspec.cli.console import command_line, progress_bars, show_table
 
 _SHOWN = 8  # hierarchies in the table
-_PLAYED = 3  # of them with coins
+_CHECKED = 3  # of them checked by Monte Carlo
 
 
 def run(arguments: argparse.Namespace) -> int:
     from hierspec.paths import whole_file
     from hierspec.planner.formula import whatif
     from hierspec.planner.formula.figures import in_words
+    from hierspec.planner.formula.monte_carlo import monte_carlo
     from hierspec.planner.formula.picture import picture
     from hierspec.planner.formula.report import compared, explained, tier_rows
     from hierspec.planner.formula.search import search
-    from hierspec.planner.formula.simulate import play
 
     asked = whatif.read(arguments.simulate)
     figures = asked.figures
     with progress_bars() as progress:
         found = search(figures, asked.limits)
-        progress("Playing with coins", 0, 1)
-        chosen = [one.ladder for one in found[:_PLAYED]] + list(asked.ladders.values())
-        listed = compared(figures, found, asked.ladders, {ladder: play(figures, ladder) for ladder in chosen})
+        progress("Monte Carlo check", 0, 1)
+        chosen = [one.hierarchy for one in found[:_CHECKED]] + list(asked.hierarchies.values())
+        checked = {hierarchy: monte_carlo(figures, hierarchy) for hierarchy in chosen}
+        listed = compared(figures, found, asked.hierarchies, checked)
         reasons = explained(figures, found, asked.limits, progress) if arguments.explain else []
     best = found[0].score
     rows = tier_rows(figures, best)
@@ -37,15 +38,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         document: dict[str, Any] = {
             "command": command_line(), "title": asked.title, "plain_ms": round(1e3 * figures.target.seconds(1), 4),
-            "best": in_words(best.ladder), "tiers": rows, "hierarchies": [one.to_json() for one in listed],
+            "best": in_words(best.hierarchy), "tiers": rows, "hierarchies": [one.to_json() for one in listed],
         }  # fmt: skip
         print(json.dumps(document | ({"explained": reasons} if reasons else {}), ensure_ascii=False))
         return 0
     if asked.title:
         print(asked.title)
     show_table(
-        f"The best hierarchy: {in_words(best.ladder)}",
-        ("tier", "ms/pass", "rows", "stand above", "gathered", "time", "predicted ms/token"),
+        f"The best hierarchy: {in_words(best.hierarchy)}",
+        ("tier", "ms/pass", "rows", "accepted", "tokens/block", "time", "predicted ms/token"),
         [
             (
                 row["tier"] + (f" + {row['store']}" if row["store"] else ""),
@@ -56,15 +57,16 @@ def run(arguments: argparse.Namespace) -> int:
             for row in rows
         ],
     )  # fmt: skip
-    named = [one for one in listed[_SHOWN:] if one.name or len(one.score.ladder) == 1]
+    named = [one for one in listed[_SHOWN:] if one.name or len(one.score.hierarchy) == 1]
     show_table(
         "Hierarchies, the fastest first",
-        ("hierarchy", "ms/token", "over plain", "tokens/pass", "with coins"),
+        ("hierarchy", "ms/token", "over plain", "tokens/pass", "Monte Carlo"),
         [
             (
-                (f"{one.name}: " if one.name else "") + in_words(one.score.ladder),
+                (f"{one.name}: " if one.name else "") + in_words(one.score.hierarchy),
                 f"{1e3 * one.score.seconds:.3g}", f"{one.speedup:.2f}x", f"{one.score.tokens_per_pass:.2f}",
-                "" if one.played is None else f"{1e3 * one.played.seconds:.3g} ± {1e3 * one.played.error:.1g}",
+                "" if one.monte_carlo is None
+                else f"{1e3 * one.monte_carlo.seconds:.3g} ± {1e3 * one.monte_carlo.error:.1g}",
             )
             for one in listed[:_SHOWN] + named
         ],

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.prompts import read_prompts
     from hierspec.train import recipes
     from hierspec.train.loop import Settings
-    from hierspec.train.material import Wanted, gather_material, text_rows
+    from hierspec.train.material import MaterialSettings, gather_material, text_rows
     from hierspec.train.measure import table
 
     # Before anything is written or read: a slip of the pen should not wait for it.
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         steps=arguments.steps, minutes=arguments.minutes, batch=arguments.batch, rate=rate, seed=arguments.seed,
         checkpoint=work / name,
     )  # fmt: skip
-    wanted = Wanted(
+    wanted = MaterialSettings(
         arguments.conversations, arguments.length, arguments.vocabulary, tuple(given), tuple(arguments.text),
         arguments.seed, batch=2048 if arguments.device != "cpu" else 128,
     )  # fmt: skip
@@ -152,8 +152,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         note(f"one step of the draft takes {more['draft step ms']} ms, a plain pass {more['target pass ms']} ms")
     note(f"written to {arguments.output}; {work} can be removed")
-    print(json.dumps({"folder": str(arguments.output), "steps": result.course.steps, "agreement": result.figures,
-                      "seconds": round(result.course.seconds, 1), **more}))  # fmt: skip
+    print(json.dumps({"folder": str(arguments.output), "steps": result.run.steps, "agreement": result.figures,
+                      "seconds": round(result.run.seconds, 1), **more}))  # fmt: skip
     return 0
 
 
