@@ -35,9 +35,8 @@ class LookaheadStore(Store):
         self.columns = columns
         self.size = size  # tokens of an n-gram
         self.candidates = candidates  # n-grams per first token
-        self._pool: dict[
-            int, list[tuple[int, ...]]
-        ] = {}  # first token -> rest of its n-grams, least recently seen first
+        # First token -> the rest of its n-grams, least recently seen first.
+        self._pool: dict[int, list[tuple[int, ...]]] = {}
         self._tail: list[int] = []  # the last tokens learnt
         self._last = -1  # the token that column 0 starts with
         # Every pass drops a column, so the window starts with one more for each missing level.
