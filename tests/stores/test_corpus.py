@@ -222,10 +222,10 @@ def test_resuming_with_other_arguments_is_refused(tmp_path, monkeypatch):
         build_corpus(target, [source], stopping_after(2, []), NARROW, "hash", 5)
     before = contents(target)
     for arguments in [(NARROW, "another hash", 5), (NARROW - 1, "hash", 5), (NARROW, "hash", 6)]:
-        with pytest.raises(HierspecError, match="begun with other"):
+        with pytest.raises(HierspecError, match="started with other"):
             build_corpus(target, [source], encode, *arguments)
     write(source, [[1, 2, 3], [4, 5, 6], [7, 8, 8]])
-    with pytest.raises(HierspecError, match="begun with other files"):
+    with pytest.raises(HierspecError, match="started with other files"):
         build_corpus(target, [source], encode, NARROW, "hash", 5)
     assert contents(target) == before
     write(source, [[1, 2, 3], [4, 5, 6], [7, 8, 9]])  # the same content with another modification time

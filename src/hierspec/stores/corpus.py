@@ -26,7 +26,7 @@ from hierspec.stores.tree import draft_from_matches
 
 FORMAT = "hierspec corpus 1"
 DEPTH = 16  # tokens that positions are sorted by; those that agree in all of them stay in text order
-MOST_SHARDS = 64
+MAX_SHARDS = 64
 _SAMPLES = 16  # entries of each shard that are checked when it is opened
 _REBUILD = "remove the folder and build the corpus again"
 
@@ -105,7 +105,7 @@ class Catalogue:
                     raise ValueError(f"{field.name} is negative")
         if token_type != self.token_type.name or not 1 <= self.depth <= 64:
             raise ValueError("token_type, vocabulary and depth do not fit together")
-        if len(self.shards) > MOST_SHARDS:
+        if len(self.shards) > MAX_SHARDS:
             raise ValueError(f"it names {len(self.shards)} shards")
 
 

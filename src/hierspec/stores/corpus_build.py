@@ -14,7 +14,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.paths import make_folder, whole_file
 from hierspec.progress import Progress, silent
 from hierspec.stores.compiled import compiled, njit
-from hierspec.stores.corpus import DEPTH, MOST_SHARDS, Catalogue, Shard, Source, shard_paths
+from hierspec.stores.corpus import DEPTH, MAX_SHARDS, Catalogue, Shard, Source, shard_paths
 from hierspec.stores.corpus_read import KEYS, Input, Piece, batches, identify
 from hierspec.stores.corpus_search import signed
 
@@ -71,7 +71,7 @@ def _resume(target: Path, new: Catalogue) -> Catalogue:
             return earlier
         if earlier.shards:
             raise HierspecError(
-                f"{target} was begun with other files, another vocabulary or other shards: "
+                f"{target} was started with other files, another vocabulary or other shards: "
                 "remove it, or choose another name for the new corpus."
             )
     elif any(not path.name.startswith(".") for path in target.iterdir()):
@@ -95,7 +95,7 @@ def _shards(
     separator = np.array([catalogue.separator], catalogue.token_type)
     parts, size = [separator], 1
     for batch in batches(inputs, first_file, first_piece):
-        for piece, ids in zip(batch, _encoded(batch, encode, catalogue), strict=True):
+        for piece, ids in zip(batch, _encode_batch(batch, encode, catalogue), strict=True):
             if len(parts) > 1 and size + len(ids) + 1 > catalogue.shard_tokens:
                 yield _write_shard(target, number, np.concatenate(parts), catalogue, piece, progress)
                 number, parts, size = number + 1, [separator], 1
@@ -108,7 +108,7 @@ def _shards(
         yield _write_shard(target, number, np.concatenate(parts), catalogue, end, progress)
 
 
-def _encoded(batch: list[Piece], encode: Encode, catalogue: Catalogue) -> Iterator[np.ndarray]:
+def _encode_batch(batch: list[Piece], encode: Encode, catalogue: Catalogue) -> Iterator[np.ndarray]:
     rows = encode([piece.text for piece in batch])
     if len(rows) != len(batch):
         raise ValueError(f"encode was given {len(batch)} texts and returned {len(rows)}")
@@ -122,9 +122,9 @@ def _encoded(batch: list[Piece], encode: Encode, catalogue: Catalogue) -> Iterat
 def _write_shard(
     target: Path, number: int, tokens: np.ndarray, catalogue: Catalogue, next_piece: Piece, progress: Progress
 ) -> Shard:
-    if number == MOST_SHARDS:
+    if number == MAX_SHARDS:
         raise HierspecError(
-            f"{target} would have more than {MOST_SHARDS} shards of {catalogue.shard_tokens} tokens: "
+            f"{target} would have more than {MAX_SHARDS} shards of {catalogue.shard_tokens} tokens: "
             "remove it and build it with larger shards."
         )
     order = sorted_positions(tokens, catalogue.vocabulary, catalogue.depth, progress)

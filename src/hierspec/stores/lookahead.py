@@ -60,8 +60,8 @@ class LookaheadStore(Store):
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
         tree = _Tree(budget)
         self._last = int(context[-1])
-        for rank, gram in enumerate(reversed(self._pool.get(self._last, ()))):
-            tree.add(gram, rank + 1)
+        for rank, rest in enumerate(reversed(self._pool.get(self._last, ()))):
+            tree.add(rest, rank + 1)
         candidate_nodes = len(tree.tokens)
         for path in self._paths():
             if not tree.add(path, WINDOW_EVIDENCE):
@@ -91,26 +91,26 @@ class LookaheadStore(Store):
             self._spine[:column] + [level[column] for level in self._levels] for column in range(len(self._spine) + 1)
         ]
 
-    def _advance(self, new: list[int]) -> None:
+    def _advance(self, picks: list[int]) -> None:
         """Moves the window by one pass, given the model's pick after each column."""
         if not self._spine and not self._levels and self.columns > 1:
             return  # begin() was not called
         if len(self._levels) < self.size - 2:  # still filling: the text has grown, so the first column is dropped
             self._spine = self._spine[1:]
-            self._levels = [level[1:] for level in [*self._levels, new]]
+            self._levels = [level[1:] for level in [*self._levels, picks]]
             return
         for column, first in enumerate([self._last, *self._spine]):
-            self._add_to_pool(first, (*(level[column] for level in self._levels), new[column]))
-        levels = [*self._levels, new]
+            self._add_to_pool(first, (*(level[column] for level in self._levels), picks[column]))
+        levels = [*self._levels, picks]
         self._spine, self._levels = levels[0][1:], levels[1:]
 
-    def _add_to_pool(self, first: int, gram: tuple[int, ...]) -> None:
-        grams = self._pool.setdefault(first, [])
-        if gram in grams:
-            grams.remove(gram)
-        elif len(grams) == self.candidates:
-            del grams[0]
-        grams.append(gram)
+    def _add_to_pool(self, first: int, rest: tuple[int, ...]) -> None:
+        ngrams = self._pool.setdefault(first, [])
+        if rest in ngrams:
+            ngrams.remove(rest)
+        elif len(ngrams) == self.candidates:
+            del ngrams[0]
+        ngrams.append(rest)
 
 
 class _Tree:
