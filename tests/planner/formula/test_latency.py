@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hierspec.core.errors import HierspecError
-from hierspec.pacing.appraisal import Costs
-from hierspec.pacing.blocks import CORRECTED, OWN, STOOD
+from hierspec.core.interfaces import ACCEPTED as STOOD
+from hierspec.core.interfaces import CORRECTED
+from hierspec.core.interfaces import UNDRAFTED as OWN
+from hierspec.pacing.costs import Costs
 from hierspec.planner.formula.figures import Figures, Rung, StoreFigures, Survival, TierFigures, in_words
 from hierspec.planner.formula.latency import gathered, score
 from hierspec.planner.formula.simulate import play

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
 from hierspec.planner.formula import whatif
 from hierspec.planner.formula.figures import Figures, Rung, StoreFigures, Survival, TierFigures, shape
 from hierspec.planner.formula.latency import score

@@ -10,7 +10,9 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Tier
 from hierspec.core.plan import Plan
 from hierspec.fill_history import fill_history
-from hierspec.pacing.appraisal import Appraiser, Costs
+from hierspec.pacing.appraisal import Appraiser
+from hierspec.pacing.costs import Costs
+from hierspec.pacing.pace import AdaptivePace
 from hierspec.planner.simulation.played import PlayedScorer
 from hierspec.planner.simulation.replay import Record, read_records, replay, write_records
 from hierspec.stores.context import ContextStore
@@ -50,7 +52,9 @@ def test_a_store_that_knows_the_answer_is_always_right():
 def test_tasks_are_kept_apart_and_history_helps_the_second_time():
     answer = tuple(range(20, 60))
     records = [Record("one", (1, 2, 3), answer), Record("two", (4, 5, 6), answer)]
-    tier = Tier(PlayedScorer("target", 99), 1, (HistoryStore(),), 7, appraiser=Appraiser(Costs((1, 32), (1.0, 1.1))))
+    costs = Costs((1, 32), (1.0, 1.1))
+    pace = AdaptivePace(costs, Appraiser(costs))
+    tier = Tier(PlayedScorer("target", 99), 1, (HistoryStore(),), 7, pace=pace)
     found = replay(records, tier)
     assert found["one"].passes == len(answer)
     assert found["two"].passes < len(answer) / 4

@@ -11,8 +11,10 @@ from functools import cached_property
 from itertools import pairwise
 
 from hierspec.core.errors import HierspecError
-from hierspec.pacing.appraisal import Costs
-from hierspec.pacing.blocks import CORRECTED, OWN, STOOD
+from hierspec.core.interfaces import ACCEPTED as STOOD
+from hierspec.core.interfaces import CORRECTED
+from hierspec.core.interfaces import UNDRAFTED as OWN
+from hierspec.pacing.costs import Costs
 
 HANDS_UP = ("count", "correction")  # what `until` may be here; "worth" is decided on the way and has no closed form
 

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hierspec.pacing.blocks import CORRECTED, OWN, STOOD
+from hierspec.core.interfaces import ACCEPTED as STOOD
+from hierspec.core.interfaces import CORRECTED
+from hierspec.core.interfaces import UNDRAFTED as OWN
 from hierspec.planner.formula.figures import Figures, Ladder, Rung, Survival
 
 _Key = TypeVar("_Key")

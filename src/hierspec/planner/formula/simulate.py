@@ -10,7 +10,9 @@ import math
 import random
 from dataclasses import dataclass
 
-from hierspec.pacing.blocks import CORRECTED, OWN, STOOD
+from hierspec.core.interfaces import ACCEPTED as STOOD
+from hierspec.core.interfaces import CORRECTED
+from hierspec.core.interfaces import UNDRAFTED as OWN
 from hierspec.planner.formula.figures import Figures, Ladder
 
 
