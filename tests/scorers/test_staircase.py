@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from hierspec.backends.torch.decoder import TorchDecoder
-from hierspec.core.engine import Request
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.proposal import Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.scorers.staircase import Staircase, StaircasePool
 from hierspec.testing.checkpoints import random_weights, tiny_config

@@ -16,8 +16,7 @@ from torch import Tensor
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.decoder import Kept, Span
 from hierspec.backends.torch.pick import answer
-from hierspec.core.hierarchy import Ask, RequestView
-from hierspec.core.verify import Answer
+from hierspec.core.interfaces import Answer, Ask, RequestView
 from hierspec.scorers.staircase import Judge, Staircase, StaircasePool
 
 _CHUNK = 512  # rows of one pass: a long prompt is read in pieces, so that masks and activations stay small

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hierspec.core.hierarchy import Ask, RequestView
+from hierspec.core.interfaces import Ask, RequestView
 from hierspec.scorers.base import Decoder, StateScorer, advance, after, where
 from hierspec.scorers.staircase import Staircase, StaircasePool
 

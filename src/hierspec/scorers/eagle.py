@@ -13,7 +13,7 @@ from torch.nn import functional
 from hierspec.backends.torch.decoder import Layer, TorchDecoder
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.eagle import HIDDEN_NORM
-from hierspec.core.hierarchy import Ask, RequestView
+from hierspec.core.interfaces import Ask, RequestView
 from hierspec.scorers.base import Decoder
 
 

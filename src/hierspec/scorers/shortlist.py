@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hierspec.core.hierarchy import Ask, RequestView
+from hierspec.core.interfaces import Ask, RequestView
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ import torch
 
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import RequestView
+from hierspec.core.interfaces import RequestView
 from hierspec.core.proposal import Proposal
 
 _GROWTH = 256  # slots; memory grows in steps of this at least,

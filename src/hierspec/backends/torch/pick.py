@@ -12,9 +12,8 @@ from torch import Tensor
 
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask
+from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.sampling import Sampling, noise_keys
-from hierspec.core.verify import Answer
 
 answer_rows: Any = None  # without numba torch does it all
 with suppress(ImportError):

@@ -17,7 +17,7 @@ from torch import Tensor
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.decoder import Kept, Span
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask, RequestView
+from hierspec.core.interfaces import Ask, RequestView
 from hierspec.planner.simulation.cost_table import CostTable, Curve, Parts
 from hierspec.scorers.base import Decoder, ModelScorer, StateScorer
 from hierspec.scorers.drafters import AdapterScorer, FeatureScorer, Layer, SmallScorer
