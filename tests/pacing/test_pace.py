@@ -33,9 +33,9 @@ def test_without_parts_it_is_the_fixed_pace(rule, seed):
     for fixed, same in zip(run(tiers, rule), run(adaptive, rule), strict=True):
         assert fixed.output == same.output
         assert fixed.sources == same.sources
-        for one, two in zip(fixed.stats.tiers, same.stats.tiers, strict=True):
-            assert (one.calls, one.proposed, one.accepted_at) == (two.calls, two.proposed, two.accepted_at)
-            assert one.expected_seconds == two.expected_seconds == 0.0
+        for left, right in zip(fixed.stats.tiers, same.stats.tiers, strict=True):
+            assert (left.calls, left.proposed, left.accepted_at) == (right.calls, right.proposed, right.accepted_at)
+            assert left.expected_seconds == right.expected_seconds == 0.0
 
 
 class Adding(AdaptivePace):

@@ -65,7 +65,7 @@ class Tier:
     scorer: Scorer
     gather: int = 1  # tokens at which a block is handed up; the target hands up after every pass
     stores: tuple[Store, ...] = ()
-    budget: int = 7  # nodes of one proposal to this tier's scorer, whoever drafted them
+    budget: int = 7  # nodes that a pass of this tier's scorer may verify
     merge: bool = False  # ask all stores and the tiers below, not the first that has a draft
     candidates: int = 1  # tokens handed up a position: the one written, then runners-up
     pace: Pace = FIXED  # decides what is worth its time

@@ -61,8 +61,8 @@ class WhileWorthwhile:
     about and their depths, times what rounds brought whose block was accepted up to there. It takes its own time and
     that of the wider pass above. The same with an empty block says whether to draft at all.
 
-    Seconds are kept as those of one request alone: where several share passes, as many plain passes alone as they are
-    of the plain passes shared. So what was learnt under one load serves under another.
+    Seconds are kept as those of a request alone: where several share passes, they are scaled by the ratio of a plain
+    pass alone to a plain pass shared. So what was learnt under one load serves under another.
     """
 
     def __init__(self, above: Costs, prefill: float = 0.0) -> None:
