@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hierspec.chat import Chat
     from hierspec.core.errors import HierspecError
-    from hierspec.core.hierarchy import Store
+    from hierspec.core.interfaces import Store
     from hierspec.core.plan import Plan, TierPlan
     from hierspec.core.proposal import Proposal
     from hierspec.core.sampling import Sampling
@@ -32,7 +32,7 @@ __all__ = [
 _HOMES = {
     "chat": ["Chat"],
     "core.errors": ["HierspecError"],
-    "core.hierarchy": ["Store"],
+    "core.interfaces": ["Store"],
     "core.plan": ["Plan", "TierPlan"],
     "core.proposal": ["Proposal"],
     "core.sampling": ["Sampling"],

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from hierspec.backends.torch.pick import perturbed
-from hierspec.core.hierarchy import Ask
+from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats

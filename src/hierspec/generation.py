@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hierspec.core.engine import Request, Step
+from hierspec.core.request import Request, Step
 from hierspec.core.stats import Stats
 from hierspec.text.stream import Detokeniser, StopStrings
 from hierspec.text.tokenizer import Tokenizer

@@ -16,19 +16,20 @@ from hierspec.assembly.auto import AUTO, kept_plan, usual_plan
 from hierspec.assembly.dtype import DtypeChoice, choose_dtype
 from hierspec.assembly.measured_costs import CostBook
 from hierspec.assembly.opening import open_decoder
-from hierspec.assembly.paces import PolicyBook
+from hierspec.assembly.paces import PaceBook
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.eagle import is_eagle
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import Pack
-from hierspec.core.engine import Engine, Request
+from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Hierarchy, Scorer, Store, Tier
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Scorer, Store
 from hierspec.core.plan import Plan, TierPlan
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.generation import Generation, TextStep, Writer
 from hierspec.machine import peak_memory
-from hierspec.pacing.appraisal import Appraiser
 from hierspec.paths import cache_folder
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import Decoder, ModelScorer, StateScorer
@@ -144,8 +145,7 @@ class LanguageModel:
             decoder.products,
             *(() if pack is None else pack.hashes.values()),
         )
-        self._appraisers: dict[str, Appraiser] = {}  # by the name of the scorer
-        self._policies = PolicyBook(self.costs)
+        self._paces = PaceBook(self.costs)
         self._skipping: dict[tuple[int, ...], ModelScorer] = {}  # by the layers left out
         self._synthetics = Synthetics()
 
@@ -222,11 +222,9 @@ class LanguageModel:
         settings: list[Plan | TierPlan] = [plan, *plan.tiers]
         tiers = []
         for level, (judge, own) in enumerate(zip(judges, settings, strict=True)):
-            appraiser = self._appraiser(judge.name, inner[level]) if own.adapt else None
             gather, candidates = (own.gather, own.candidates) if isinstance(own, TierPlan) else (1, 1)
-            policy, costs = self._policies.policy(plan, level, inner), self._policies.costs(plan, level, inner)
-            stores, ways = self._opened(own.stores), self._policies.ways(plan, level, inner)
-            tiers.append(Tier(judge, gather, stores, own.budget, own.merge, candidates, appraiser, policy, costs, ways))
+            pace = self._paces.pace(plan, level, inner)
+            tiers.append(Tier(judge, gather, self._opened(own.stores), own.budget, own.merge, candidates, pace))
         return Hierarchy(tuple(tiers), plan.rule)
 
     def scorer(self, layers: int) -> ModelScorer:
@@ -266,7 +264,7 @@ class LanguageModel:
         """The same model with stores of its own that know nothing yet, and nothing learnt about their guesses."""
         other = copy(self)
         other._stores = dict(self._added)  # what was added by hand is not ours to make anew
-        other._appraisers, other._policies, other._lasting = {}, PolicyBook(self.costs), False
+        other._paces, other._lasting = PaceBook(self.costs), False
         return other
 
     def close(self) -> None:
@@ -325,13 +323,6 @@ class LanguageModel:
                 scorer = replace(scorer, head=head, kind="small vocabulary")
             self._draft_scorers[key] = scorer
         return self._draft_scorers[key]
-
-    def _appraiser(self, name: str, scorer: StateScorer) -> Appraiser:
-        """What guesses to this scorer are worth, learnt over all requests."""
-        key = f"{name}, {scorer.kind}" if scorer.kind else name
-        if key not in self._appraisers:
-            self._appraisers[key] = Appraiser(self.costs.costs(scorer))
-        return self._appraisers[key]
 
     def _opened(self, names: tuple[str, ...]) -> tuple[Store, ...]:
         for name in names:

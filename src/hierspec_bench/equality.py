@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hierspec.core.engine import Engine, Request
+from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.equality import first_difference
 from hierspec.language_model import LanguageModel

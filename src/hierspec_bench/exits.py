@@ -14,6 +14,7 @@ from typing import Any
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import LanguageModel
+from hierspec.pacing.pace import AdaptivePace
 from hierspec.plot import Axis, Chart, Line
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import StateScorer
@@ -69,7 +70,7 @@ def exit_plans(
 
 def _predicted(model: LanguageModel, plan: Plan, chances: Sequence[float]) -> float:
     weighing = replace(plan, tiers=tuple(replace(tier, until="worth") for tier in plan.tiers))
-    costs = [tier.costs for tier in model.hierarchy(weighing).tiers if tier.costs is not None]
+    costs = [tier.pace.costs for tier in model.hierarchy(weighing).tiers if isinstance(tier.pace, AdaptivePace)]
     return predicted_speedup(costs, chances, [tier.gather for tier in plan.tiers])
 
 

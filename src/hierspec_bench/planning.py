@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hierspec.machine import machine
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
 from hierspec.paths import whole_file
 from hierspec.planner.formula.figures import AcceptanceRates, Figures, StoreFigures, TierFigures
 from hierspec.planner.formula.search import USUAL, search, shortest

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.core.engine import Engine, Request
+from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask
-from hierspec.core.verify import Answer
+from hierspec.core.interfaces import Answer, Ask
+from hierspec.core.request import Request
 
 
 class RecordingEngine(Engine):

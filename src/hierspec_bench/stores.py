@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.core.hierarchy import Store
+from hierspec.core.interfaces import Store
 from hierspec.plot import Axis, Chart, Line
 from hierspec.progress import Progress, silent
 from hierspec.stores.context import ContextStore

@@ -19,7 +19,8 @@ from hierspec.backends.base import Backend
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import DEFAULT_KV_MEMORY, LanguageModel
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
+from hierspec.pacing.pace import AdaptivePace
 from hierspec.planner.formula.figures import AcceptanceRates, Figures, TierConfig, TierFigures
 from hierspec.planner.formula.latency import score
 from hierspec.progress import Progress, silent
@@ -125,7 +126,7 @@ def predictions(model: LanguageModel, rates: Setting, progress: Progress = silen
     for name, chances in agreeing.items():
         plan = Plan.named(name, model.config.layers)
         weighing = replace(plan, tiers=tuple(replace(tier, until="worth") for tier in plan.tiers))
-        costs = [tier.costs for tier in model.hierarchy(weighing).tiers if tier.costs is not None]
+        costs = [tier.pace.costs for tier in model.hierarchy(weighing).tiers if isinstance(tier.pace, AdaptivePace)]
         found[name] = predicted_speedup(costs, chances, [tier.gather for tier in plan.tiers])
     return found
 

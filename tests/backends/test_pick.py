@@ -14,10 +14,11 @@ from hierspec.backends.cpu.pick import best_tokens
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch import pick
 from hierspec.core import sampling as reference
-from hierspec.core.engine import Request
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
 

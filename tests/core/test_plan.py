@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hierspec.core.errors import HierspecError
-from hierspec.core.plan import NAMED, Plan, TierPlan
+from hierspec.core.plan import NAMED, UNTIL, Plan, TierPlan
 from hierspec.core.verify import RULES
-from hierspec.pacing.blocks import UNTIL
 
 # Any text but lone surrogates, which no UTF-8 file can hold; controls, DEL and emoji are where TOML and JSON differ.
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(["\x7f", "😀", '"\\\n', "é"])

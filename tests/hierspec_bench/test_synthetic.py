@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hierspec.cli.main import main
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec_bench import synthetic
 

@@ -9,7 +9,7 @@ import torch
 
 from hierspec import Sampling
 from hierspec.core.engine import Engine
-from hierspec.core.hierarchy import Ask
+from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import adjust, distribution
 from hierspec.core.stats import TierStats

@@ -17,9 +17,11 @@ from hierspec.backends.torch.heads import TorchJoin
 from hierspec.checkpoints.eagle import read_eagle
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import FEATURE, Branch, FeatureBranch, fingerprint, write_pack
-from hierspec.core.engine import Engine, Request
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.engine import Engine
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import Proposal
+from hierspec.core.request import Request
 from hierspec.core.stats import TierStats
 from hierspec.equality import first_difference
 from hierspec.planner.memory import added_weights, stated

@@ -249,8 +249,9 @@ def test_leaving_layers_out_equals_a_model_without_them(folder, tmp_path, backen
     plain = model.generate("abc abc", plan="plain", max_tokens=30)
     assert drafted.tokens == plain.tokens
     [_, tier] = model.hierarchy(plan).tiers
-    from hierspec.core.engine import Engine, Request
+    from hierspec.core.engine import Engine
     from hierspec.core.hierarchy import Hierarchy, Tier
+    from hierspec.core.request import Request
 
     alone = Request(model.encode("abc abc"), Sampling(max_tokens=30), Hierarchy((Tier(tier.scorer),)), model.stop_ids)
     for _ in Engine().run([alone]):

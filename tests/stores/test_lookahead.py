@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hierspec.core.interfaces import Answer
 from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import Dice
-from hierspec.core.verify import Answer, coupled
+from hierspec.core.verify import coupled
 from hierspec.stores.lookahead import WINDOW_EVIDENCE, LookaheadStore
 
 VOCABULARY = 23

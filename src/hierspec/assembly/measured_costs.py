@@ -14,7 +14,7 @@ import torch
 
 from hierspec.core.errors import HierspecError
 from hierspec.machine import machine
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
 from hierspec.paths import cache_folder, whole_file
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import StateScorer

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from hierspec.checkpoints.config import DecoderConfig
-from hierspec.core.hierarchy import Ask
-from hierspec.core.verify import Answer
+from hierspec.core.interfaces import Answer, Ask
 from hierspec.progress import Progress, silent
 
 if TYPE_CHECKING:

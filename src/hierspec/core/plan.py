@@ -12,10 +12,10 @@ from typing import Any
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.verify import RULES
-from hierspec.pacing.blocks import UNTIL
 
 HEADS = ("auto", "shared", "adapter")
 VOCABULARIES = ("auto", "full", "small")
+UNTIL = ("count", "correction", "worth")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from hierspec.checkpoints.packs import FEATURE, SMALL
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import NAMED, Plan, TierPlan
 from hierspec.core.sampling import Sampling
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
 from hierspec.planner.formula.figures import AcceptanceRates, Figures, HierarchyConfig, TierFigures
 from hierspec.planner.formula.search import Limits, search
 from hierspec.planner.memory import added_weights

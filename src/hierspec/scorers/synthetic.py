@@ -18,11 +18,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from hierspec.core.engine import Engine, Request
-from hierspec.core.hierarchy import Ask, Hierarchy, RequestView, Scorer, Tier
+from hierspec.core.engine import Engine
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Answer, Ask, RequestView, Scorer
 from hierspec.core.plan import TierPlan
+from hierspec.core.request import Request
 from hierspec.core.sampling import noise_keys
-from hierspec.core.verify import Answer
 
 References = WeakKeyDictionary[RequestView, Sequence[int]]  # what the target writes for a request
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 
-from hierspec.core.hierarchy import Store
+from hierspec.core.interfaces import Store
 from hierspec.core.proposal import Proposal
 from hierspec.stores.ngram_index import NgramIndex
 from hierspec.stores.tree import draft_from_index

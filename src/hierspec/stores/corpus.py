@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Store
+from hierspec.core.interfaces import Store
 from hierspec.core.proposal import Proposal
 from hierspec.progress import Progress, silent
 from hierspec.stores.corpus_search import find

@@ -14,7 +14,7 @@ from weakref import WeakSet
 import numpy as np
 
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Store
+from hierspec.core.interfaces import Store
 from hierspec.core.proposal import Proposal
 from hierspec.stores.archive import LEAST_LIMIT, Archive
 from hierspec.stores.rings import Ring, Rings

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hierspec.core.hierarchy import Store
+from hierspec.core.interfaces import Store
 from hierspec.core.proposal import Proposal
 
 WINDOW_EVIDENCE = 40  # of window nodes, which are not expected to be accepted; candidates have 1, 2, ...

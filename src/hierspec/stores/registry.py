@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Store
+from hierspec.core.interfaces import Store
 from hierspec.stores.context import ContextStore, CopyStore
 from hierspec.stores.corpus import CorpusStore
 from hierspec.stores.history import SHARED, HistoryStore

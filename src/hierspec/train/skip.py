@@ -14,15 +14,16 @@ import numpy as np
 import torch
 
 from hierspec.assembly.measured_costs import measure
-from hierspec.core.engine import Request
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Ask
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.proposal import Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
 from hierspec.language_model import LanguageModel, Prompt
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import ModelScorer
 from hierspec.scorers.skipping import skipping_scorer

@@ -8,10 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hierspec.core.errors import HierspecError
-from hierspec.pacing.appraisal import Costs
-from hierspec.pacing.blocks import CORRECTED
-from hierspec.pacing.blocks import OWN as UNDRAFTED
-from hierspec.pacing.blocks import STOOD as ACCEPTED
+from hierspec.core.interfaces import ACCEPTED, CORRECTED, UNDRAFTED
+from hierspec.pacing.costs import Costs
 from hierspec.planner.formula.figures import (
     AcceptanceRates,
     Figures,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
 from hierspec.planner.formula.figures import AcceptanceRates, Figures, StoreFigures, TierConfig, TierFigures, shape
 from hierspec.planner.formula.latency import score
 from hierspec.planner.formula.picture import picture

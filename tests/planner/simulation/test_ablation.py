@@ -8,7 +8,7 @@ import pytest
 from hierspec.assembly.measured_costs import read_costs
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
 from hierspec.planner.simulation.ablation import ablation, answered_before, distinct
 from hierspec.planner.simulation.replay import Record, write_records
 from hierspec.stores.context import ContextStore

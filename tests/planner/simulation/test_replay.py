@@ -10,7 +10,8 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Tier
 from hierspec.core.plan import Plan
 from hierspec.fill_history import fill_history
-from hierspec.pacing.appraisal import Appraiser, Costs
+from hierspec.pacing.appraisal import Appraiser
+from hierspec.pacing.costs import Costs
 from hierspec.planner.simulation.replay import Record, read_records, replay, write_records
 from hierspec.planner.simulation.trace_scorer import TraceScorer
 from hierspec.stores.context import ContextStore

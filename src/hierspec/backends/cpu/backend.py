@@ -20,8 +20,7 @@ from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.load import Checkpoint
-from hierspec.core.hierarchy import Ask
-from hierspec.core.verify import Answer
+from hierspec.core.interfaces import Answer, Ask
 from hierspec.progress import Progress, silent
 
 _LOW_BITS = {"int8": 8, "int4": 4}

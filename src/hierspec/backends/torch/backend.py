@@ -14,8 +14,7 @@ from hierspec.backends.torch.decoder import TorchDecoder
 from hierspec.backends.torch.heads import TorchJoin, TorchShortlist
 from hierspec.backends.torch.pick import answer
 from hierspec.checkpoints.config import DecoderConfig
-from hierspec.core.hierarchy import Ask
-from hierspec.core.verify import Answer
+from hierspec.core.interfaces import Answer, Ask
 from hierspec.progress import Progress, silent
 
 if TYPE_CHECKING:

@@ -11,10 +11,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from hierspec.core.errors import HierspecError
-from hierspec.pacing.appraisal import Costs
-from hierspec.pacing.blocks import CORRECTED
-from hierspec.pacing.blocks import OWN as UNDRAFTED
-from hierspec.pacing.blocks import STOOD as ACCEPTED
+from hierspec.core.interfaces import ACCEPTED, CORRECTED, UNDRAFTED
+from hierspec.pacing.costs import Costs
 
 BLOCK_ENDS = ("count", "correction")  # what `until` may be here; "worth" is decided while drafting: no closed form
 

@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hierspec.pacing.blocks import CORRECTED
-from hierspec.pacing.blocks import OWN as UNDRAFTED
-from hierspec.pacing.blocks import STOOD as ACCEPTED
+from hierspec.core.interfaces import ACCEPTED, CORRECTED, UNDRAFTED
 from hierspec.planner.formula.figures import AcceptanceRates, Figures, HierarchyConfig, TierConfig
 
 _Key = TypeVar("_Key")

@@ -10,9 +10,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from hierspec.pacing.blocks import CORRECTED
-from hierspec.pacing.blocks import OWN as UNDRAFTED
-from hierspec.pacing.blocks import STOOD as ACCEPTED
+from hierspec.core.interfaces import ACCEPTED, CORRECTED, UNDRAFTED
 from hierspec.planner.formula.figures import Figures, HierarchyConfig
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hierspec.pacing.blocks import OWN as UNDRAFTED
+from hierspec.core.interfaces import UNDRAFTED
 from hierspec.planner.formula.figures import AcceptanceRates, Figures, HierarchyConfig, StoreFigures, TierConfig, shape
 from hierspec.planner.formula.latency import RoundMemo, Score, score
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hierspec.core.errors import HierspecError
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
 from hierspec.planner.formula.figures import (
     BLOCK_ENDS,
     AcceptanceRates,

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.core.hierarchy import Store, Tier
+from hierspec.core.hierarchy import FIXED, Tier
+from hierspec.core.interfaces import Store
 from hierspec.core.stats import Stats
-from hierspec.pacing.appraisal import Appraiser, Costs
+from hierspec.pacing.appraisal import Appraiser
+from hierspec.pacing.costs import Costs
+from hierspec.pacing.pace import AdaptivePace
 from hierspec.planner.simulation.replay import Record, replay
 from hierspec.planner.simulation.trace_scorer import TraceScorer
 from hierspec.progress import Progress, silent
@@ -60,8 +63,8 @@ def replay_with(
     progress: Progress = silent,
 ) -> Replayed:
     """The stores propose for the records, in their order; with `costs` only tokens worth their time are verified."""
-    appraiser = None if costs is None else Appraiser(costs)
-    tier = Tier(TraceScorer("target", vocabulary), 1, tuple(stores), budget, merge, appraiser=appraiser)
+    pace = FIXED if costs is None else AdaptivePace(costs, Appraiser(costs))
+    tier = Tier(TraceScorer("target", vocabulary), 1, tuple(stores), budget, merge, pace=pace)
     return Replayed(tuple(store.name for store in stores), replay(records, tier, progress), costs)
 
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hierspec.core.engine import Request
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import NOTHING, Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
 from hierspec.machine import machine

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hierspec.core.errors import HierspecError
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
 from hierspec.planner.simulation.traces import scorer_key
 from hierspec.scorers.base import StateScorer
 

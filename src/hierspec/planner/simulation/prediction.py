@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hierspec.core.engine import Engine, Request
+from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy
 from hierspec.core.plan import Plan
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
 from hierspec.planner.simulation.acceptance import agreement

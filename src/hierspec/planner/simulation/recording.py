@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hierspec.core.engine import Engine, Request
+from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.proposal import Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
-from hierspec.core.verify import Answer
 from hierspec.paths import cache_folder
 from hierspec.planner.simulation.traces import NOT_ASKED, VERSION, Picks, Trace, load_traces, save_traces, scorer_key
 from hierspec.progress import Progress, silent

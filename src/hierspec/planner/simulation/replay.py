@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hierspec.core.engine import Engine, Request
+from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
 from hierspec.paths import whole_file

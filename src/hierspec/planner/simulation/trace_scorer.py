@@ -14,9 +14,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from hierspec.core.hierarchy import Ask, RequestView
+from hierspec.core.interfaces import Answer, Ask, RequestView
 from hierspec.core.sampling import noise_keys
-from hierspec.core.verify import Answer
 from hierspec.planner.simulation.traces import Trace
 
 TraceOfRequest = MutableMapping[RequestView, Trace]  # which recorded text a request writes
