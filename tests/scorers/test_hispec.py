@@ -60,7 +60,7 @@ class Watched:
             for ask in asks:
                 self._asked(ask, scorer.layers)
             found = plain_logits(scorer, asks)
-            self.slots = max(self.slots, *(staircase.used for staircase in model._pool._use))
+            self.slots = max(self.slots, *(staircase.used for staircase in model.assembler.catalogue.pool._use))
             return found
 
         monkeypatch.setattr(model.decoder, "run", run)
@@ -109,7 +109,7 @@ def test_keys_and_values_take_what_plain_decoding_takes(folder):
     for name in ("plain", "layerskip", "hispec"):
         model = hierspec.load(folder)
         model.generate(PROMPTS[0], plan=name, max_tokens=40)
-        [staircase] = model._pool._use
+        [staircase] = model.assembler.catalogue.pool._use
         held[name] = staircase.capacity * staircase.memory.bytes_per_slot
         # Besides, a hidden state at every exit.
         assert len(staircase.boundaries) == {"plain": 1, "layerskip": 2, "hispec": 3}[name]
@@ -167,7 +167,7 @@ def test_what_wrote_the_reference_does_not_help(model):
     plan = synthetic(1.0, 1.0, 1.0)
     model.request("abc", plan, Sampling(max_tokens=30, seed=0)).cancel()
     request = model.request("abc", plan, Sampling(max_tokens=30, seed=0))
-    assert model._pool.bytes_held() == 0
+    assert model.assembler.catalogue.pool.bytes_held() == 0
     request.cancel()
 
 

@@ -38,7 +38,7 @@ def added_weights(model: LanguageModel, plan: Plan) -> dict[str, int | None]:
         if size != 0:
             found[name] = size
         if model.decoder.team is not None and _scores_few(model, tier):  # through torch, rows are the target's own
-            tokens = model._catalogue.tokens
+            tokens = model.assembler.catalogue.tokens
             assert tokens is not None
             weights = None if tier.weights == "int4" else tier.weights  # a head never has fewer than eight
             found["draft vocabulary"] = round(len(tokens) * model.config.hidden * _width(model, weights))
@@ -75,7 +75,7 @@ def _of_tier(model: LanguageModel, tier: TierPlan) -> tuple[str, int | None]:
 
 
 def _scores_few(model: LanguageModel, tier: TierPlan) -> bool:
-    return tier.vocabulary != "full" and model._catalogue.tokens is not None
+    return tier.vocabulary != "full" and model.assembler.catalogue.tokens is not None
 
 
 def _width(model: LanguageModel, weights: str | None) -> float:

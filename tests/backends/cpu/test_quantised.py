@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
+from hierspec.assembly.opening import open_decoder
 from hierspec.backends.cpu import packing as packed
 from hierspec.backends.cpu import quantised as low_bits
 from hierspec.backends.cpu.decoder import CpuDecoder
@@ -25,7 +26,7 @@ from hierspec.backends.cpu.quantised import (
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
-from hierspec.language_model import load, open_decoder
+from hierspec.language_model import load
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 
@@ -160,7 +161,7 @@ def test_a_draft_may_be_in_few_bits_under_a_whole_target(tmp_path):
         found = model.generate([1, 2, 3], plan=plan, max_tokens=30)
         assert found.tokens == plain
         assert 1 < found.stats.tokens_per_pass <= 4  # the same model, but for its rounding, guesses well
-    assert model.draft(str(folder), "int8").weights == "int8"
+    assert model.assembler.drafts.catalogue(str(folder), "int8").decoder.products == "int8"
     assert Plan.from_toml(plan.to_toml()) == plan
     with pytest.raises(HierspecError, match="belongs to a draft"):
         TierPlan(exit_layer=2, head="shared", weights="int8")
