@@ -1,4 +1,4 @@
-"""The dtype in which a model is faster on this CPU: measured here once, and kept in the cache."""
+"""The dtype in which a model is faster on this CPU: measured once, and kept in the cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _VERSION = 1  # count up when another choice might be right
 
 class Products(Protocol):
     def seconds(self, dtype: str, rows: int, most: int) -> float:
-        """Of one weight of a pass over so many rows, from at most `most` weights."""
+        """Time per weight of a pass over so many rows, measured with at most `most` weights."""
 
 
 @dataclass(frozen=True)
