@@ -59,8 +59,8 @@ def _fetch(name: str, prompt_set: PromptSet, progress: Progress) -> Path:
     except (OSError, urllib.error.URLError) as error:
         reason = getattr(error, "reason", None) or error
         raise HierspecError(
-            f"The prompts {name} could not be fetched ({reason}): connect to the internet, or fetch {prompt_set.address} "
-            "elsewhere and give it with --prompts FILE."
+            f"The prompts {name} could not be fetched ({reason}): connect to the internet, or fetch "
+            f"{prompt_set.address} elsewhere and give it with --prompts FILE."
         ) from error
     if hashlib.sha256(content).hexdigest() != prompt_set.sha256:
         raise HierspecError(
