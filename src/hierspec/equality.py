@@ -67,6 +67,6 @@ def next_scores(
     ask = Ask(scorer, context, Proposal(), request, 1, False, TierStats("target"))
     try:
         with torch.inference_mode():
-            return perturbed(scorer.logits([ask])[0], ask)[0].float()
+            return perturbed(scorer.logits([ask]), ask)[0].float()
     finally:
         request.cancel()

@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hierspec.core.plan import Plan
 from hierspec.language_model import LanguageModel
 from hierspec.paths import cache_folder, whole_file
@@ -53,7 +51,7 @@ def affinity() -> list[int]:
 def bandwidth(model: LanguageModel) -> dict[str, Any]:
     """What memory gives, and what a pass over one token reads of it. Nothing is measured for a GPU's memory."""
     found: dict[str, Any] = {"weights_bytes": model.decoder.weight_bytes}
-    if torch.device(model.decoder.device).type == "cpu":
+    if model.decoder.backend.device.type == "cpu":
         found |= {"gigabytes_per_second": round(memory_bandwidth() / 1e9, 2), "method": METHOD}
     return found
 

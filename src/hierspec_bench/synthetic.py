@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from hierspec.assembly.drafts import LoadOptions
-from hierspec.backends.torch.decoder import TorchDecoder
+from hierspec.backends.base import Backend
+from hierspec.backends.torch.backend import TorchBackend
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import LanguageModel
 from hierspec.pacing.appraisal import Costs
@@ -24,9 +25,8 @@ from hierspec.planner.formula.figures import Figures, Rung, Survival, TierFigure
 from hierspec.planner.formula.latency import score
 from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
-from hierspec.scorers.base import Decoder
 from hierspec.scorers.catalogue import ScorerCatalogue
-from hierspec.scorers.staircase import StaircasePool
+from hierspec.scorers.pool import StaircasePool
 from hierspec.testing.checkpoints import random_weights, tiny_config, write_byte_tokenizer
 from hierspec.text.tokenizer import Tokenizer
 
@@ -100,14 +100,14 @@ def random_model() -> LanguageModel:
         layers=32, hidden=512, heads=8, kv_heads=4, head_size=64, intermediate=1408, vocabulary=15360, context=2048
     )
     weights = random_weights(config)
-    decoder: Decoder
+    backend: Backend
     try:
-        from hierspec.backends.cpu.decoder import CpuDecoder
+        from hierspec.backends.cpu.backend import CpuBackend
     except ImportError:
-        decoder = TorchDecoder(config, weights)
+        backend = TorchBackend()
     else:
-        decoder = CpuDecoder(config, weights, torch.get_num_threads())
-        decoder.prepare()
+        backend = CpuBackend(torch.get_num_threads())
+    decoder = backend.decoder(config, weights, "float32")
     with tempfile.TemporaryDirectory() as folder:
         write_byte_tokenizer(Path(folder))
         tokenizer = Tokenizer.from_folder(Path(folder))

@@ -5,13 +5,14 @@ import random
 import numpy as np
 import pytest
 import torch
+from texts import Texts, states
 
-from hierspec.backends.cpu.decoder import CpuDecoder
+from hierspec.backends.base import Decoder
+from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.cpu.packing import KINDS, pack_in_memory
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.proposal import Proposal
-from hierspec.scorers.base import Decoder, advance
-from hierspec.scorers.staircase import Staircase
+from hierspec.scorers.climb import advance
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3"]
@@ -27,26 +28,17 @@ def tiny(request, tmp_path_factory):
     folder = tiny_checkpoint(tmp_path_factory.mktemp("bits") / family, family, seed=5, **changes)
     checkpoint = load_checkpoint(folder, torch.bfloat16 if kind.startswith("bfloat16") else torch.float32)
     packed = pack_in_memory(checkpoint.config, checkpoint.weights, KINDS[kind])
-    return CpuDecoder(checkpoint.config, checkpoint.weights, threads=2, packed=packed)
-
-
-def a_staircase(decoder: Decoder, boundaries=()) -> Staircase:
-    config = decoder.config
-    staircase = Staircase(
-        decoder.new_memory(), (*boundaries, config.layers), config.hidden, decoder.dtype, decoder.device
-    )
-    staircase.grow(400)
-    return staircase
+    return CpuBackend(threads=2).with_weights(checkpoint.config, checkpoint.weights, packed)
 
 
 def plain_logits(decoder: Decoder, tokens: list[int]) -> np.ndarray:
     """Token by token, one row a pass: the logits after every token."""
-    staircase, found = a_staircase(decoder), []
+    staircase, found = Texts(decoder).new(), []
     with torch.inference_mode():
         for length in range(1, len(tokens) + 1):
             staircase.align(np.array(tokens[:length], np.int32), Proposal())
             advance(decoder, [staircase], decoder.config.layers)
-            found.append(decoder.head(staircase.hidden[-1, length - 1 : length]).numpy()[0])
+            found.append(decoder.logits(states(staircase, length - 1, length)).numpy()[0])
     return np.array(found)
 
 
@@ -56,7 +48,8 @@ def check_anything_goes(decoder: Decoder, tokens: list[int], rng: random.Random,
     expected = plain_logits(decoder, tokens)
     cuts = sorted(rng.sample(range(1, config.layers), min(2, config.layers - 1)))
     boundaries = (*cuts, config.layers)
-    mine, neighbour = a_staircase(decoder, cuts), a_staircase(decoder, cuts)
+    texts = Texts(decoder, cuts)
+    mine, neighbour = texts.new(), texts.new()
     with torch.inference_mode():
         for _ in range(rounds):
             start = rng.randrange(1, len(tokens))
@@ -73,14 +66,15 @@ def check_anything_goes(decoder: Decoder, tokens: list[int], rng: random.Random,
                 spine.append(at)
             other = [rng.randrange(size) for _ in range(rng.randrange(1, 60))]
             if rng.random() < 0.2:
-                mine = a_staircase(decoder, cuts)
+                mine.release()
+                mine = texts.new()
             mine.align(np.array(tokens[:start], np.int32), Proposal(tuple(nodes), tuple(parents)))
             neighbour.align(np.array(other, np.int32), Proposal())
             together = rng.choice([[mine], [mine, neighbour], [neighbour, mine]])
             for layer in rng.choice([[config.layers], [*cuts, config.layers], [cuts[0], config.layers]]):
                 assert layer in boundaries
                 advance(decoder, together, layer)
-            found = decoder.head(mine.hidden[-1, start - 1 : mine.used]).numpy()
+            found = decoder.logits(states(mine, start - 1, mine.used)).numpy()
             rows = [found[0], *(found[node + 1] for node in spine)]
             for place, row in enumerate(rows):
                 assert (row.view(np.int32) == expected[start - 1 + place].view(np.int32)).all()
@@ -95,13 +89,13 @@ def test_tiny_models_of_every_family(tiny):
 def test_the_number_of_threads_changes_nothing(tmp_path):
     checkpoint = load_checkpoint(tiny_checkpoint(tmp_path, "llama"))
     tokens = [random.Random(2).randrange(320) for _ in range(40)]
-    one, three = (CpuDecoder(checkpoint.config, checkpoint.weights, threads) for threads in (1, 3))
+    one, three = (CpuBackend(n).decoder(checkpoint.config, checkpoint.weights, "float32") for n in (1, 3))
     assert (plain_logits(one, tokens) == plain_logits(three, tokens)).all()
 
 
 @pytest.mark.model
 def test_the_default_model(default_model):
-    if not isinstance(default_model.decoder, CpuDecoder):
+    if not default_model.decoder.backend.exact:
         pytest.skip("the default model does not run on the compiled decoder here")
     text = "The lighthouse keeper climbed the narrow stairs. " * 8
     check_anything_goes(default_model.decoder, default_model.encode(text)[:90], random.Random(3), rounds=20)

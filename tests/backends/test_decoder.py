@@ -6,13 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from texts import Texts, states
 
-from hierspec.backends.cpu.decoder import CpuDecoder, unsuited
-from hierspec.backends.torch.decoder import TorchDecoder
+from hierspec.backends.base import Decoder
+from hierspec.backends.cpu.backend import CpuBackend
+from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import Rotary
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.proposal import Proposal
-from hierspec.scorers.base import Decoder, advance
+from hierspec.scorers.climb import advance
 from hierspec.scorers.staircase import Staircase
 from hierspec.testing.checkpoints import tiny_checkpoint
 
@@ -54,11 +56,10 @@ def pair(request, folder_and_reference):
     """One of our decoders, and transformers' model, on one folder."""
     folder, reference = folder_and_reference
     checkpoint = load_checkpoint(folder)
-    if request.param == "torch":
-        return TorchDecoder(checkpoint.config, checkpoint.weights), reference
-    if why := unsuited(checkpoint.config, checkpoint.dtype):
+    backend = TorchBackend() if request.param == "torch" else CpuBackend(threads=2)
+    if why := backend.refuses(checkpoint.config, "float32"):
         pytest.skip(f"the compiled decoder does not take this one: {why}")
-    return CpuDecoder(checkpoint.config, checkpoint.weights, threads=2), reference
+    return backend.decoder(checkpoint.config, checkpoint.weights, "float32"), reference
 
 
 def expected_logits(reference, tokens) -> torch.Tensor:
@@ -66,12 +67,8 @@ def expected_logits(reference, tokens) -> torch.Tensor:
         return reference(torch.tensor([tokens])).logits[0].float()
 
 
-def new_staircase(decoder: Decoder, boundaries=()) -> Staircase:
-    layers = decoder.config.layers
-    hidden, dtype, device = decoder.config.hidden, decoder.dtype, decoder.device
-    staircase = Staircase(decoder.new_memory(), (*boundaries, layers), hidden, dtype, device)
-    staircase.grow(200)
-    return staircase
+def new_staircase(decoder: Decoder, taps=()) -> Staircase:
+    return Texts(decoder, taps).new(200)
 
 
 def our_logits(decoder: Decoder, staircase: Staircase, context, proposal=NOTHING) -> torch.Tensor:
@@ -79,7 +76,7 @@ def our_logits(decoder: Decoder, staircase: Staircase, context, proposal=NOTHING
     with torch.inference_mode():
         staircase.align(np.array(context, np.int32), proposal)
         advance(decoder, [staircase], decoder.config.layers)
-        return decoder.head(staircase.hidden[-1, : staircase.used])
+        return decoder.logits(states(staircase, 0, staircase.used))
 
 
 def random_tokens(count: int, seed: int = 0) -> list[int]:
@@ -95,7 +92,7 @@ def test_prefill_equals_transformers(pair):
 
 def test_steps_equal_transformers(pair):
     decoder, reference = pair
-    tokens, staircase = random_tokens(60, 1), new_staircase(decoder, boundaries=(1, 3))
+    tokens, staircase = random_tokens(60, 1), new_staircase(decoder, taps=(1, 3))
     expected = expected_logits(reference, tokens)
     for length in [20, *range(21, 61)]:
         found = our_logits(decoder, staircase, tokens[:length])
@@ -133,8 +130,9 @@ def test_an_accepted_path_is_not_computed_again(pair):
 def test_layer_ranges_and_random_forgetting_change_nothing(architecture, tmp_path: Path):
     """Climbing in steps, in any order, with caches cut or dropped at random, gives the same logits."""
     checkpoint = load_checkpoint(tiny_checkpoint(tmp_path, architecture, seed=4))
-    decoder, rng = TorchDecoder(checkpoint.config, checkpoint.weights), random.Random(1)
-    staircase = new_staircase(decoder, boundaries=(1, 2))
+    decoder = TorchBackend().decoder(checkpoint.config, checkpoint.weights, "float32")
+    rng = random.Random(1)
+    staircase = new_staircase(decoder, taps=(1, 2))
     context = random_tokens(20, 3)
     for _ in range(60):
         tree = random_tree(rng, rng.randrange(6))
@@ -146,7 +144,7 @@ def test_layer_ranges_and_random_forgetting_change_nothing(architecture, tmp_pat
                 expected = our_logits(decoder, new_staircase(decoder), context, tree)
                 assert (found - expected).abs().max() < 1e-4
         if rng.random() < 0.1:
-            staircase = new_staircase(decoder, boundaries=(1, 2))
+            staircase = new_staircase(decoder, taps=(1, 2))
         cut = rng.choice([0, 0, 0, 1, 5])
         context = context[: len(context) - cut] + (tree.path(rng.randrange(len(tree))) if len(tree) else []) + [1]
 
@@ -155,29 +153,30 @@ def test_packed_sequences_equal_each_alone(pair):
     decoder, _ = pair
     contexts = [random_tokens(count, count) for count in (3, 50, 17)]
     trees = [random_tree(random.Random(seed), seed) for seed in (0, 4, 6)]
-    packed = [new_staircase(decoder) for _ in contexts]
+    texts = Texts(decoder)
+    packed = [texts.new(200) for _ in contexts]
     with torch.inference_mode():
         for staircase, context, tree in zip(packed, contexts, trees, strict=True):
             staircase.align(np.array(context, np.int32), tree)
         advance(decoder, packed, decoder.config.layers)
     for staircase, context, tree in zip(packed, contexts, trees, strict=True):
-        found = decoder.head(staircase.hidden[-1, : staircase.used])
+        found = decoder.logits(states(staircase, 0, staircase.used))
         assert (found - our_logits(decoder, new_staircase(decoder), context, tree)).abs().max() < 1e-4
 
 
 def test_every_layer_runs_once_for_a_kept_position(tmp_path: Path):
     checkpoint = load_checkpoint(tiny_checkpoint(tmp_path, "llama"))
-    decoder = TorchDecoder(checkpoint.config, checkpoint.weights)
+    decoder = TorchBackend().decoder(checkpoint.config, checkpoint.weights, "float32")
     runs: dict[int, int] = {}
     plain_run = decoder.run
 
-    def counted(hidden, positions, spans, start, stop, kept):
+    def counted(memory, batch, hidden, start, stop):
         for layer in range(start, stop):
-            runs[layer] = runs.get(layer, 0) + len(positions)
-        return plain_run(hidden, positions, spans, start, stop, kept)
+            runs[layer] = runs.get(layer, 0) + len(batch.positions)
+        return plain_run(memory, batch, hidden, start, stop)
 
     decoder.run = counted  # type: ignore[method-assign]
-    staircase, tokens = new_staircase(decoder, boundaries=(1, 2)), random_tokens(30)
+    staircase, tokens = new_staircase(decoder, taps=(1, 2)), random_tokens(30)
     with torch.inference_mode():
         for length, layers in [(20, 1), (22, 1), (22, 2), (25, 1), (25, 4), (30, 2), (30, 4)]:
             staircase.align(np.array(tokens[:length], np.int32), Proposal())

@@ -30,7 +30,7 @@ def next_law(model, scorer, written):
     context = np.array([*request.prompt, *written], np.int32)
     ask = Ask(scorer, context, Proposal(), request, 1, True, TierStats(""))
     with torch.inference_mode():
-        logits = scorer.logits([ask])[0][0].double().cpu().numpy()
+        logits = scorer.logits([ask])[0].double().cpu().numpy()
     scorer.release(request)
     request.cancel()
     return distribution(adjust(logits, context, len(request.prompt), SAMPLING), SAMPLING)

@@ -47,14 +47,17 @@ class Watched:
         self._heights: dict[int, dict[tuple[int, ...], int]] = {}  # by request
         plain_run, plain_logits = model.decoder.run, ModelScorer.logits
 
-        def run(hidden, positions, spans, start, stop, kept):
-            for span in spans:
-                staircase = span.staircase
-                for slot in span.slots.tolist():
-                    before = range(min(slot + 1, staircase.chain))
-                    text = [int(staircase.tokens[place]) for place in (*before, *staircase.path(slot))]
+        def run(memory, batch, hidden, start, stop):
+            token_of: dict[int, int] = {}
+            for staircase in model.assembler.catalogue.pool.staircases():
+                token_of.update(zip(staircase.slots.tolist(), staircase.tokens.tolist(), strict=False))
+            for number, table in enumerate(batch.tables):
+                slots = (table[:, None] * memory.page + np.arange(memory.page)).ravel()
+                for row in range(batch.text_starts[number], batch.text_starts[number + 1]):
+                    path = batch.paths[batch.path_starts[row] : batch.path_starts[row + 1]]
+                    text = [token_of[slot] for slot in (*slots[: batch.lengths[row]].tolist(), *path.tolist())]
                     self.runs.update((layer, *text) for layer in range(start, stop))
-            return plain_run(hidden, positions, spans, start, stop, kept)
+            return plain_run(memory, batch, hidden, start, stop)
 
         def logits(scorer, asks):
             for ask in asks:
@@ -109,10 +112,12 @@ def test_keys_and_values_take_what_plain_decoding_takes(folder):
     for name in ("plain", "layerskip", "hispec"):
         model = hierspec.load(folder)
         model.generate(PROMPTS[0], plan=name, max_tokens=40)
-        [staircase] = model.assembler.catalogue.pool._use
-        held[name] = staircase.capacity * staircase.memory.bytes_per_slot
-        # Besides, a hidden state at every exit.
-        assert len(staircase.boundaries) == {"plain": 1, "layerskip": 2, "hispec": 3}[name]
+        [staircase] = model.assembler.catalogue.pool.staircases()
+        memory = staircase.memory
+        # Besides, a state at every exit.
+        assert len(memory.taps) == {"plain": 1, "layerskip": 2, "hispec": 3}[name]
+        states = len(memory.taps) * memory.page * model.config.hidden * memory.states.element_size()
+        held[name] = len(staircase.table) * (memory.bytes_per_page - states)
     assert len(set(held.values())) == 1
 
 

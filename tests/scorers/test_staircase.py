@@ -1,16 +1,28 @@
-"""The pool of staircases: a memo within a budget. Whatever it forgets, nothing changes but time."""
+"""The pool of staircases: a memo within a budget. Whatever it forgets or shares, nothing changes but time."""
+
+import random
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from texts import states
 
-from hierspec.backends.torch.decoder import TorchDecoder
+from hierspec.backends.cpu.backend import CpuBackend
+from hierspec.backends.torch.backend import TorchBackend
 from hierspec.core.engine import Request
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import Sampling
-from hierspec.scorers.staircase import Staircase, StaircasePool
+from hierspec.scorers.climb import advance
+from hierspec.scorers.pool import StaircasePool
+from hierspec.scorers.staircase import Pages, Staircase
 from hierspec.testing.checkpoints import random_weights, tiny_config
+
+PAGE = 64
+LAYERS = 4
 
 
 class Nobody:
@@ -27,61 +39,168 @@ def a_request() -> Request:
     return Request([1, 2, 3], Sampling(), Hierarchy((Tier(Nobody()),)))
 
 
-def a_pool(slots: int) -> StaircasePool:
+def a_decoder(backend=None):
     config = tiny_config("llama")
-    decoder = TorchDecoder(config, random_weights(config))
-    each = Staircase(decoder.new_memory(), (4,), config.hidden, decoder.dtype, decoder.device).bytes_for(1)
-    return StaircasePool(decoder, budget=slots * each)
+    return (backend or TorchBackend()).decoder(config, random_weights(config), "float32")
 
 
-def prepare(pool: StaircasePool, *asked: tuple[Request, int]) -> list[Staircase]:
-    return pool.prepare([(request, np.arange(length, dtype=np.int32), Proposal()) for request, length in asked])
+def a_pool(pages: int, decoder=None) -> StaircasePool:
+    decoder = decoder or a_decoder()
+    return StaircasePool(decoder, budget=pages * decoder.memory((LAYERS,), 0).bytes_per_page)
+
+
+def prepare(pool: StaircasePool, *asked: tuple[Request, int], first: int = 0) -> list[Staircase]:
+    texts = [(request, np.arange(first, first + length, dtype=np.int32) % 320) for request, length in asked]
+    return pool.prepare([(request, text, Proposal()) for request, text in texts])
 
 
 def test_memory_grows_with_use_and_stays_within_the_budget():
-    pool, requests = a_pool(2000), [a_request() for _ in range(12)]
+    pool, requests = a_pool(30), [a_request() for _ in range(12)]
     for round_ in range(20):
-        for place, request in enumerate(requests):
-            prepare(pool, (request, 10 + 20 * round_ + place))
+        for number, request in enumerate(requests):
+            prepare(pool, (request, 10 + 20 * round_ + number))
             assert pool.bytes_held() <= pool.budget
     assert pool.bytes_held() > 0
 
 
+def test_memory_is_reserved_once_and_never_moves():
+    pool = a_pool(30)
+    prepare(pool, (a_request(), 10))
+    memory = pool.pages.memory
+    address = memory.states.data_ptr()
+    for length in (200, 900, 1500):
+        prepare(pool, (a_request(), length))
+    pool.clear()
+    prepare(pool, (a_request(), 300))
+    assert pool.pages.memory is memory
+    assert memory.states.data_ptr() == address
+
+
 def test_the_least_recently_used_goes_first():
-    pool, first, second, third = a_pool(1000), a_request(), a_request(), a_request()
+    pool, first, second, third = a_pool(10), a_request(), a_request(), a_request()
     [old] = prepare(pool, (first, 100))
-    [kept] = prepare(pool, (second, 100))
-    kept.heights[:100] = 4
-    prepare(pool, (third, 500))
+    [newer] = prepare(pool, (second, 100))
+    newer.heights[:100] = LAYERS
+    prepare(pool, (third, 500), first=7)
     [again] = prepare(pool, (second, 100))
-    assert again is kept
-    assert (again.heights[:100] == 4).all()
+    assert again is newer
+    assert (again.heights[:100] == LAYERS).all()
     [new] = prepare(pool, (first, 100))
     assert new is not old
 
 
 def test_a_pass_that_cannot_fit_is_told():
     with pytest.raises(HierspecError, match="--kv-memory"):
-        prepare(a_pool(1000), (a_request(), 1001))
+        prepare(a_pool(15), (a_request(), 15 * PAGE + 1))
     with pytest.raises(HierspecError, match="--kv-memory"):
-        prepare(a_pool(1000), (a_request(), 600), (a_request(), 600))
+        prepare(a_pool(15), (a_request(), 600), (a_request(), 600))
+    with pytest.raises(HierspecError, match="--kv-memory"):
+        prepare(a_pool(0), (a_request(), 1))
 
 
-def test_what_an_ended_request_leaves_serves_a_prompt_that_begins_alike():
-    pool, first = a_pool(5000), a_request()
+def test_what_an_ended_request_leaves_serves_a_prompt_with_a_common_prefix():
+    pool, first = a_pool(80), a_request()
     [old] = prepare(pool, (first, 100))
-    old.heights[:100] = 4
+    old.heights[:100] = LAYERS
     pool.release(first)
     [taken] = prepare(pool, (a_request(), 150))
     assert taken is old
-    assert taken.heights[:150].tolist() == [4] * 100 + [0] * 50
+    assert taken.heights[:150].tolist() == [LAYERS] * 100 + [0] * 50
 
 
 def test_clearing_forgets_everything():
-    pool, request = a_pool(5000), a_request()
+    pool, request = a_pool(80), a_request()
     prepare(pool, (request, 100))
     pool.clear()
     assert pool.bytes_held() == 0
     pool.release(request)  # of a staircase that is gone
     [new] = prepare(pool, (request, 100))
     assert (new.heights[:100] == 0).all()
+
+
+# Running requests share a common prefix.
+
+
+def test_a_running_request_shares_its_prefix_and_both_go_on_by_themselves():
+    pool, first, second = a_pool(80), a_request(), a_request()
+    [one] = prepare(pool, (first, 300))
+    one.heights[:300] = LAYERS
+    before = pool.bytes_held()
+    text = np.arange(300, dtype=np.int32)
+    text[200:] += 7
+    [two] = pool.prepare([(second, text, Proposal())])
+    assert two is not one
+    assert two.heights[:300].tolist() == [LAYERS] * 200 + [0] * 100
+    assert two.table[:3].tolist() == one.table[:3].tolist()  # three whole pages of 64
+    assert not set(two.table[3:].tolist()) & set(one.table[3:].tolist())
+    assert pool.bytes_held() == before + 2 * pool.pages.memory.bytes_per_page  # not five
+    [again] = prepare(pool, (first, 300))
+    assert again is one
+    assert (one.heights[:300] == LAYERS).all()
+
+
+def test_only_finished_tokens_are_shared():
+    pool, first = a_pool(80), a_request()
+    [one] = prepare(pool, (first, 300))
+    one.heights[:100], one.heights[100:300] = LAYERS, 2
+    [two] = prepare(pool, (a_request(), 300))
+    assert two.heights[:300].tolist() == [LAYERS] * 100 + [0] * 200
+
+
+def test_pages_go_when_the_last_holder_does():
+    pool, requests = a_pool(80), [a_request() for _ in range(3)]
+    [one] = prepare(pool, (requests[0], 200))
+    one.heights[:200] = LAYERS
+    for request in requests[1:]:
+        prepare(pool, (request, 200))
+    for staircase in pool.staircases():
+        pool._forget(staircase)
+    assert pool.bytes_held() == 0
+    assert pool.pages.free == 80
+
+
+def logits(decoder, staircase: Staircase, context, proposal) -> torch.Tensor:
+    return decoder.logits(states(staircase, len(context) - 1, staircase.used))
+
+
+@pytest.mark.parametrize("backend", [TorchBackend(), CpuBackend(2)], ids=["torch", "cpu"])
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_sharing_changes_no_logits(backend, seed):
+    """Requests that begin alike, part, go back, propose trees and end in any order, in a memory that is too small for
+    all: each has the logits of its own text alone, to the bit where the backend is exact."""
+    rng, decoder = random.Random(seed), a_decoder(backend)
+    pool, texts, requests = a_pool(12, decoder), {}, {}
+    alone = Pages(decoder.memory((LAYERS,), 1 << 26))
+    prefix = [rng.randrange(320) for _ in range(150)]
+    with torch.inference_mode():
+        for _ in range(25):
+            number = rng.randrange(4)
+            if number not in requests or rng.random() < 0.15:
+                if number in requests:
+                    pool.release(requests[number])
+                requests[number], texts[number] = a_request(), prefix[: rng.randrange(1, 150)]
+            text = texts[number]
+            if rng.random() < 0.2:
+                del text[rng.randrange(1, len(text) + 1) :]
+            text += [rng.randrange(320) for _ in range(rng.randrange(1, 40))]
+            nodes = rng.randrange(5)
+            proposal = Proposal(
+                tuple(rng.randrange(320) for _ in range(nodes)), tuple(rng.randrange(-1, node) for node in range(nodes))
+            )
+            context = np.array(text, np.int32)
+            [staircase] = pool.prepare([(requests[number], context, proposal)])
+            advance(decoder, [staircase], LAYERS)
+            found = logits(decoder, staircase, context, proposal)
+            single = Staircase(alone)
+            single.reserve(len(context) + nodes)
+            single.align(context, proposal)
+            advance(decoder, [single], LAYERS)
+            expected = logits(decoder, single, context, proposal)
+            single.release()
+            if backend.exact:
+                assert torch.equal(found, expected)
+            else:
+                assert (found - expected).abs().max() < 1e-4
+            if nodes and rng.random() < 0.7:
+                text += proposal.path(rng.randrange(nodes))

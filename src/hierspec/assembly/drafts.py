@@ -13,7 +13,7 @@ from hierspec.checkpoints.load import Checkpoint, load_checkpoint
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import StateScorer
 from hierspec.scorers.catalogue import ScorerCatalogue
-from hierspec.scorers.staircase import StaircasePool
+from hierspec.scorers.pool import StaircasePool
 from hierspec.text.tokenizer import Tokenizer
 
 DEFAULT_KV_MEMORY = 4 << 30  # bytes

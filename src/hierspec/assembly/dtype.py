@@ -111,10 +111,10 @@ def _compiled_code(config: DecoderConfig) -> int | None:
     """The version of the compiled code, where it can run this model."""
     try:
         from hierspec.backends.cpu.amx import CODE
-        from hierspec.backends.cpu.decoder import unsuited
+        from hierspec.backends.cpu.backend import CpuBackend
     except ImportError:
         return None
-    return None if unsuited(config, torch.float32) else CODE
+    return None if CpuBackend(1).refuses(config, "float32") else CODE
 
 
 def _products(config: DecoderConfig, backend: str, compiled: bool) -> Products:

@@ -1,14 +1,14 @@
-"""Which decoder runs a checkpoint."""
+"""Which backend runs a checkpoint."""
 
 from __future__ import annotations
 
 import torch
 
-from hierspec.backends.torch.decoder import TorchDecoder
+from hierspec.backends.base import Decoder
+from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress, silent
-from hierspec.scorers.base import Decoder
 
 BACKENDS = ("auto", "compiled", "compiled-vectors", "torch")
 WEIGHTS = ("auto", "int8", "int4")
@@ -21,28 +21,34 @@ def open_decoder(
     for value, known, name in ((backend, BACKENDS, "backend"), (weights, WEIGHTS, "weights")):
         if value not in known:
             raise HierspecError(f"Unknown {name} {value!r}; choose {', '.join(known)}.")
+    format = str(checkpoint.dtype).removeprefix("torch.") if weights == "auto" else weights
     reason = "it runs on a CPU only" if device != "cpu" else ""
     if backend != "torch" and not reason:
         try:
-            from hierspec.backends.cpu.decoder import CpuDecoder, unsuited
-            from hierspec.backends.cpu.packing import kind_for, packed_weights, unsuited_to_low_bits
+            from hierspec.backends.cpu.backend import CpuBackend
         except ImportError:
             reason = "it needs numba (pip install numba)"
         else:
-            reason = unsuited(checkpoint.config, checkpoint.dtype)
-            if not reason and weights != "auto":
-                reason = unsuited_to_low_bits(checkpoint.config)
+            compiled = CpuBackend(torch.get_num_threads(), matrix_units=backend != "compiled-vectors")
+            reason = compiled.refuses(checkpoint.config, format)
             if not reason:
-                name = str(checkpoint.dtype).removeprefix("torch.") if weights == "auto" else weights
-                kind = kind_for(name, matrices=backend != "compiled-vectors")
-                packed = packed_weights(checkpoint, kind, progress)
+                decoder = compiled.decoder(checkpoint.config, checkpoint.weights, format, checkpoint, progress)
                 progress("Compiling for this CPU (once)", 0, 0)
-                decoder = CpuDecoder(checkpoint.config, checkpoint.weights, torch.get_num_threads(), packed)
-                decoder.prepare(draft_heads=checkpoint.pack is not None)
+                compiled.compile(decoder, draft_heads=checkpoint.pack is not None)
                 return decoder
     if backend.startswith("compiled"):
         raise HierspecError(f"The compiled backend cannot run {checkpoint.name} here: {reason}; use --backend torch.")
     if weights != "auto":
         why = reason or "the torch backend was asked for"
         raise HierspecError(f"Weights in {weights} need the compiled backend ({why}); use --weights auto.")
-    return TorchDecoder(checkpoint.config, checkpoint.weights, device)
+    return _torch_backend(device).decoder(checkpoint.config, checkpoint.weights, format)
+
+
+def _torch_backend(device: str) -> TorchBackend:
+    if device == "cpu":
+        try:
+            from hierspec.backends.cpu.answers import answer
+        except ImportError:  # without numba torch makes the picks too
+            return TorchBackend(device)
+        return TorchBackend(device, answer)
+    return TorchBackend(device)

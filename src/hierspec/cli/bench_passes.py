@@ -15,7 +15,7 @@ def passes(arguments: argparse.Namespace, peers: list[str]) -> int:
     from hierspec_bench.passes import measure_passes
     from hierspec_bench.peers import open_peer
 
-    device = str(model.decoder.device)
+    device = str(model.decoder.backend.device)
     peer = open_peer(peers[0], model.folder, model.dtype, device, model.stop_ids) if peers else None
     with progress_bars() as progress:
         measured = measure_passes(model, peer, progress=progress)

@@ -287,7 +287,7 @@ def _run(
             spent[place] += answer.seconds - answer.first_seconds
             written[place] += len(answer.tokens) - answer.first_tokens
             texts.append(answer.tokens)
-        if model.decoder.team is not None and len(set(texts)) > 1:  # elsewhere widths may round differently
+        if model.decoder.backend.exact and len(set(texts)) > 1:  # elsewhere widths may round differently
             raise HierspecError("Two plans wrote different texts; this is a defect, please report it.")
     progress("Running the best", 1000, 1000)
     for one, own_seconds, tokens in zip(chosen, spent, written, strict=True):

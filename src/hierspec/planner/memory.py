@@ -22,8 +22,6 @@ from hierspec.scorers.catalogue import PACKED_FEATURE, PACKED_SMALL
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
 
-_EIGHT_BITS, _FOUR_BITS = 1.03125, 0.625  # bytes of a weight with its share of scales, as the compiled backend keeps it
-
 
 def added_weights(model: LanguageModel, plan: Plan) -> dict[str, int | None]:
     """Bytes of weights by what adds them, nearest to the target first; None where nobody knows before it is fetched.
@@ -37,7 +35,7 @@ def added_weights(model: LanguageModel, plan: Plan) -> dict[str, int | None]:
         name, size = _of_tier(model, tier)
         if size != 0:
             found[name] = size
-        if model.decoder.team is not None and _scores_few(model, tier):  # through torch, rows are the target's own
+        if _scores_few(model, tier):
             tokens = model.assembler.catalogue.tokens
             assert tokens is not None
             weights = None if tier.weights == "int4" else tier.weights  # a head never has fewer than eight
@@ -70,8 +68,8 @@ def _of_tier(model: LanguageModel, tier: TierPlan) -> tuple[str, int | None]:
     if config is None:
         return draft, None
     weights = tier.weights or model.weights
-    each = _FOUR_BITS if weights == "int4" else _EIGHT_BITS if weights == "int8" else model.decoder.dtype.itemsize
-    return draft, _bytes(sum(math.prod(shape) for shape in expected_tensors(config).values()), float(each))
+    each = model.decoder.backend.bytes_per_weight(model.dtype if weights == "auto" else weights)
+    return draft, _bytes(sum(math.prod(shape) for shape in expected_tensors(config).values()), each)
 
 
 def _scores_few(model: LanguageModel, tier: TierPlan) -> bool:
@@ -80,9 +78,7 @@ def _scores_few(model: LanguageModel, tier: TierPlan) -> bool:
 
 def _width(model: LanguageModel, weights: str | None) -> float:
     """Bytes that one weight of the pack takes here."""
-    if model.decoder.team is None or weights == "auto":
-        return float(model.decoder.embedding.dtype.itemsize)
-    return _FOUR_BITS if weights == "int4" else _EIGHT_BITS
+    return model.decoder.backend.bytes_per_weight(model.assembler.catalogue.format(weights))
 
 
 def _numbers(files: Iterable[Path], prefix: str = "") -> int | None:

@@ -11,15 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.torch.decoder import TorchDecoder
+from hierspec.backends.base import Decoder, Join, Shortlist
+from hierspec.backends.torch.backend import TorchBackend
+from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.eagle import Eagle3Branch, read_eagle
 from hierspec.checkpoints.packs import FEATURE, SMALL, Branch, FeatureBranch, Pack
 from hierspec.core.errors import HierspecError
-from hierspec.scorers.base import Decoder, Head, ModelScorer, StateScorer, WholeHead
-from hierspec.scorers.drafters import AdapterScorer, FeatureScorer, Join, Layer, SmallScorer, TorchJoin
+from hierspec.scorers.base import Head, ModelScorer, StateScorer, WholeHead
+from hierspec.scorers.drafters import AdapterScorer, FeatureScorer, Layer, SmallScorer
 from hierspec.scorers.eagle import EagleDecoder, EagleJoin, OwnHead
-from hierspec.scorers.shortlist import DraftHead, Product, TorchProduct
-from hierspec.scorers.staircase import StaircasePool
+from hierspec.scorers.pool import StaircasePool
+from hierspec.scorers.shortlist import DraftHead
 
 PACKED_FEATURE, PACKED_SMALL = "feature", "small"  # as drafts: the pack's feature drafter and small model
 _OTHERWISE = (
@@ -32,7 +34,7 @@ class ScorerCatalogue:
     def __init__(self, name: str, decoder: Decoder, pool: StaircasePool, pack: Pack | None) -> None:
         self.name, self.decoder, self.pool, self.pack = name, decoder, pool, pack
         self._scorers: dict[tuple[object, ...], StateScorer] = {}
-        self._products: dict[tuple[int, bytes], Product] = {}  # by the kind of weights and the tokens
+        self._shortlists: dict[tuple[str, bytes], Shortlist] = {}  # by the format of weights and the tokens
         self._layers: list[Layer] = []
         self._bytes = 0
 
@@ -43,7 +45,7 @@ class ScorerCatalogue:
             raise HierspecError(f"exit_layer {layers} does not exist: {self.name} has {config.layers} layers.")
         key = ("whole", layers)
         if key not in self._scorers:
-            self.pool.add_boundary(layers)
+            self.pool.add_tap(layers)
             name = "target" if layers == config.layers else f"exit {layers}"
             self._scorers[key] = ModelScorer(name, self.decoder, self.pool, layers, WholeHead(self.decoder))
         found = self._scorers[key]
@@ -113,7 +115,7 @@ class ScorerCatalogue:
     def _feature(self, branch: FeatureBranch, source: str, small: bool, weights: str | None) -> FeatureScorer:
         layers, last = self.decoder.config.layers, self.decoder.norm
         for tap in branch.taps:
-            self.pool.add_boundary(tap)
+            self.pool.add_tap(tap)
         norm = None if branch.norm is None else branch.norm.to(last)
         join = self._join(branch.fc, branch.fc_bias, weights)
         return FeatureScorer(
@@ -135,10 +137,11 @@ class ScorerCatalogue:
         target, norm = self.decoder, branch.norm
         assert norm is not None
         for tap in branch.taps:
-            self.pool.add_boundary(tap)
+            self.pool.add_tap(tap)
         named = {name: tensor.to(target.dtype) for name, tensor in self._named(branch).items()}
-        decoder = EagleDecoder(branch.config, named, target.device)
-        weight, tokens, eps = branch.head.to(target.device, target.dtype), branch.tokens, branch.config.norm_eps
+        device = target.backend.device
+        decoder = EagleDecoder(TorchBackend(device), branch.config, named)
+        weight, tokens, eps = branch.head.to(device, target.dtype), branch.tokens, branch.config.norm_eps
         head = OwnHead(weight, norm.to(weight), tokens, target.config.vocabulary, eps)
         first = EagleJoin(target, branch.fc)
         self._bytes += head.bytes + first.bytes
@@ -173,7 +176,7 @@ class ScorerCatalogue:
         if not small and norm is not None:
             return WholeHead(self.decoder, norm.to(self.decoder.norm))
         assert tokens is not None
-        return DraftHead(self._product(tokens, weights), None if norm is None else norm.to(self.decoder.norm))
+        return DraftHead(self._shortlist(tokens, weights), None if norm is None else norm.to(self.decoder.norm))
 
     @cached_property
     def tokens(self) -> np.ndarray | None:
@@ -183,7 +186,7 @@ class ScorerCatalogue:
     def weight_bytes(self) -> int:
         """Of what was added to the checkpoint's own weights."""
         layers = sum(layer.decoder.weight_bytes for layer in self._layers)
-        return layers + self._bytes + sum(product.bytes for product in self._products.values())
+        return layers + self._bytes + sum(shortlist.bytes for shortlist in self._shortlists.values())
 
     def bytes_held(self) -> int:
         """Of keys, values and states of added layers."""
@@ -204,61 +207,29 @@ class ScorerCatalogue:
     def _size(self, small: bool) -> int:
         return len(self.tokens) if small and self.tokens is not None else self.decoder.config.vocabulary
 
-    def _kind(self, weights: str | None, reason: str) -> int:
-        """How added weights are stored for the compiled backend: in 8 bits unless told otherwise, or unfit."""
-        from hierspec.backends.cpu.packing import KINDS
+    def format(self, weights: str | None, config: DecoderConfig | None = None) -> str:
+        """How weights of a drafter are stored: a draft may always have 8 bits where the backend has them; `weights`
+        says otherwise."""
+        backend, config = self.decoder.backend, config or self.decoder.config
+        if weights is None and not backend.refuses(config, "int8"):
+            return "int8"
+        if weights in (None, "auto"):
+            return str(self.decoder.embedding.dtype).removeprefix("torch.")
+        if reason := backend.refuses(config, weights):
+            raise HierspecError(f"This tier cannot have weights in {weights}: {reason}; leave weights out of the tier.")
+        return weights
 
-        plain = "bfloat16" if self.decoder.embedding.dtype == torch.bfloat16 else "float32"
-        if weights in ("int8", "int4") and reason:
-            raise HierspecError(f"This tier cannot have weights in {weights}: {reason}; leave weights out.")
-        return KINDS["int8" if weights is None and not reason else plain if weights in (None, "auto") else weights]
-
-    def _compiled(self, weights: str | None) -> bool:
-        if self.decoder.team is not None:
-            return True
-        if weights in ("int8", "int4"):
-            raise HierspecError(
-                f"Weights in {weights} need the compiled backend (a CPU); leave weights out of the tier."
-            )
-        return False
-
-    def _product(self, tokens: np.ndarray, weights: str | None) -> Product:
-        decoder, eps = self.decoder, self.decoder.config.norm_eps
-        if not self._compiled(weights):
-            key = (0, tokens.tobytes())
-            if key not in self._products:
-                self._products[key] = TorchProduct(decoder.head_weight, tokens, eps)
-            return self._products[key]
-        from hierspec.backends.cpu.heads import CpuProduct
-        from hierspec.backends.cpu.packing import unsuited_to_low_bits
-        from hierspec.backends.cpu.product import BYTES, NIBBLES
-
-        assert decoder.team is not None
-        kind = self._kind(weights, unsuited_to_low_bits(decoder.config))
-        kind = BYTES if kind == NIBBLES else kind  # four bits are too few to tell the best token from the second best
-        key = (kind, tokens.tobytes())
-        if key not in self._products:
-            self._products[key] = CpuProduct(decoder.head_weight, tokens, eps, kind, decoder.team)
-        return self._products[key]
+    def _shortlist(self, tokens: np.ndarray, weights: str | None) -> Shortlist:
+        format = self.format(weights)
+        key = format, tokens.tobytes()
+        if key not in self._shortlists:
+            self._shortlists[key] = self.decoder.backend.shortlist(self.decoder, tokens, format)
+        return self._shortlists[key]
 
     def _layer(self, branch: Branch, weights: str | None) -> Layer:
-        target, config, named = self.decoder, branch.config, self._named(branch)
-        decoder: Decoder | None = None
-        if self._compiled(weights) and "model.layers.0.input_layernorm.weight" in named:
-            from hierspec.backends.cpu.decoder import CpuDecoder, unsuited
-            from hierspec.backends.cpu.packing import pack_layers, unsuited_to_low_bits
-
-            if not unsuited(config, target.embedding.dtype):
-                assert target.team is not None
-                kind = self._kind(weights, unsuited_to_low_bits(config))
-                named = {name: tensor.to(target.embedding.dtype) for name, tensor in named.items()}
-                packed = pack_layers(config, named, kind)
-                decoder = CpuDecoder(config, named, target.team.threads, packed, target.team)
-        if decoder is None:
-            decoder = TorchDecoder(
-                config, {name: tensor.to(target.dtype) for name, tensor in named.items()}, target.device
-            )
-        return self._kept(decoder)
+        dtype, backend = self.decoder.embedding.dtype, self.decoder.backend
+        named = {name: tensor.to(dtype) for name, tensor in self._named(branch).items()}
+        return self._kept(backend.layers(branch.config, named, self.format(weights, branch.config)))
 
     def _named(self, branch: Branch) -> dict[str, Tensor]:
         """What a decoder of the branch's layers needs: nothing is embedded there, and others norm what it gives."""
@@ -274,15 +245,6 @@ class ScorerCatalogue:
         return layer
 
     def _join(self, matrix: Tensor, bias: Tensor | None, weights: str | None) -> Join:
-        target = self.decoder
-        join: Join
-        if self._compiled(weights):
-            from hierspec.backends.cpu.heads import CpuJoin
-            from hierspec.backends.cpu.packing import unsuited_to_low_bits
-
-            kind = self._kind(weights, unsuited_to_low_bits(target.config))
-            join = CpuJoin(target, matrix.to(target.embedding.dtype), bias, kind)
-        else:
-            join = TorchJoin(target, matrix, bias)
+        join = self.decoder.backend.join(self.decoder, matrix, bias, self.format(weights))
         self._bytes += join.bytes
         return join

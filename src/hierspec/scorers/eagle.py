@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hierspec.backends.base import Backend, Decoder
 from hierspec.backends.torch.decoder import Layer, TorchDecoder
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.eagle import HIDDEN_NORM
 from hierspec.core.hierarchy import Ask, RequestView
-from hierspec.scorers.base import Decoder
 
 
 class EagleDecoder(TorchDecoder):
     """One layer on rows [rows, 2 * hidden]: embeddings and, beside them, features, to which it adds."""
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, Tensor], device: torch.device) -> None:
-        super().__init__(config, weights, device)
-        self._hidden_norm = weights[HIDDEN_NORM].to(device)
+    def __init__(self, backend: Backend, config: DecoderConfig, weights: Mapping[str, Tensor]) -> None:
+        super().__init__(backend, config, weights)
+        self._hidden_norm = weights[HIDDEN_NORM].to(self.device)
 
     def _entering(self, hidden: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         embedded, feature = hidden.chunk(2, dim=-1)
@@ -35,18 +35,17 @@ class EagleJoin:
 
     def __init__(self, decoder: Decoder, matrix: Tensor | None) -> None:
         self._decoder = decoder
-        self._matrix = None if matrix is None else matrix.to(decoder.device, decoder.dtype)
+        self._matrix = None if matrix is None else matrix.to(decoder.backend.device, decoder.dtype)
         self.bytes = 0 if self._matrix is None else self._matrix.numel() * self._matrix.element_size()
 
     def __call__(
-        self, tokens: np.ndarray, states: Tensor, boundaries: Sequence[int], places: np.ndarray, norms: Tensor | None
+        self, tokens: np.ndarray, states: Tensor, taps: Sequence[int], slots: np.ndarray, norms: Tensor | None
     ) -> Tensor:
         """[tokens, 2 * hidden]"""
         assert norms is None  # its layer has the norms
-        device = self._decoder.device
-        index = torch.as_tensor(places.clip(0), device=device)
-        feature = torch.cat([states[boundary, index] for boundary in boundaries], dim=1)
-        feature[torch.as_tensor(places < 0, device=device)] = 0
+        index = torch.as_tensor(slots.clip(0), device=states.device)
+        feature = torch.cat([states[tap, index] for tap in taps], dim=1)
+        feature[torch.as_tensor(slots < 0, device=states.device)] = 0
         if self._matrix is not None:
             feature = functional.linear(feature, self._matrix)
         return torch.cat((self._decoder.embed(tokens), feature), dim=1)
@@ -61,18 +60,18 @@ class OwnHead:
         self._index = torch.as_tensor(tokens, dtype=torch.long, device=weight.device)
         self.bytes = weight.numel() * weight.element_size()
 
-    def logits(self, asks: Sequence[Ask], states: Sequence[Tensor]) -> Sequence[Tensor]:
-        x = torch.cat(list(states)).to(self._weight)
+    def logits(self, asks: Sequence[Ask], states: Tensor) -> Tensor:
+        x = states.to(self._weight)
         x = functional.rms_norm(x, (x.shape[-1],), self._norm, self._eps)
         logits = torch.full((len(x), self._vocabulary), -math.inf, device=x.device)
         logits[:, self._index] = functional.linear(x, self._weight).float()
-        found = logits.split([len(part) for part in states])
-        for ask, rows in zip(asks, found, strict=True):
+        parts = logits.split([1 + len(ask.proposal) for ask in asks])
+        for ask, rows in zip(asks, parts, strict=True):
             bias = ask.request.sampling.logit_bias or {}
             forbidden = {token for token, value in bias.items() if value == -math.inf}
             if self._known <= forbidden:  # one token that may be written, so that there is something to guess
                 rows[:, next(token for token in range(self._vocabulary) if token not in forbidden)] = 0
-        return found
+        return logits
 
     def release(self, request: RequestView) -> None:
         return

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 from torch import Tensor
 
-from hierspec.backends.torch.decoder import Kept, Span
+from hierspec.backends.base import Batch, Decoder, Memory
 from hierspec.core.errors import HierspecError
-from hierspec.scorers.base import Decoder, ModelScorer, WholeHead
-from hierspec.scorers.staircase import KeyValueMemory, StaircasePool
+from hierspec.scorers.base import ModelScorer, WholeHead
+from hierspec.scorers.pool import StaircasePool
 
 
 class SkippingDecoder:
@@ -25,38 +25,33 @@ class SkippingDecoder:
         if len(set(skipped)) == layers:
             raise HierspecError("skip_layers names every layer of the model; leave some to run.")
         self._decoder = decoder
-        self._kept = [layer not in set(skipped) for layer in range(layers)]
-        self.config, self.embedding = decoder.config, decoder.embedding
-        self.dtype, self.device, self.team = decoder.dtype, decoder.device, decoder.team
+        self._runs = [layer not in set(skipped) for layer in range(layers)]
+        self.backend, self.config, self.embedding = decoder.backend, decoder.config, decoder.embedding
+        self.dtype = decoder.dtype
         self.head_weight, self.norm = decoder.head_weight, decoder.norm
         self.weight_bytes, self.products = decoder.weight_bytes, decoder.products
         self.layer_rows = 0
 
-    def new_memory(self) -> KeyValueMemory:
-        return self._decoder.new_memory()
+    def memory(self, taps: tuple[int, ...], most_bytes: int) -> Memory:
+        return self._decoder.memory(taps, most_bytes)
 
     def embed(self, tokens: np.ndarray) -> Tensor:
         return self._decoder.embed(tokens)
 
-    def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
-        return self._decoder.head(hidden, norm)
+    def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:
+        return self._decoder.logits(states, norm)
 
-    def run(
-        self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int, kept: Kept = ()
-    ) -> Tensor:
+    def run(self, memory: Memory, batch: Batch, hidden: Tensor, start: int, stop: int) -> Tensor:
         """The layers of start..stop that are not skipped, in runs of neighbours."""
-        if kept:  # from one of those layers to the next
-            for layer, states in kept:
-                hidden = self.run(hidden, positions, spans, start, layer)
-                states.copy_(hidden)
-                start = layer
         first = start
         for layer in range(start, stop + 1):
-            if layer < stop and self._kept[layer]:
+            if layer < stop and self._runs[layer]:
                 continue
             if first < layer:
-                hidden = self._decoder.run(hidden, positions, spans, first, layer)
-                self.layer_rows += len(positions) * (layer - first)
+                hidden = self._decoder.run(memory, batch, hidden, first, layer)
+                self.layer_rows += len(batch.positions) * (layer - first)
+            if layer < stop and layer + 1 in memory.taps:  # nobody has run this one, and its states are asked for
+                memory.states[memory.taps.index(layer + 1), batch.slots] = hidden
             first = layer + 1
         return hidden
 

@@ -1,101 +1,120 @@
-"""The staircase: what is already computed for a text, position by position, up to which layer.
+"""The staircase: what is already computed for a text, token by token, up to which layer.
 
-A cache is a memo. `align` is told the whole context and proposal, keeps what it holds of exactly that and forgets
-the rest; dropping a staircase costs time, never a different token. Exits of one checkpoint and the checkpoint
-itself share a staircase: a position climbs from boundary to boundary, each layer at most once while it is kept.
+A cache is a memo. `align` is given the whole context and proposal, keeps what it holds of exactly that and forgets
+the rest; dropping a staircase costs time, never a different token. Exits of one checkpoint and the checkpoint itself
+share a staircase: a token climbs from tap to tap, each layer at most once while it is kept.
 
-    slot     0 1 2 3 4 | 5 6 7      context | proposal nodes
+    entry    0 1 2 3 4 | 5 6 7      context | proposal nodes
     layers  30 # # # # .
-             8 # # # # . . #        hidden states are kept at every boundary,
-             4 # # # # # # # .      so a position can go on from where it stands
+             8 # # # # . . #        states are kept at every tap,
+             4 # # # # # # # .      so a token can go on from where it got to
+
+Keys, values and states are in the memory of a backend, in pages that texts may share. A page that is shared is only
+read: whoever wants to write to it gets a copy first.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
-from typing import Protocol
-
 import numpy as np
-import torch
 
-from hierspec.checkpoints.config import DecoderConfig
+from hierspec.backends.base import Memory
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import RequestView
 from hierspec.core.proposal import Proposal
 
-_GROWTH = 256  # slots; memory grows in steps of this at least,
-_LEAST_GROWTH = 32  # or of this where it is short
-_MOST_IDLE = 8  # staircases of ended requests that wait for a prompt that begins alike
+_NO_PATHS = np.zeros(0, np.int64)
 
 
-class KeyValueMemory(Protocol):
-    """Keys and values of one text by slot, laid out as a decoder likes to read them."""
+class Pages:
+    """Hands out the pages of a memory and counts how many texts hold each."""
 
-    @property
-    def bytes_per_slot(self) -> int: ...
-
-    def grow(self, slots: int, used: int) -> None:
-        """Room for `slots` slots; the first `used` stay."""
-
-    def move(self, to: list[int], old: list[int]) -> None:
-        """Slot to[i] becomes what slot old[i] was, all at once."""
-
-
-class RowMemory:
-    """The plain layout, [layers, 2, kv_heads, slots, head_size], on any device."""
-
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self.numbers = torch.zeros(config.layers, 2, config.kv_heads, 0, config.head_size, dtype=dtype, device=device)
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self._holders: dict[int, int] = {}
+        self._returned: list[int] = []  # those that were in use before, the last one first: still in caches
+        self._unused = 0  # pages from this one on have never been in use
 
     @property
-    def bytes_per_slot(self) -> int:
-        layers, two, kv_heads, _, head_size = self.numbers.shape
-        return layers * two * kv_heads * head_size * self.numbers.element_size()
+    def in_use(self) -> int:
+        return len(self._holders)
 
-    def grow(self, slots: int, used: int) -> None:
-        old = self.numbers
-        self.numbers = old.new_zeros(*old.shape[:3], slots, old.shape[4])
-        self.numbers[:, :, :, :used] = old[:, :, :, :used]
+    @property
+    def free(self) -> int:
+        return self.memory.pages - len(self._holders)
 
-    def move(self, to: list[int], old: list[int]) -> None:
-        self.numbers[:, :, :, to] = self.numbers[:, :, :, old]
+    def take(self) -> int:
+        """A page for one holder. There must be a free one."""
+        if not self.free:
+            raise HierspecError("There is no room left for keys and values; raise --kv-memory, or run fewer requests.")
+        if self._returned:
+            page = self._returned.pop()
+        else:
+            page, self._unused = self._unused, self._unused + 1
+        self._holders[page] = 1
+        return page
+
+    def hold(self, page: int) -> None:
+        """One holder more."""
+        self._holders[page] += 1
+
+    def holders(self, page: int) -> int:
+        return self._holders[page]
+
+    def give_back(self, page: int) -> None:
+        """One holder less; without any the page is free."""
+        self._holders[page] -= 1
+        if not self._holders[page]:
+            del self._holders[page]
+            self._returned.append(page)
 
 
 class Staircase:
-    """Keys, values, boundary states and heights of one text. Slot i < `chain` is position i of the context."""
+    """One text. Entry i < `chain` is position i of the context; the proposal's nodes come behind it."""
 
-    def __init__(
-        self, memory: KeyValueMemory, boundaries: Sequence[int], hidden: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.memory = memory
-        self.boundaries = tuple(boundaries)  # layers after which hidden states are kept, the last layer included
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        self.memory = pages.memory
         self.used = 0
         self.chain = 0
-        self.tokens = np.empty(0, np.int32)
-        self.parents = np.empty(0, np.int32)
-        self.positions = np.empty(0, np.int32)
-        self.heights = np.empty(0, np.int32)  # layers that a slot has been through: 0 or a boundary
-        self.hidden = torch.empty(len(self.boundaries), 0, hidden, dtype=dtype, device=device)
-
-    def bytes_for(self, slots: int) -> int:
-        """Bytes that `slots` slots take on the device."""
-        states = self.hidden.shape[0] * self.hidden.shape[2] * self.hidden.element_size()
-        return slots * (self.memory.bytes_per_slot + states)
+        self.table = np.zeros(0, np.int64)  # pages, in the order of the entries
+        self.tokens = np.zeros(0, np.int32)
+        self.parents = np.zeros(0, np.int64)
+        self.positions = np.zeros(0, np.int64)
+        self.slots = np.zeros(0, np.int64)  # of the memory, by entry
+        self.heights = np.zeros(0, np.int32)  # layers that an entry has been through: 0 or a tap
+        self._shared = 0  # leading pages that others may hold too
+        # For a drafter on a checkpoint's states: so many entries were made from those. Others share no more.
+        self.from_features: int | None = None
 
     @property
     def capacity(self) -> int:
         return len(self.tokens)
 
-    def grow(self, slots: int) -> None:
-        """Room for `slots` slots; what is held stays."""
-        for name in ("tokens", "parents", "positions", "heights"):
-            old = getattr(self, name)
-            setattr(self, name, np.concatenate((old, np.zeros(slots - len(old), np.int32))))
-        self.memory.grow(slots, self.used)
-        hidden = self.hidden
-        self.hidden = hidden.new_zeros(hidden.shape[0], slots, hidden.shape[2])
-        self.hidden[:, : self.used] = hidden[:, : self.used]
+    def pages_lacking(self, entries: int, kept: int) -> int:
+        """Pages to be taken before so many entries fit, where those behind the first `kept` will change."""
+        page = self.memory.page
+        lacking = max(-(-entries // page) - len(self.table), 0)
+        first = kept // page
+        if first < self._shared:
+            lacking += sum(self._pages.holders(int(number)) > 1 for number in self.table[first : self._shared])
+        return lacking
+
+    def reserve(self, entries: int) -> None:
+        """Take the pages for so many entries."""
+        lacking = -(-entries // self.memory.page) - len(self.table)
+        if lacking > 0:
+            self._hold([*self.table.tolist(), *(self._pages.take() for _ in range(lacking))])
+
+    def _hold(self, pages: list[int]) -> None:
+        """Let these be its pages, with room to say what is in them."""
+        page = self.memory.page
+        self.table = np.array(pages, np.int64)
+        if len(pages) * page > self.capacity:
+            # Twice as many as before, so that a long text is not copied at every page.
+            room = np.zeros(max(len(pages) * page, 2 * self.capacity) - self.capacity, np.int32)
+            self.tokens = np.append(self.tokens, room)
+            self.heights = np.append(self.heights, room)
+            self.parents, self.positions = np.append(self.parents, room), np.append(self.positions, room)
+        self.slots = (self.table[:, None] * page + np.arange(page)).ravel()
 
     def common(self, context: np.ndarray) -> int:
         """How many leading tokens of the context it holds."""
@@ -106,171 +125,136 @@ class Staircase:
         first = int(differs.argmax())
         return first if differs[first] else size
 
-    def align(self, context: np.ndarray, proposal: Proposal) -> None:
-        """Make slots 0.. hold the context and the slots after it the proposal's nodes, keeping what is known.
+    def finished(self, context: np.ndarray) -> int:
+        """How many of those have been through every layer, so that others may read them."""
+        size = self.common(context)
+        if self.from_features is not None:
+            size = min(size, self.from_features)
+        below = self.heights[:size] < self.memory.taps[-1]
+        first = int(below.argmax()) if size else 0
+        return first if size and below[first] else size
 
-        New slots have height 0. There must be room for all of them.
+    def share(self, context: np.ndarray, count: int) -> Staircase:
+        """A new staircase that begins with `count` finished tokens of this one: full pages are held by both, the rest
+        is copied. There must be a free page."""
+        other, page = Staircase(self._pages), self.memory.page
+        full = count // page
+        other._hold(self.table[:full].tolist())
+        for number in other.table:
+            self._pages.hold(int(number))
+        other._shared, self._shared = full, max(full, self._shared)
+        other.reserve(count)
+        if full * page < count:
+            rest = slice(full * page, count)
+            self.memory.copy(other.slots[rest], self.slots[rest])
+        other.tokens[:count] = context[:count]
+        other.heights[:count] = self.heights[:count]
+        other.parents[:count] = np.arange(-1, count - 1)
+        other.positions[:count] = np.arange(count)
+        other.chain = other.used = count
+        other.from_features = None if self.from_features is None else count
+        return other
+
+    def recompute(self, start: int) -> None:
+        """What is kept of entries from `start` on holds no longer."""
+        self._unshare(start)
+        self.heights[start : self.used] = 0
+
+    def assume(self, done: int, height: int) -> None:
+        """For timing alone: the first `done` entries count as computed up to this layer, the others as not."""
+        self._unshare(0)
+        self.heights[:done] = height
+        self.heights[done : self.used] = 0
+
+    def release(self) -> None:
+        """Give all pages back. It is of no use afterwards."""
+        for number in self.table:
+            self._pages.give_back(int(number))
+        self.table = np.zeros(0, np.int64)
+
+    def align(self, context: np.ndarray, proposal: Proposal, same: int | None = None) -> None:
+        """Make entries 0.. hold the context and those after it the proposal's nodes, keeping what is known.
+
+        `same` is what `common` says of the context. New entries have height 0. There must be room for all of them.
         """
         length, wanted = len(context), len(context) + len(proposal)
-        same = self.common(context)
+        same = self.common(context) if same is None else same
+        if same // self.memory.page < self._shared:
+            self._unshare(same)
         if self.used in (same, self.chain) and not proposal.tokens:
             # Nothing that is held can follow: where the context leaves the chain there are no nodes. So it is in
             # drafting, token by token, where every microsecond counts.
-            self.tokens[same:length] = context[same:]
+            self._put_context(context, same)
             self.heights[same:length] = 0
-            self.parents[same:length] = np.arange(same - 1, length - 1)
-            self.positions[same:length] = np.arange(same, length)
             self.chain = self.used = length
             return
         held = self._held_children(same)
         at = same - 1
-        come_from = []  # held slot of wanted slot same, same + 1, ...; -1 where nothing is held
+        sources = []  # held entry of wanted entry same, same + 1, ...; -1 where nothing is held
         for token in context[same:]:
             at = held.get((at, int(token)), -2)
             if at < 0:
                 break
-            come_from.append(at)
-        come_from += [-1] * (length - same - len(come_from))
-        place = {-1: come_from[-1] if come_from else same - 1}
+            sources.append(at)
+        sources += [-1] * (length - same - len(sources))
+        node_sources = {-1: sources[-1] if sources else same - 1}
         for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
-            place[node] = held.get((place[parent], token), -1) if place[parent] >= 0 else -1
-            come_from.append(place[node])
+            source = node_sources[parent]
+            node_sources[node] = held.get((source, token), -1) if source >= 0 else -1
+            sources.append(node_sources[node])
 
-        moves = [(slot, held_at) for slot, held_at in enumerate(come_from, same) if 0 <= held_at != slot]
-        heights = [self.heights[slot] if slot >= 0 else 0 for slot in come_from]
+        moves = [(entry, source) for entry, source in enumerate(sources, same) if 0 <= source != entry]
+        heights = [self.heights[source] if source >= 0 else 0 for source in sources]
         if moves:
-            to, old = [slot for slot, _ in moves], [slot for _, slot in moves]
-            self.memory.move(to, old)
-            self.hidden[:, to] = self.hidden[:, old]
-        self.tokens[same:length] = context[same:]
+            to, source_entries = (np.array(entries) for entries in zip(*moves, strict=True))
+            self.memory.copy(self.slots[to], self.slots[source_entries])
+        self._put_context(context, same)
         self.tokens[length:wanted] = proposal.tokens
         self.heights[same:wanted] = heights
-        self.parents[same:length] = np.arange(same - 1, length - 1)
-        self.positions[same:length] = np.arange(same, length)
         for node, (parent, depth) in enumerate(zip(proposal.parents, proposal.depths(), strict=True)):
-            self.parents[length + node] = length + parent  # a parent of -1 is the context's last slot
+            self.parents[length + node] = length + parent  # a parent of -1 is the context's last entry
             self.positions[length + node] = length + depth
         self.chain, self.used = length, wanted
 
-    def visible(self, slots: np.ndarray, window: int) -> np.ndarray | None:
-        """[len(slots), used]: which slots each of these sees; None where all see everything."""
-        keys = np.arange(self.used)
-        seen = (keys[None, :] <= slots[:, None]) & (keys < self.chain)
-        for row, slot in enumerate(slots):
-            seen[row, self.path(int(slot))] = True
-        if window:
-            seen &= self.positions[slots][:, None] - self.positions[None, : self.used] < window
-        return None if seen.all() else seen
+    def paths(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What each of these sees beyond the context: slots from the context down to itself, one path after the other,
+        and where each begins and ends."""
+        if entries[-1] < self.chain:  # they rise
+            return np.zeros(len(entries) + 1, np.int64), _NO_PATHS
+        chain, parents = self.chain, self.parents[self.chain : self.used].tolist()
+        starts, path_entries = [0], list[int]()
+        for entry in entries.tolist():
+            path = []
+            while entry >= chain:
+                path.append(entry)
+                entry = parents[entry - chain]
+            path_entries += reversed(path)
+            starts.append(len(path_entries))
+        return np.array(starts, np.int64), self.slots[path_entries]
 
-    def path(self, slot: int) -> list[int]:
-        """The proposal's slots from the context down to `slot`, itself last; nothing for a slot of the context."""
-        slots = []
-        while slot >= self.chain:
-            slots.append(slot)
-            slot = int(self.parents[slot])
-        return slots[::-1]
+    def _put_context(self, context: np.ndarray, same: int) -> None:
+        length = len(context)
+        self.tokens[same:length] = context[same:]
+        self.parents[same:length] = np.arange(same - 1, length - 1)
+        self.positions[same:length] = np.arange(same, length)
 
     def _held_children(self, same: int) -> dict[tuple[int, int], int]:
-        """(slot, token) -> the held slot after it, for the slots from `same` on."""
-        slots = range(same, self.used)
-        return {(int(self.parents[slot]), int(self.tokens[slot])): slot for slot in reversed(slots)}
+        """(entry, token) -> the held entry after it, for the entries from `same` on."""
+        entries = range(same, self.used)
+        return {(int(self.parents[entry]), int(self.tokens[entry])): entry for entry in reversed(entries)}
 
-
-class Judge(Protocol):
-    """What the pool needs to know of a decoder."""
-
-    config: DecoderConfig
-    embedding: torch.Tensor  # [vocabulary, hidden], in the dtype of the weights
-    dtype: torch.dtype  # of hidden states
-    device: torch.device
-
-    def new_memory(self) -> KeyValueMemory: ...
-
-
-class StaircasePool:
-    """The staircases of one checkpoint, by request, within a stated number of bytes.
-
-    Ended requests leave theirs behind for a later prompt that begins alike (the next turn of a chat). When memory
-    is short the longest unused ones go first; a running request that lost its own computes it anew.
-    """
-
-    def __init__(self, decoder: Judge, budget: int) -> None:
-        self.decoder, self.budget = decoder, budget
-        self.boundaries: tuple[int, ...] = (decoder.config.layers,)
-        self._running: weakref.WeakKeyDictionary[RequestView, Staircase] = weakref.WeakKeyDictionary()
-        self._idle: list[Staircase] = []
-        self._use: list[Staircase] = []  # least recently used first
-
-    def add_boundary(self, layer: int) -> None:
-        """Keep hidden states after this layer too."""
-        if layer not in self.boundaries:
-            self.boundaries = tuple(sorted({*self.boundaries, layer}))
-            self.clear()
-
-    def clear(self) -> None:
-        """Forget everything. Never changes what is written."""
-        self._running.clear()
-        self._idle, self._use = [], []
-
-    def staircases(self) -> list[Staircase]:
-        """All that is kept, the least recently used first."""
-        return list(self._use)
-
-    def bytes_held(self) -> int:
-        return sum(staircase.bytes_for(staircase.capacity) for staircase in self._use)
-
-    def release(self, request: RequestView) -> None:
-        staircase = self._running.pop(request, None)
-        if staircase is not None and any(staircase is known for known in self._use):
-            self._idle.append(staircase)
-            if len(self._idle) > _MOST_IDLE:
-                self._forget(self._idle[0])
-
-    def prepare(self, wanted: Sequence[tuple[RequestView, np.ndarray, Proposal]]) -> list[Staircase]:
-        """The staircases of these requests, each aligned with its context and proposal and with room for them."""
-        pinned: list[Staircase] = []
-        for request, context, proposal in wanted:
-            staircase = self._running.get(request) or self._taken_over(context)
-            self._running[request] = staircase
-            self._use = [known for known in self._use if known is not staircase] + [staircase]
-            pinned.append(staircase)
-            self._make_room(staircase, len(context) + len(proposal), pinned)
-            staircase.align(context, proposal)
-        return pinned
-
-    def _taken_over(self, context: np.ndarray) -> Staircase:
-        best = max(self._idle, key=lambda staircase: staircase.common(context), default=None)
-        if best is None or not best.common(context):
-            decoder = self.decoder
-            return Staircase(
-                decoder.new_memory(), self.boundaries, decoder.config.hidden, decoder.dtype, decoder.device
-            )
-        self._idle = [known for known in self._idle if known is not best]
-        return best
-
-    def _make_room(self, staircase: Staircase, slots: int, pinned: list[Staircase]) -> None:
-        if slots <= staircase.capacity:
-            return
-        for candidate in list(self._use):
-            if self._bytes_with(staircase, slots + _LEAST_GROWTH) <= self.budget:
-                break
-            if not any(candidate is one for one in pinned):
-                self._forget(candidate)
-        generous = max(slots + _GROWTH, min(2 * staircase.capacity, slots + 16 * _GROWTH))
-        wished = (generous, slots + _LEAST_GROWTH, slots)
-        sizes = [size for size in wished if self._bytes_with(staircase, size) <= self.budget]
-        if not sizes:
-            raise HierspecError(
-                f"Keys and values need {self._bytes_with(staircase, slots) / 2**20:.0f} MiB but the budget is "
-                f"{self.budget / 2**20:.0f} MiB; raise --kv-memory, or run fewer or shorter requests."
-            )
-        staircase.grow(sizes[0])
-
-    def _bytes_with(self, staircase: Staircase, slots: int) -> int:
-        return self.bytes_held() + staircase.bytes_for(slots - staircase.capacity)
-
-    def _forget(self, staircase: Staircase) -> None:
-        self._use = [known for known in self._use if known is not staircase]
-        self._idle = [known for known in self._idle if known is not staircase]
-        for request in [request for request, held in self._running.items() if held is staircase]:
-            del self._running[request]
+    def _unshare(self, start: int) -> None:
+        """Have pages of its own from the entry `start` on, with what is held in them."""
+        page, first = self.memory.page, start // self.memory.page
+        for index in range(first, self._shared):
+            number = int(self.table[index])
+            if self._pages.holders(number) == 1:
+                continue
+            self.table[index] = self._pages.take()
+            entries = np.arange(index * page, min((index + 1) * page, max(self.used, index * page)))
+            old = self.slots[entries]
+            self.slots[index * page : (index + 1) * page] = self.table[index] * page + np.arange(page)
+            if len(entries):
+                self.memory.copy(self.slots[entries], old)
+            self._pages.give_back(number)
+        self._shared = min(self._shared, first)

@@ -123,7 +123,7 @@ def _choices(scorer: ModelScorer, text: Text) -> np.ndarray:
     ask = Ask(scorer, context, rest, request, 1, False, TierStats(scorer.name))
     try:
         with torch.inference_mode():
-            found: np.ndarray = scorer.logits([ask])[0].argmax(dim=1).cpu().numpy()
+            found: np.ndarray = scorer.logits([ask]).argmax(dim=1).cpu().numpy()
         return found
     finally:
         request.cancel()

@@ -10,7 +10,7 @@ from numba import njit
 from hierspec.assembly.opening import open_decoder
 from hierspec.backends.cpu import packing as packed
 from hierspec.backends.cpu import quantised as low_bits
-from hierspec.backends.cpu.decoder import CpuDecoder
+from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.cpu.packing import pack_in_memory, packed_weights
 from hierspec.backends.cpu.product import BYTES, NIBBLES, byte_tiles, nibble_tiles
 from hierspec.backends.cpu.quantised import (
@@ -113,7 +113,8 @@ def test_a_model_in_few_bits_is_near_the_whole_one(tmp_path, kind):
     changes = {"heads": 4, "hidden": 128, "intermediate": 192}
     checkpoint = load_checkpoint(tiny_checkpoint(tmp_path, "llama", seed=2, **changes))
     config, tensors = checkpoint.config, checkpoint.weights
-    low = CpuDecoder(config, tensors, 2, pack_in_memory(config, tensors, kind))
+    backend = CpuBackend(2)
+    low = backend.with_weights(config, tensors, pack_in_memory(config, tensors, kind))
     rounded = {**tensors}
     for name, tensor in tensors.items():  # what the weights became, in whole floats
         if name.endswith("_proj.weight"):
@@ -121,7 +122,7 @@ def test_a_model_in_few_bits_is_near_the_whole_one(tmp_path, kind):
             rounded[name] = torch.from_numpy(unpack(pack(tensor.numpy(), bits), bits))
     head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
     rounded[head] = torch.from_numpy(unpack(pack(tensors[head].numpy(), 8), 8))
-    whole = CpuDecoder(config, rounded, 2)
+    whole = backend.decoder(config, rounded, "float32")
     from backends.test_bits import plain_logits
 
     tokens = np.random.default_rng(4).integers(0, config.vocabulary, 30).tolist()
@@ -138,14 +139,15 @@ def test_the_file_is_made_once_and_mapped(tmp_path, monkeypatch):
     from backends.test_bits import plain_logits
 
     tokens = [1, 5, 9, 2]
-    expected = plain_logits(CpuDecoder(checkpoint.config, checkpoint.weights, 2), tokens)
+    backend = CpuBackend(2)
+    expected = plain_logits(backend.decoder(checkpoint.config, checkpoint.weights, "float32"), tokens)
     made = packed_weights(checkpoint, packed.KINDS["float32"])
     [file] = (tmp_path / "cache" / "packed").iterdir()
     state = file.stat()
     again = packed_weights(checkpoint, packed.KINDS["float32"])
     assert file.stat().st_mtime_ns == state.st_mtime_ns
     for weights in (made, again):
-        decoder = CpuDecoder(checkpoint.config, checkpoint.weights, 2, weights)
+        decoder = backend.with_weights(checkpoint.config, checkpoint.weights, weights)
         assert (plain_logits(decoder, tokens) == expected).all()
     file.write_bytes(file.read_bytes()[:-64])  # cut short: made anew
     assert packed_weights(checkpoint, packed.KINDS["float32"]).bytes == made.bytes

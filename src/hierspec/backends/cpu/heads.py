@@ -10,6 +10,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from hierspec.backends.base import Decoder, ExtraRows
 from hierspec.backends.cpu.amx import CODE
 from hierspec.backends.cpu.kernels import WIDE
 from hierspec.backends.cpu.layers import normalise, share
@@ -18,8 +19,6 @@ from hierspec.backends.cpu.packing import packed
 from hierspec.backends.cpu.product import FLOATS, make_ready, product
 from hierspec.backends.cpu.quantised import NIBBLE_GROUP, RECORD
 from hierspec.backends.cpu.threads import ThreadTeam
-from hierspec.scorers.base import Decoder
-from hierspec.scorers.shortlist import Extra
 
 _FLOAT = 4  # bytes
 _AT_ONCE = 32  # rows that are joined together
@@ -63,16 +62,16 @@ def run_draft_head(
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def run_join(
-    thread, threads, embedded, states, boundaries, places, norms, eps, weights, kind, joined, inputs, records, out,
+    thread, threads, embedded, states, taps, slots, norms, eps, weights, kind, joined, inputs, records, out,
     code=CODE,
 ):  # fmt: skip
     """out = (embedded rows, beside them features) times packed weights.
 
-    Features are states [boundary, place, hidden] at each of `boundaries` and a row's place, through one of `norms`;
-    where there are no norms, as they are; zeros for a place below zero. As many rows at once as `joined` has room for.
+    Features are states[tap, slot] at each of `taps` and a row's slot, through one of `norms`; where there are no norms,
+    as they are; zeros for a slot below zero. As many rows at once as `joined` has room for.
     """
     rows, size = embedded.shape
-    width, mine = (1 + len(boundaries)) * size, joined[thread]
+    width, mine = (1 + len(taps)) * size, joined[thread]
     x, ready, record = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
     first, last = share(size // LANES, thread, threads)
     start = 0
@@ -80,15 +79,15 @@ def run_join(
         count = min(len(mine), rows - start)
         for row in range(count):
             mine[row, :size] = embedded[start + row]
-            place = places[start + row]
-            for number in range(len(boundaries)):
+            slot = slots[start + row]
+            for number in range(len(taps)):
                 part = mine[row, (1 + number) * size : (2 + number) * size]
-                if place < 0:
+                if slot < 0:
                     part[:] = 0
                 elif len(norms):
-                    normalise(states[boundaries[number], place], norms[number], eps, part)
+                    normalise(states[taps[number], slot], norms[number], eps, part)
                 else:
-                    part[:] = states[boundaries[number], place]
+                    part[:] = states[taps[number], slot]
         make_ready(x, count, width, kind, ready, record)
         product(
             x, ready, record, count, weights, width, kind, out.ctypes.data + start * size * _FLOAT, size, first, last
@@ -99,9 +98,8 @@ def run_join(
 class CpuJoin:
     """`Join`, compiled."""
 
-    def __init__(self, decoder: Decoder, matrix: Tensor, bias: Tensor | None, kind: int) -> None:
-        assert decoder.team is not None
-        self._decoder, self._team, self._kind, self._packed = decoder, decoder.team, kind, packed(matrix, kind)
+    def __init__(self, decoder: Decoder, matrix: Tensor, bias: Tensor | None, kind: int, team: ThreadTeam) -> None:
+        self._decoder, self._team, self._kind, self._packed = decoder, team, kind, packed(matrix, kind)
         self._bias = None if bias is None else bias.float()
         self._eps = np.float32(decoder.config.norm_eps)
         self.bytes = self._packed.nbytes
@@ -109,12 +107,12 @@ class CpuJoin:
         self._scratch = _join_scratch(self._team.threads, matrix.shape[1])
 
     def __call__(
-        self, tokens: np.ndarray, states: Tensor, boundaries: Sequence[int], places: np.ndarray, norms: Tensor | None
+        self, tokens: np.ndarray, states: Tensor, taps: Sequence[int], slots: np.ndarray, norms: Tensor | None
     ) -> Tensor:
         out = np.empty((len(tokens), self._decoder.config.hidden), np.float32)
         arguments = (
-            self._decoder.embed(tokens).numpy(), states.numpy(), np.array(boundaries, np.int64),
-            places.astype(np.int64), self._norms.floats(norms, 2), self._eps, self._address, self._kind,
+            self._decoder.embed(tokens).numpy(), states.numpy(), np.array(taps, np.int64),
+            slots, self._norms.floats(norms, 2), self._eps, self._address, self._kind,
             *self._scratch, out,
         )  # fmt: skip
         if len(tokens) <= _FEW:
@@ -148,7 +146,7 @@ class Norms:
         return found[1]
 
 
-class CpuProduct:
+class CpuShortlist:
     """Rows in 8 bits (a draft may always be), or as the target has them where its sizes do not allow that."""
 
     def __init__(self, weight: Tensor, tokens: np.ndarray, eps: float, kind: int, team: ThreadTeam) -> None:
@@ -158,17 +156,17 @@ class CpuProduct:
         assert isinstance(self._own.rows, np.ndarray)
         self.bytes = self._own.rows.nbytes
         self._norms, self._rows = Norms(), 0
-        self._shape: tuple[list[Extra], list[int]] = [], []
-        self._touched: list[Extra | None] = []  # by row: whose tokens have logits there that are not minus infinity
+        self._shape: tuple[list[ExtraRows], list[int]] = [], []
+        self._touched: list[ExtraRows | None] = []  # by row: whose tokens have logits there that are not minus infinity
 
-    def gather(self, tokens: np.ndarray) -> Extra:
+    def gather(self, tokens: np.ndarray) -> ExtraRows:
         padded = np.append(tokens, np.repeat(tokens[-1:], -len(tokens) % LANES)).astype(np.int64)
         if not len(tokens):
-            return Extra(padded, np.empty(0, np.uint8))
+            return ExtraRows(padded, np.empty(0, np.uint8))
         rows = self._weight[torch.from_numpy(padded)]
-        return Extra(padded, packed(rows, self._kind))  # padded with one token again: twice the same logit
+        return ExtraRows(padded, packed(rows, self._kind))  # padded with one token again: twice the same logit
 
-    def logits(self, states: Tensor, norm: Tensor | None, extras: Sequence[Extra], counts: Sequence[int]) -> Tensor:
+    def logits(self, states: Tensor, norm: Tensor | None, extras: Sequence[ExtraRows], counts: Sequence[int]) -> Tensor:
         rows = len(states)
         self._make_room(rows)
         shape = [*extras], [*counts]
@@ -182,7 +180,7 @@ class CpuProduct:
         )  # fmt: skip
         return torch.from_numpy(self._logits[:rows])
 
-    def _arranged(self, rows: int, extras: Sequence[Extra], counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def _arranged(self, rows: int, extras: Sequence[ExtraRows], counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """`parts` and `tokens` as `run_draft_head` takes them."""
         parts, tokens, place, row = [(0, rows, *_placed(self._own), 0)], [self._own.tokens], len(self._own.tokens), 0
         for extra, count in zip(extras, counts, strict=True):
@@ -193,7 +191,7 @@ class CpuProduct:
             row += count
         return np.array(parts, np.int64), np.concatenate(tokens)
 
-    def _clear(self, extras: Sequence[Extra]) -> None:
+    def _clear(self, extras: Sequence[ExtraRows]) -> None:
         """Let no row show what another request's tokens were last given there."""
         for row, extra in enumerate(extras):
             if self._touched[row] is not extra:
@@ -214,12 +212,12 @@ class CpuProduct:
         self._touched, self._shape = [None] * rows, ([], [])
 
 
-def _placed(extra: Extra) -> tuple[int, int]:
+def _placed(extra: ExtraRows) -> tuple[int, int]:
     assert isinstance(extra.rows, np.ndarray)
     return extra.rows.ctypes.data, len(extra.tokens) // LANES
 
 
-def compile_now(team: ThreadTeam) -> None:
+def compile_heads(team: ThreadTeam) -> None:
     """Compile what is in this file, or read it compiled."""
     weight = torch.zeros(LANES, LANES)
     with torch.inference_mode():
@@ -229,5 +227,5 @@ def compile_now(team: ThreadTeam) -> None:
             0, 1, row, row[None], zero, zero, no_norms, np.float32(0), joint.ctypes.data, FLOATS,
             *_join_scratch(1, 2 * LANES), row.copy(),
         )  # fmt: skip
-        head = CpuProduct(weight, np.arange(LANES, dtype=np.int32), 1e-5, FLOATS, team)
+        head = CpuShortlist(weight, np.arange(LANES, dtype=np.int32), 1e-5, FLOATS, team)
         head.logits(weight[:1], weight[0], [head.gather(np.empty(0, np.int32))], [1])

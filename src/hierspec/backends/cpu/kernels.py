@@ -41,6 +41,7 @@ _FILES = (
     "amx.py",
     "product.py",
     "layers.py",
+    "memory.py",
     "threads.py",
 )
 CODE = zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in _FILES))
@@ -62,10 +63,13 @@ def _sixteen_weights(w: VectorWriter, weights: Any, i: Any, halves: bool) -> Any
     return w.b.load(w.at(weights, i, FLOAT_BYTES * LANES), typ=VECTOR, align=FLOAT_BYTES)
 
 
-def _tile(rows: int, halves: bool) -> Any:
+def _tile(rows: int, halves: bool, onto: bool = False) -> Any:
     @piece(6, apart=True)
     def tile(w: VectorWriter, x: Any, x_step: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
-        """out[row, 0:16] = sum over i < size of x[row, i] * weights[i, 0:16], one i after the other, for each row."""
+        """out[row, 0:16] = sum over i < size of x[row, i] * weights[i, 0:16], one i after the other, for each row.
+
+        With `onto` the sums go on from what `out` holds: a product in pieces, to the bit the same as in one.
+        """
         starts = [w.b.add(x, w.b.mul(x_step, whole(FLOAT_BYTES * row))) for row in range(rows)]
 
         def add(step: Any, sums: list[Any]) -> list[Any]:
@@ -82,8 +86,10 @@ def _tile(rows: int, halves: bool) -> Any:
                 ]
             return sums
 
-        for row, total in enumerate(w.loop(w.b.sdiv(size, whole(UNROLLED)), [all_lanes(0.0)] * rows, add)):
-            w.store(total, out, w.b.mul(out_step, whole(row)))
+        places = [w.b.mul(out_step, whole(row)) for row in range(rows)]
+        begin = [w.load(out, place) if onto else all_lanes(0.0) for place in places]
+        for place, total in zip(places, w.loop(w.b.sdiv(size, whole(UNROLLED)), begin, add), strict=True):
+            w.store(total, out, place)
 
     return tile
 
@@ -125,6 +131,7 @@ def _turn(rows: int) -> Any:
 # rows before its chains fill the multipliers; where 16 lanes are four registers, four rows are enough.
 WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
 tile_1, tile_2, tile_3, tile_4 = (_tile(rows, halves=False) for rows in (1, 2, 3, 4))
+onto_1, onto_2, onto_3, onto_4 = (_tile(rows, halves=False, onto=True) for rows in (1, 2, 3, 4))
 turned_tile_8, turned_tile_16 = (_turned_tile(rows, halves=False) for rows in (8, 16))
 half_tile_1, half_tile_2, half_tile_3, half_tile_4 = (_tile(rows, halves=True) for rows in (1, 2, 3, 4))
 turned_half_tile_8, turned_half_tile_16 = (_turned_tile(rows, halves=True) for rows in (8, 16))

@@ -4,8 +4,8 @@ Between operators of a library lie microseconds of bookkeeping, thirty layers of
 Here the threads enter once, split each product by its outputs and meet at barriers. Rows never mix: whatever else is
 in the pass, a row's bits are the same.
 
-Numbers that meet one input stand in 16 lanes: weights [outputs / 16, inputs, 16], and likewise, for every layer and
-head, keys [slots / 16, head_size, 16] and values [head_size / 16, slots, 16]. So scores and their weighted sums are
+Numbers that meet one input stand in 16 lanes: weights [outputs / 16, inputs, 16], and likewise, for every page, layer
+and head, keys [PAGE / 16, head_size, 16] and values [head_size / 16, PAGE, 16]. So scores and their weighted sums are
 products too, and one `tile` does all the work.
 """
 
@@ -28,7 +28,8 @@ from hierspec.backends.cpu.kernels import (
     weigh_one,
 )
 from hierspec.backends.cpu.llvm import LANES
-from hierspec.backends.cpu.product import MATRICES, block_bytes, make_ready, product, tiles, two_products
+from hierspec.backends.cpu.memory import PAGE
+from hierspec.backends.cpu.product import MATRICES, block_bytes, make_ready, product, tiles, tiles_onto, two_products
 from hierspec.backends.cpu.threads import ARRIVED, BROKEN, MEETINGS
 
 QUERIES = 16  # rows of one text that attend together: as many as keep their scores in the cache
@@ -108,9 +109,16 @@ def _rotate(x, cos, sin):
 
 
 @_part
-def _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, keys, values, capacity, rotary, head_norms, eps):
+def _keys_at(arena, page, layer, head, shape):
+    """Address of a page's keys for a layer and head; its values come right behind them."""
+    _, kv_heads, head_size, _, layers = shape
+    return arena + ((page * layers + layer) * kv_heads + head) * 2 * PAGE * head_size * _FLOAT
+
+
+@_part
+def _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps):
     """Norm and rotate queries and keys, and write keys and values to their slots."""
-    heads, kv_heads, head_size, _ = shape
+    heads, kv_heads, head_size, _, _ = shape
     every = heads + 2 * kv_heads
     first, last = _share(len(qkv) * every, thread, threads)
     for item in range(first, last):
@@ -125,37 +133,35 @@ def _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, keys, valu
         if head < heads:
             continue
         kv_head = (head - heads) % kv_heads
-        start = (layer * kv_heads + kv_head) * capacity[row] * head_size
-        slot = slots[row]
+        start, slot = _keys_at(arena, slots[row] // PAGE, layer, kv_head, shape), slots[row] % PAGE
         if is_value:
             for chunk in range(head_size // LANES):
-                place = values[row] + (start + (chunk * capacity[row] + slot) * LANES) * _FLOAT
-                copy_lanes(x.ctypes.data + chunk * LANES * _FLOAT, place)
+                value = start + (PAGE * head_size + (chunk * PAGE + slot) * LANES) * _FLOAT
+                copy_lanes(x.ctypes.data + chunk * LANES * _FLOAT, value)
         else:
-            place = keys[row] + (start + slot // LANES * LANES * head_size + slot % LANES) * _FLOAT
-            scatter(x.ctypes.data, place, head_size)
+            key = start + (slot // LANES * LANES * head_size + slot % LANES) * _FLOAT
+            scatter(x.ctypes.data, key, head_size)
 
 
 @_part
 def _attend(
-    thread, threads, sync, first_row, last_row, layer, window, shape, qkv, positions, keys, values, capacity,
+    thread, threads, sync, first_row, last_row, layer, window, shape, qkv, positions, arena, table,
     ends, path_starts, paths, scale, scores, totals, attended,
 ):  # fmt: skip
     """Attention for at most QUERIES rows of one text: scores, their exponentials, and the weighted sums.
 
-    A row sees slots up to its end, then the slots of its path. Both stand in `scores` by position, so a node of a tree
-    adds the same numbers in the same order as the same token in a chain. A tile of a product is made of rows, or, for
-    one row alone, of its heads that share keys.
+    A row sees the text's tokens up to its end, then the slots of its path. Both stand in `scores` by position, so a
+    node of a tree adds the same numbers in the same order as the same token in a chain. A tile of a product is made of
+    rows, or, for one row alone, of its heads that share keys. `table` names the pages of the text's tokens.
     """
-    heads, kv_heads, head_size, _ = shape
+    heads, kv_heads, head_size, _, _ = shape
     group, width, rows = heads // kv_heads, qkv.shape[1], last_row - first_row
     q_start, o_start = (
         qkv.ctypes.data + first_row * width * _FLOAT,
         attended.ctypes.data + first_row * heads * head_size * _FLOAT,
     )
     length = scores.shape[2]
-    room = capacity[first_row] * head_size
-    end, begin = 0, capacity[first_row]
+    end, begin = 0, length
     for row in range(first_row, last_row):
         end = max(end, ends[row])
         begin = min(begin, max(0, positions[row] - window + 1) if window else 0)
@@ -164,7 +170,8 @@ def _attend(
     first, last = _share(kv_heads * (high - low), thread, threads)
     for item in range(first, last):
         head, block = item // (high - low), low + item % (high - low)
-        key_block = keys[first_row] + ((layer * kv_heads + head) * room + block * LANES * head_size) * _FLOAT
+        page, slot = table[block * LANES // PAGE], block * LANES % PAGE
+        key_block = _keys_at(arena, page, layer, head, shape) + slot * head_size * _FLOAT
         out = scores.ctypes.data + (head * group * QUERIES * length + block * LANES) * _FLOAT
         q = q_start + head * group * head_size * _FLOAT
         if rows == 1:
@@ -180,11 +187,11 @@ def _attend(
         row, q_head = first_row + item // heads, item % heads
         mine = scores[q_head, row - first_row]
         own_begin = max(0, positions[row] - window + 1) if window else 0
-        key_start = keys[row] + (layer * kv_heads + q_head // group) * room * _FLOAT
         stop = ends[row]
         for place in range(path_starts[row], path_starts[row + 1]):
-            slot = paths[place]
-            key = key_start + (slot // LANES * LANES * head_size + slot % LANES) * _FLOAT
+            page, slot = paths[place] // PAGE, paths[place] % PAGE
+            key = _keys_at(arena, page, layer, q_head // group, shape)
+            key += (slot // LANES * LANES * head_size + slot % LANES) * _FLOAT
             mine[stop] = score_one(qkv.ctypes.data + (row * width + q_head * head_size) * _FLOAT, key, head_size)
             stop += 1
         from_block, to_block = own_begin // LANES, (stop + LANES - 1) // LANES
@@ -202,30 +209,45 @@ def _attend(
     first, last = _share(kv_heads * chunks, thread, threads)
     for item in range(first, last):
         head, chunk = item // chunks, item % chunks
-        value_start = (
-            values[first_row] + ((layer * kv_heads + head) * room + chunk * capacity[first_row] * LANES) * _FLOAT
-        )
-        x = scores.ctypes.data + (head * group * QUERIES * length + low * LANES) * _FLOAT
+        # Values of a page's slot 0, as an offset from its keys.
+        to_values = (PAGE * head_size + chunk * PAGE * LANES) * _FLOAT
+        heads_scores = scores.ctypes.data + head * group * QUERIES * length * _FLOAT
         heads_out = o_start + (head * group * head_size + chunk * LANES) * _FLOAT
-        seen, count = value_start + low * LANES * LANES * _FLOAT, common - low * LANES
-        if count > 0 and rows == 1:
-            tiles(x, QUERIES * length, group, seen, count, heads_out, head_size)
+        first_seen = low * LANES
+        # Page after page, each going on with the sums of the one before it.
+        begin = first_seen
+        while begin < common:
+            page, slot = table[begin // PAGE], begin % PAGE
+            count = min(common - begin, PAGE - slot)
+            seen = _keys_at(arena, page, layer, head, shape) + to_values + slot * LANES * _FLOAT
+            x = heads_scores + begin * _FLOAT
+            if rows == 1:
+                if begin == first_seen:
+                    tiles(x, QUERIES * length, group, seen, count, heads_out, head_size)
+                else:
+                    tiles_onto(x, QUERIES * length, group, seen, count, heads_out, head_size)
+            else:
+                for number in range(group):
+                    its, out = x + number * QUERIES * length * _FLOAT, heads_out + number * head_size * _FLOAT
+                    if begin == first_seen:
+                        tiles(its, length, rows, seen, count, out, heads * head_size)
+                    else:
+                        tiles_onto(its, length, rows, seen, count, out, heads * head_size)
+            begin += count
         for q_head in range(head * group, (head + 1) * group):
-            number = q_head - head * group
-            out = heads_out + number * head_size * _FLOAT
-            if count <= 0:
-                for row in range(first_row, last_row):
-                    attended[row, q_head * head_size + chunk * LANES : q_head * head_size + (chunk + 1) * LANES] = 0
-            elif rows > 1:
-                tiles(x + number * QUERIES * length * _FLOAT, length, rows, seen, count, out, heads * head_size)
+            out = heads_out + (q_head - head * group) * head_size * _FLOAT
             for row in range(first_row, last_row):
+                if common <= first_seen:
+                    attended[row, q_head * head_size + chunk * LANES : q_head * head_size + (chunk + 1) * LANES] = 0
                 out_row = out + (row - first_row) * heads * head_size * _FLOAT
                 weights = scores[q_head, row - first_row].ctypes.data
-                for slot in range(max(common, low * LANES), ends[row]):
-                    weigh_one(weights + slot * _FLOAT, value_start + slot * LANES * _FLOAT, out_row)
+                for position in range(max(common, first_seen), ends[row]):
+                    value = _keys_at(arena, table[position // PAGE], layer, head, shape) + to_values
+                    weigh_one(weights + position * _FLOAT, value + position % PAGE * LANES * _FLOAT, out_row)
                 for place in range(path_starts[row], path_starts[row + 1]):
                     position = ends[row] + place - path_starts[row]
-                    weigh_one(weights + position * _FLOAT, value_start + paths[place] * LANES * _FLOAT, out_row)
+                    value = _keys_at(arena, paths[place] // PAGE, layer, head, shape) + to_values
+                    weigh_one(weights + position * _FLOAT, value + paths[place] % PAGE * LANES * _FLOAT, out_row)
                 for i in range(q_head * head_size + chunk * LANES, q_head * head_size + (chunk + 1) * LANES):
                     attended[row, i] /= totals[row, q_head]
     _meet(sync, threads)
@@ -235,19 +257,20 @@ def _attend(
 def run_layers(
     thread, threads, sync, start, stop,
     hidden, cos, sin,  # [rows, hidden] changed in place; [rows, head_size / 2]
-    positions, slots, keys, values, capacity,  # [rows]: where a row stands; addresses of its text's memory, its slots
-    groups,  # [groups + 1]: rows that attend together, each group of one text
-    ends, path_starts, paths,  # a row sees slots below ends[row], then paths[path_starts[row]:path_starts[row + 1]]
+    positions, slots,  # [rows]: in its text, and where its keys and values go in the arena
+    arena, tables,  # address of all keys and values; [texts, pages]: those of each text
+    groups, group_texts,  # [groups + 1]: rows that attend together; [groups]: their text
+    ends, path_starts, paths,  # a row sees tokens below ends[row], then paths[path_starts[row]:path_starts[row + 1]]
     weights, kind,  # [layers, 5]: addresses of qkv, output, gate, up, down; how they are stored
     norms, head_norms, biases,  # [layers, 2, hidden]; [layers, 2, head_size] or empty; [layers, qkv] or empty
-    windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate
+    windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate, layers
     normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, scale,
-    kept,  # [n, 2]: layers, and addresses of [rows, hidden] where the states after each go
+    taps,  # [n, 2]: layers, and addresses of [slots, hidden] where the states after each go
     code=CODE,
 ):  # fmt: skip
     """Layers start..stop for all rows. Called once by each thread with its number."""
     rows, size = hidden.shape
-    heads, kv_heads, head_size, intermediate = shape
+    heads, kv_heads, head_size, intermediate, _ = shape
     width = (heads + 2 * kv_heads) * head_size
     mine, my_gates = normed[thread], gates[thread]
     x, g, u = mine.ctypes.data, my_gates[0].ctypes.data, my_gates[1].ctypes.data
@@ -265,14 +288,12 @@ def run_layers(
                 for i in range(first * LANES, last * LANES):
                     qkv[row, i] += biases[layer, i]
         _meet(sync, threads)
-        _place_heads(
-            thread, threads, layer, qkv, cos, sin, shape, slots, keys, values, capacity, rotary, head_norms, eps
-        )  # fmt: skip
+        _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps)
         _meet(sync, threads)
         for place in range(len(groups) - 1):
             _attend(
                 thread, threads, sync, groups[place], groups[place + 1], layer, windows[layer], shape, qkv, positions,
-                keys, values, capacity, ends, path_starts, paths, scale, scores, totals, attended,
+                arena, tables[group_texts[place]], ends, path_starts, paths, scale, scores, totals, attended,
             )  # fmt: skip
         first, last = _share(size // LANES, thread, threads)
         _add_product(attended, ready, record, weights[layer, 1], kind, delta, hidden, first, last)
@@ -293,11 +314,11 @@ def run_layers(
         first, last = _share(size // LANES, thread, threads)
         _add_product(gated, ready, record, weights[layer, 4], kind, delta, hidden, first, last)
         _meet(sync, threads)
-        for place in range(len(kept)):
-            if kept[place, 0] == layer + 1:
+        for place in range(len(taps)):
+            if taps[place, 0] == layer + 1:
                 # States change next behind a meeting that a thread comes to when it has copied its rows.
                 for row in range(thread, rows, threads):
-                    target = kept[place, 1] + row * size * _FLOAT
+                    target = taps[place, 1] + slots[row] * size * _FLOAT
                     for i in range(0, size, LANES):
                         copy_lanes(hidden[row].ctypes.data + i * _FLOAT, target + i * _FLOAT)
     if kind == MATRICES:

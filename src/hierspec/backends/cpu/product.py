@@ -17,6 +17,10 @@ from hierspec.backends.cpu.kernels import (
     half_tile_2,
     half_tile_3,
     half_tile_4,
+    onto_1,
+    onto_2,
+    onto_3,
+    onto_4,
     tile_1,
     tile_2,
     tile_3,
@@ -112,6 +116,7 @@ def over_turned_rows(name, sixteen, eight, rest):
 
 
 tiles = over_rows("tiles", tile_4, tile_3, tile_2, tile_1)
+tiles_onto = over_rows("tiles_onto", onto_4, onto_3, onto_2, onto_1)  # sums go on from what is there
 half_tiles = over_rows("half_tiles", half_tile_4, half_tile_3, half_tile_2, half_tile_1)  # weights in bfloat16
 turned_tiles = over_turned_rows("turned_tiles", turned_tile_16, turned_tile_8, tiles)
 turned_half_tiles = over_turned_rows("turned_half_tiles", turned_half_tile_16, turned_half_tile_8, half_tiles)

@@ -1,4 +1,4 @@
-"""One decoder for the Llama family. It holds weights and no state: what was computed before lives in the cache."""
+"""One decoder for the Llama family through torch, on any device: what every other one is compared with."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hierspec.backends.cpu.threads import ThreadTeam
+from hierspec.backends.base import Backend, Batch, Memory
+from hierspec.backends.torch.memory import TorchMemory, index_of
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
-from hierspec.scorers.staircase import RowMemory, Staircase
 
 
 @dataclass(frozen=True)
@@ -63,24 +63,12 @@ _NAMES = {
 }
 
 
-Kept = Sequence[tuple[int, Tensor]]  # layers, and where the states [rows, hidden] after each are written
-
-
 @dataclass(frozen=True)
-class Span:
-    """The rows of one text in a packed pass, and the slots of its staircase that they stand for."""
+class _Text:
+    """What attention needs of one text of a batch, on the device."""
 
-    rows: slice  # in the packed batch
-    staircase: Staircase
-    slots: np.ndarray  # [rows]
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A span with what attention needs of it on the device."""
-
-    span: Span
-    slots: Tensor
+    rows: slice
+    keys: slice | Tensor  # slots of all that some row sees: the text's tokens, then its proposed ones
     masks: dict[int, Tensor | None]  # by window: [rows, keys], True where a row sees a key; None: it sees all
 
 
@@ -90,13 +78,12 @@ NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 
 class TorchDecoder:
-    """Runs layers through torch, on any device."""
+    """Holds weights and nothing of any text: what was computed before is in a memory."""
 
-    def __init__(
-        self, config: DecoderConfig, weights: Mapping[str, Tensor], device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, backend: Backend, config: DecoderConfig, weights: Mapping[str, Tensor]) -> None:
+        self.backend = backend
         self.config = config
-        self.device = torch.device(device)
+        self.device = backend.device
         placed = {name: tensor.to(self.device) for name, tensor in weights.items()}
         self.embedding = placed["model.embed_tokens.weight"]
         self.norm = placed["model.norm.weight"]
@@ -110,54 +97,47 @@ class TorchDecoder:
         frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
         self._frequencies = torch.as_tensor(frequencies, device=self.device)
         self._cos = self._sin = torch.empty(0, config.head_size // 2, device=self.device)
-        self.team: ThreadTeam | None = None
         self.layer_rows = 0  # rows times layers run so far: what reuse saves shows here
         read = [tensor for name, tensor in placed.items() if config.tied or name != "model.embed_tokens.weight"]
         self.weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
 
-    def new_memory(self) -> RowMemory:
-        return RowMemory(self.config, self.dtype, self.device)
+    def memory(self, taps: tuple[int, ...], most_bytes: int) -> TorchMemory:
+        return TorchMemory(self.config, self.dtype, self.device, taps, most_bytes)
 
     def embed(self, tokens: np.ndarray) -> Tensor:
         return functional.embedding(torch.as_tensor(tokens, device=self.device), self.embedding)
 
-    def run(
-        self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int, kept: Kept = ()
-    ) -> Tensor:
-        """Layers start..stop over packed rows [rows, hidden]; keys and values are written on the way, and the states
-        after the layers that `kept` names."""
-        on_the_way = dict(kept)
-        cos, sin = self._rotary(positions)
-        self.layer_rows += len(positions) * (stop - start)
+    def run(self, memory: Memory, batch: Batch, hidden: Tensor, start: int, stop: int) -> Tensor:
+        assert isinstance(memory, TorchMemory)
+        cos, sin = self._rotary(batch.positions)
+        self.layer_rows += len(batch.positions) * (stop - start)
         windows = set(self.config.windows[start:stop])
-        places = [
-            _Place(span, torch.as_tensor(span.slots, device=self.device), self._masks(span, windows)) for span in spans
-        ]
+        slots = torch.as_tensor(batch.slots, device=self.device)
+        texts = [self._text(memory, batch, text, windows) for text in range(len(batch.tables))]
         for number in range(start, stop):
             layer = self.layers[number]
             hidden, x = self._entering(hidden, layer)
-            hidden = hidden + self._attention(number, layer, x, cos, sin, places)
+            hidden = hidden + self._attention(memory.numbers[number], slots, texts, number, x, cos, sin)
             x = self._normed(hidden, layer.mlp_norm)
             x = functional.silu(functional.linear(x, layer.gate, layer.gate_bias)) * functional.linear(
                 x, layer.up, layer.up_bias
             )
             hidden = hidden + functional.linear(x, layer.down, layer.down_bias)
-            if number + 1 in on_the_way:
-                on_the_way[number + 1].copy_(hidden)
+            if number + 1 in memory.taps:
+                memory.states[memory.taps.index(number + 1), slots] = hidden
         return hidden
 
-    def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
-        """Logits [rows, vocabulary] in float32 of hidden states after any layer, through the last norm, or another."""
-        return functional.linear(self._normed(hidden, self.norm if norm is None else norm), self.head_weight).float()
+    def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:
+        return functional.linear(self._normed(states, self.norm if norm is None else norm), self.head_weight).float()
 
     def _entering(self, hidden: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
         """What a layer adds to, and what its attention reads."""
         return hidden, self._normed(hidden, layer.attention_norm)
 
     def _attention(
-        self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, places: Sequence[_Place]
+        self, numbers: Tensor, slots: Tensor, texts: Sequence[_Text], number: int, x: Tensor, cos: Tensor, sin: Tensor
     ) -> Tensor:
-        config, rows = self.config, len(x)
+        config, rows, layer = self.config, len(x), self.layers[number]
         q = functional.linear(x, layer.q, layer.q_bias).view(rows, config.heads, config.head_size)
         k = functional.linear(x, layer.k, layer.k_bias).view(rows, config.kv_heads, config.head_size)
         v = functional.linear(x, layer.v, layer.v_bias).view(rows, config.kv_heads, config.head_size)
@@ -169,21 +149,18 @@ class TorchDecoder:
         group = config.heads // config.kv_heads
         q = q.view(rows, config.kv_heads, group, config.head_size)
         parts = []
-        for place in places:
-            own, used = place.span.rows, place.span.staircase.used
-            memory = place.span.staircase.memory
-            assert isinstance(memory, RowMemory)
-            keys, values = memory.numbers[number]  # [kv_heads, capacity, head_size]
-            keys[:, place.slots] = k[own].transpose(0, 1)
-            values[:, place.slots] = v[own].transpose(0, 1)
-            count = own.stop - own.start
-            block = q[own].permute(1, 2, 0, 3).reshape(1, config.kv_heads, group * count, config.head_size)
-            mask = place.masks[config.windows[number]]
+        keys, values = numbers  # [kv_heads, slots, head_size]
+        keys[:, slots] = k.transpose(0, 1)
+        values[:, slots] = v.transpose(0, 1)
+        for text in texts:
+            count = text.rows.stop - text.rows.start
+            block = q[text.rows].permute(1, 2, 0, 3).reshape(1, config.kv_heads, group * count, config.head_size)
+            mask = text.masks[config.windows[number]]
             with sdpa_kernel(NO_PLANS) if self.device.type == "cuda" else nullcontext():
                 seen = functional.scaled_dot_product_attention(
                     block,
-                    keys[None, :, :used],
-                    values[None, :, :used],
+                    keys[None, :, text.keys],
+                    values[None, :, text.keys],
                     attn_mask=None if mask is None else mask.repeat(group, 1),
                 )
             parts.append(
@@ -191,12 +168,27 @@ class TorchDecoder:
             )
         return functional.linear(parts[0] if len(parts) == 1 else torch.cat(parts), layer.output, layer.output_bias)
 
-    def _masks(self, span: Span, windows: set[int]) -> dict[int, Tensor | None]:
+    def _text(self, memory: TorchMemory, batch: Batch, text: int, windows: set[int]) -> _Text:
+        first, last = int(batch.text_starts[text]), int(batch.text_starts[text + 1])
+        lengths, starts = batch.lengths[first:last], batch.path_starts[first : last + 1]
+        length = int(lengths.max())
+        proposed = np.unique(batch.paths[starts[0] : starts[-1]])
+        pages = batch.tables[text, : -(-length // memory.page), None] * memory.page
+        slots = np.concatenate(((pages + np.arange(memory.page)).ravel()[:length], proposed))
+        seen = np.zeros((last - first, len(slots)), bool)
+        seen[:, :length] = np.arange(length) < lengths[:, None]
+        positions = np.arange(len(slots))
+        for row in range(last - first):
+            path = length + np.searchsorted(proposed, batch.paths[starts[row] : starts[row + 1]])
+            seen[row, path] = True
+            positions[path] = lengths[row] + np.arange(len(path))
         masks: dict[int, Tensor | None] = {}
         for window in windows:
-            seen = span.staircase.visible(span.slots, window)
-            masks[window] = None if seen is None else torch.as_tensor(seen, device=self.device)
-        return masks
+            own = seen
+            if window:
+                own = seen & (batch.positions[first:last, None] - positions < window)
+            masks[window] = None if own.all() else torch.as_tensor(own, device=self.device)
+        return _Text(slice(first, last), index_of(slots, self.device), masks)
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         if weight is None:

@@ -1,96 +1,42 @@
-"""Picks and laws on the model's device: what `core/sampling.py` does for one row, for all rows of an ask."""
+"""Picks and distributions through torch: what `core/sampling.py` does for one row, for all rows of an ask."""
 
 from __future__ import annotations
 
 import math
-from contextlib import suppress
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Ask
 from hierspec.core.sampling import Sampling, noise_keys
 from hierspec.core.verify import Answer
 
-answer_rows: Any = None  # without numba torch does it all
-with suppress(ImportError):
-    from hierspec.backends.cpu.pick import answer_rows
 
-_SHARED = 4  # rows from which on several threads are worth waking
-_NO_TOKENS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float64)
-
-
-def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
-    """Picks or laws from logits [1 + nodes, vocabulary]: row 0 follows the context, row i + 1 node i.
-
-    On a CPU a team's threads share the rows.
-    """
-    if answer_rows is not None and logits.device.type == "cpu" and logits.dtype == torch.float32:
-        return _compiled_answer(ask, logits, team)
+def answer(ask: Ask, logits: Tensor) -> Answer:
+    """Picks or distributions from logits [1 + nodes, vocabulary]: row 0 follows the context, row i + 1 node i."""
     sampling = ask.request.sampling
     z = adjust(logits, ask)
     if not bool(torch.isfinite(z.amax(dim=1)).all()):
-        raise _not_numbers(ask)
+        raise not_numbers(ask)
     if ask.distributions:
         return Answer(distributions=_distributions(z, sampling).cpu().numpy())
     if sampling.temperature > 0:
         z = z + _noise(ask, z)
     if ask.candidates == 1 and not ask.leads:
         return Answer(picks=z.argmax(dim=1, keepdim=True).cpu().numpy())
-    best = z.topk(min(_wanted(ask), z.shape[1]), dim=1)
+    best = z.topk(min(picks_wanted(ask), z.shape[1]), dim=1)
     leads = (best.values[:, 0] - best.values[:, -1 if z.shape[1] < 2 else 1]).cpu().numpy() if ask.leads else None
     return Answer(picks=best.indices.cpu().numpy(), leads=leads)
 
 
-def _compiled_answer(ask: Ask, logits: Tensor, team: ThreadTeam | None) -> Answer:
-    sampling, proposal = ask.request.sampling, ask.proposal
-    rows, vocabulary = logits.shape
-    context, tokens, parents = _NO_TOKENS, _NO_TOKENS, _NO_TOKENS
-    if sampling.penalised:
-        context = np.require(ask.context, np.int32, ["C", "W"])  # a copy only where it is unlike others
-        tokens, parents = np.array(proposal.tokens, np.int32), np.array(proposal.parents, np.int32)
-    bias_tokens, bias_values = _NO_TOKENS, _NO_VALUES
-    if sampling.logit_bias:
-        bias_tokens = np.array(list(sampling.logit_bias), np.int32)
-        bias_values = np.array(list(sampling.logit_bias.values()), np.float64)
-    keys = np.zeros((rows, 2), np.int64)
-    if sampling.temperature > 0 and not ask.distributions:
-        seed, first = ask.request.seed, len(ask.context)
-        depths = [0, *(depth + 1 for depth in proposal.depths())]
-        by_depth = [noise_keys(seed, first + depth) for depth in range(max(depths) + 1)]
-        keys[:] = [by_depth[depth] for depth in depths]
-    found = np.empty((rows, min(_wanted(ask), vocabulary)), np.int64)
-    leads = np.empty(rows if ask.leads else 0)
-    distributions = np.empty((rows if ask.distributions else 0, vocabulary), np.float64)
-    arguments = (
-        logits.contiguous().numpy(), float(sampling.temperature),
-        (sampling.top_k, float(sampling.top_p), float(sampling.min_p)),
-        (float(sampling.repetition_penalty), float(sampling.presence_penalty), float(sampling.frequency_penalty)),
-        context, len(ask.request.prompt), tokens, parents, bias_tokens, bias_values, keys, found, leads, distributions,
-    )  # fmt: skip
-    if team is None or rows < _SHARED or sampling.temperature == 0:
-        answer_rows(0, 1, *arguments)
-    else:
-        team.run(answer_rows, *arguments)
-    if found[:, 0].min() < 0:
-        raise _not_numbers(ask)
-    return (
-        Answer(distributions=distributions)
-        if ask.distributions
-        else Answer(picks=found, leads=leads if ask.leads else None)
-    )
-
-
-def _wanted(ask: Ask) -> int:
+def picks_wanted(ask: Ask) -> int:
     """Tokens to be found for each row: a lead is that over the second."""
     return max(ask.candidates, 2) if ask.leads else ask.candidates
 
 
-def _not_numbers(ask: Ask) -> HierspecError:
+def not_numbers(ask: Ask) -> HierspecError:
     return HierspecError(
         f"The model's logits are not numbers at position {len(ask.context)}; its weights may be damaged, its dtype "
         "too narrow (try --dtype float32), or logit_bias forbids every token."

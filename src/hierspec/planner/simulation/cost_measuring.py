@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hierspec.backends.torch.pick import answer
 from hierspec.core.engine import Request
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Ask, Hierarchy, Tier
@@ -139,8 +138,8 @@ class _Bench:
         pools = {id(pool): pool for scorer in scorers for pool in (scorer.pool, *_own_pools(scorer))}
         for pool in pools.values():
             for staircase in pool.staircases():
-                # Copies what is held, so that it lies in pages of its own: untouched ones are read far too fast.
-                staircase.grow(staircase.capacity + 1)
+                # Memory that was never written to is read far too fast: the system has one page of zeros for all.
+                staircase.memory.copy(staircase.slots, staircase.slots)
 
     def run(self, scorer: StateScorer, width: int, times: int = 1, heads: bool = True) -> dict[str, float]:
         """Seconds of the parts of a pass over `width` tokens of each request, the mean of so many in a row."""
@@ -180,12 +179,12 @@ class _Bench:
                 found["later"] = max(clock() - began - idle, 0.0)
                 found["own"] = max(found["own"] - idle, 0.0)
             if heads:
-                rows = states[0][:1].expand(width, -1).clone()
+                rows = states[:1].expand(width, -1).clone()
                 chain = Proposal.chain(self._texts[0][1:width])
                 ask = Ask(scorer, asks[0].context, chain, self._requests[0], 1, False, asks[0].stats, leads=own)
                 began = clock()
-                [logits] = scorer.head.logits([ask], [rows])
-                answer(ask, logits, scorer.decoder.team)  # copies the picks to the host, so a GPU has finished here
+                logits = scorer.head.logits([ask], rows)
+                scorer.decoder.backend.pick([ask], logits)  # copies the picks to the host, so a GPU has finished here
                 found["head"] = idle + clock() - began
         return found
 
@@ -198,8 +197,7 @@ class _Bench:
 
 def _finish(scorer: StateScorer) -> None:
     """A GPU works on after it was told."""
-    if scorer.decoder.device.type == "cuda":
-        torch.cuda.synchronize(scorer.decoder.device)
+    scorer.decoder.backend.synchronize()
 
 
 def _own_pools(scorer: StateScorer) -> list[Any]:

@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.cpu.threads import ThreadTeam
-from hierspec.backends.torch.decoder import Kept, Span
+from hierspec.backends.base import Batch, Decoder, Memory
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Ask, RequestView
 from hierspec.planner.simulation.cost_table import CostTable, Curve, Parts
-from hierspec.scorers.base import Decoder, ModelScorer, StateScorer
+from hierspec.scorers.base import ModelScorer, StateScorer
 from hierspec.scorers.drafters import AdapterScorer, FeatureScorer, Layer, SmallScorer
-from hierspec.scorers.staircase import StaircasePool
+from hierspec.scorers.pool import StaircasePool
 
 _MEMORY = 1 << 40  # bytes: nothing is ever dropped, for nothing is kept
 
@@ -32,14 +31,15 @@ class Meter:
 
 
 class PricedMemory:
-    """Keys and values that nobody reads."""
+    """Keys, values and states that nobody reads. A page holds a whole text, so a slot tells the position."""
 
-    bytes_per_slot = 0
+    page, pages, bytes_per_page = 1 << 20, 1 << 20, 0
 
-    def grow(self, slots: int, used: int) -> None:
-        return
+    def __init__(self, taps: tuple[int, ...]) -> None:
+        self.taps = taps
+        self.states = torch.zeros(1).expand(len(taps), self.page * self.pages, 1)
 
-    def move(self, to: list[int], old: list[int]) -> None:
+    def copy(self, to: np.ndarray, source: np.ndarray) -> None:
         return
 
 
@@ -49,27 +49,25 @@ class PricedDecoder:
     def __init__(self, decoder: Decoder, meter: Meter) -> None:
         self.config = replace(decoder.config, hidden=1)
         self.embedding, self.head_weight, self.norm = decoder.embedding, decoder.head_weight, decoder.norm
-        self.dtype, self.device = torch.float32, torch.device("cpu")
-        self.team: ThreadTeam | None = None
+        self.dtype, self.backend = torch.float32, decoder.backend
         self.products, self.weight_bytes, self.layer_rows = decoder.products, 0, 0
         self.curves: dict[int, Curve] = {}  # seconds of the first so many layers
         self._meter = meter
 
-    def new_memory(self) -> PricedMemory:
-        return PricedMemory()
+    def memory(self, taps: tuple[int, ...], most_bytes: int) -> PricedMemory:
+        return PricedMemory(taps)
 
     def embed(self, tokens: np.ndarray) -> Tensor:
         return torch.zeros(len(tokens), 1)
 
-    def head(self, hidden: Tensor, norm: Tensor | None = None) -> Tensor:
+    def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:
         raise AssertionError("a priced scorer has a head of its own")
 
-    def run(
-        self, hidden: Tensor, positions: np.ndarray, spans: Sequence[Span], start: int, stop: int, kept: Kept = ()
-    ) -> Tensor:
-        context = sum(span.staircase.used for span in spans) // len(spans)
-        self._meter.seconds += max(self._up_to(stop, len(positions), context, len(spans))
-                                   - self._up_to(start, len(positions), context, len(spans)), 0.0)  # fmt: skip
+    def run(self, memory: Memory, batch: Batch, hidden: Tensor, start: int, stop: int) -> Tensor:
+        rows, texts = len(batch.positions), len(batch.tables)
+        context = int(batch.positions[batch.text_starts[1:] - 1].sum() + texts) // texts
+        upper, lower = (self._up_to(layers, rows, context, texts) for layers in (stop, start))
+        self._meter.seconds += max(upper - lower, 0.0)
         return hidden
 
     def _up_to(self, layers: int, rows: int, context: int, batch: int) -> float:
@@ -91,8 +89,8 @@ class PricedHead:
     curve: Curve
     meter: Meter
 
-    def logits(self, asks: Sequence[Ask], states: Sequence[Tensor]) -> Sequence[Tensor]:
-        self.meter.seconds += self.curve.seconds(sum(len(part) for part in states))
+    def logits(self, asks: Sequence[Ask], states: Tensor) -> Tensor:
+        self.meter.seconds += self.curve.seconds(len(states))
         return states
 
     def release(self, request: RequestView) -> None:
@@ -109,10 +107,10 @@ class PricedJoin:
     bytes: int = 0
 
     def __call__(
-        self, tokens: np.ndarray, states: Tensor, boundaries: Sequence[int], places: np.ndarray, norms: Tensor | None
+        self, tokens: np.ndarray, states: Tensor, taps: Sequence[int], slots: np.ndarray, norms: Tensor | None
     ) -> Tensor:
         if self.these is not None and self.others is not None:
-            context, rows = int(places[-1]) + 1, len(tokens)
+            context, rows = int(slots[-1]) % PricedMemory.page + 1, len(tokens)
             more = self.these.seconds(rows, context) - self.others.seconds(rows, context)
             self.meter.seconds += max(more, 0.0)
         return torch.zeros(len(tokens), 1)
@@ -149,7 +147,7 @@ class PricedScorers:
         decoder = self._decoder(scorer.decoder)
         pool = self._pool(scorer.pool, decoder)
         if scorer.layers:
-            pool.add_boundary(scorer.layers)
+            pool.add_tap(scorer.layers)
         if parts.base is not None:
             decoder.curves[scorer.layers] = parts.base
         changes: dict[str, Any] = {"decoder": decoder, "pool": pool, "head": PricedHead(parts.head, self.meter)}
@@ -164,7 +162,7 @@ class PricedScorers:
             first = PricedJoin(self.meter, parts.own, parts.later)
             changes |= {"first": first, "join": PricedJoin(self.meter)}
             for layer in scorer.reads:
-                pool.add_boundary(layer)
+                pool.add_tap(layer)
         return replace(scorer, **changes)
 
     def _decoder(self, decoder: Decoder) -> PricedDecoder:

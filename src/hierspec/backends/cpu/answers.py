@@ -1,0 +1,56 @@
+"""Answers to asks on a CPU: what an ask says, as the compiled picks take it."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from hierspec.backends.cpu.pick import answer_rows
+from hierspec.backends.cpu.threads import ThreadTeam
+from hierspec.backends.torch.pick import not_numbers, picks_wanted
+from hierspec.core.hierarchy import Ask
+from hierspec.core.sampling import noise_keys
+from hierspec.core.verify import Answer
+
+_SHARED = 4  # rows from which on several threads are worth waking
+_NO_TOKENS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float64)
+
+
+def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
+    """Picks or distributions from logits [1 + nodes, vocabulary]; the team's threads share the rows."""
+    sampling, proposal = ask.request.sampling, ask.proposal
+    rows, vocabulary = logits.shape
+    context, tokens, parents = _NO_TOKENS, _NO_TOKENS, _NO_TOKENS
+    if sampling.penalised:
+        context = np.require(ask.context, np.int32, ["C", "W"])  # a copy only where it is unlike others
+        tokens, parents = np.array(proposal.tokens, np.int32), np.array(proposal.parents, np.int32)
+    bias_tokens, bias_values = _NO_TOKENS, _NO_VALUES
+    if sampling.logit_bias:
+        bias_tokens = np.array(list(sampling.logit_bias), np.int32)
+        bias_values = np.array(list(sampling.logit_bias.values()), np.float64)
+    keys = np.zeros((rows, 2), np.int64)
+    if sampling.temperature > 0 and not ask.distributions:
+        seed, first = ask.request.seed, len(ask.context)
+        depths = [0, *(depth + 1 for depth in proposal.depths())]
+        by_depth = [noise_keys(seed, first + depth) for depth in range(max(depths) + 1)]
+        keys[:] = [by_depth[depth] for depth in depths]
+    found = np.empty((rows, min(picks_wanted(ask), vocabulary)), np.int64)
+    leads = np.empty(rows if ask.leads else 0)
+    distributions = np.empty((rows if ask.distributions else 0, vocabulary), np.float64)
+    arguments = (
+        logits.contiguous().numpy(), float(sampling.temperature),
+        (sampling.top_k, float(sampling.top_p), float(sampling.min_p)),
+        (float(sampling.repetition_penalty), float(sampling.presence_penalty), float(sampling.frequency_penalty)),
+        context, len(ask.request.prompt), tokens, parents, bias_tokens, bias_values, keys, found, leads, distributions,
+    )  # fmt: skip
+    if team is None or rows < _SHARED or sampling.temperature == 0:
+        answer_rows(0, 1, *arguments)
+    else:
+        team.run(answer_rows, *arguments)
+    if found[:, 0].min() < 0:
+        raise not_numbers(ask)
+    return (
+        Answer(distributions=distributions)
+        if ask.distributions
+        else Answer(picks=found, leads=leads if ask.leads else None)
+    )

@@ -1,0 +1,100 @@
+"""The compiled backend: a CPU, numba, and one team of threads for everything that runs on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierspec.backends.base import Decoder, Join, Shortlist
+from hierspec.backends.cpu.answers import answer
+from hierspec.backends.cpu.decoder import CpuDecoder
+from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist, compile_heads
+from hierspec.backends.cpu.llvm import LANES
+from hierspec.backends.cpu.packing import KINDS, PackedWeights, kind_for, pack_in_memory, pack_layers, packed_weights
+from hierspec.backends.cpu.quantised import BLOCK_BYTES, BYTE_GROUP, GROUPS
+from hierspec.backends.cpu.threads import ThreadTeam
+from hierspec.backends.torch.backend import TorchBackend
+from hierspec.checkpoints.config import DecoderConfig
+from hierspec.checkpoints.load import Checkpoint
+from hierspec.core.hierarchy import Ask
+from hierspec.core.verify import Answer
+from hierspec.progress import Progress, silent
+
+_LOW_BITS = {"int8": 8, "int4": 4}
+
+
+class CpuBackend:
+    name = "compiled"
+    exact = True
+    formats: tuple[str, ...] = ("float32", "bfloat16", "int8", "int4")
+
+    def __init__(self, threads: int, matrix_units: bool = True) -> None:
+        self.device = torch.device("cpu")
+        self.team = ThreadTeam(threads)
+        self._matrix_units = matrix_units  # for bfloat16, where the CPU has them
+
+    def refuses(self, config: DecoderConfig, format: str) -> str:
+        sizes = (config.hidden, config.intermediate, config.head_size, config.vocabulary)
+        if any(size % LANES for size in sizes):
+            return f"its sizes are not multiples of {LANES}"
+        if config.output_bias or config.mlp_bias:
+            return "it has biases outside of queries, keys and values"
+        if format not in self.formats:
+            return "its weights must be float32 or bfloat16"
+        inputs = (config.hidden, config.intermediate, config.heads * config.head_size)
+        # The head has 8 bits also where layers have 4.
+        if format in _LOW_BITS and any(size % BYTE_GROUP for size in inputs):
+            return f"its sizes are not multiples of {BYTE_GROUP}"
+        return "" if os.name == "posix" else "this system is not supported"
+
+    def decoder(
+        self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str, origin: Checkpoint | None = None,
+        progress: Progress = silent,
+    ) -> CpuDecoder:  # fmt: skip
+        kind = kind_for(format, self._matrix_units)
+        if origin is None:
+            return CpuDecoder(self, self.team, config, weights, pack_in_memory(config, weights, kind))
+        return self.with_weights(config, weights, packed_weights(origin, kind, progress))
+
+    def with_weights(self, config: DecoderConfig, weights: Mapping[str, Tensor], packed: PackedWeights) -> CpuDecoder:
+        """A decoder of weights that are packed already."""
+        return CpuDecoder(self, self.team, config, weights, packed)
+
+    def layers(self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str) -> Decoder:
+        # Some drafters have a layer without its first norm, and some have sizes of their own: torch runs any.
+        if self.refuses(config, format) or "model.layers.0.input_layernorm.weight" not in weights:
+            return TorchBackend(self.device).layers(config, weights, "float32")
+        packed = pack_layers(config, weights, KINDS[format])
+        return self.with_weights(config, weights, packed)
+
+    def shortlist(self, decoder: Decoder, tokens: np.ndarray, format: str) -> Shortlist:
+        # Four bits are too few to tell the best token from the second best.
+        kind = KINDS["int8" if format == "int4" else format]
+        return CpuShortlist(decoder.head_weight, tokens, decoder.config.norm_eps, kind, self.team)
+
+    def join(self, decoder: Decoder, matrix: Tensor, bias: Tensor | None, format: str) -> Join:
+        return CpuJoin(decoder, matrix.to(decoder.embedding.dtype), bias, KINDS[format], self.team)
+
+    def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
+        if len(asks) == 1:
+            return [answer(asks[0], logits, self.team)]
+        parts = logits.split([1 + len(ask.proposal) for ask in asks])
+        return [answer(ask, part, self.team) for ask, part in zip(asks, parts, strict=True)]
+
+    def bytes_per_weight(self, format: str) -> float:
+        if bits := _LOW_BITS.get(format):
+            return BLOCK_BYTES[bits] / (GROUPS[bits] * LANES)
+        return float(getattr(torch, format).itemsize)
+
+    def synchronize(self) -> None:
+        return
+
+    def compile(self, decoder: CpuDecoder, draft_heads: bool = False) -> None:
+        """Have everything compiled now: seconds on the first use on a machine, later read from a file."""
+        if draft_heads:
+            compile_heads(self.team)
+        decoder.compile()

@@ -1,0 +1,59 @@
+"""The torch backend: any device, any sizes; what the others are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierspec.backends.base import Decoder, Join, Shortlist
+from hierspec.backends.torch.decoder import TorchDecoder
+from hierspec.backends.torch.heads import TorchJoin, TorchShortlist
+from hierspec.backends.torch.pick import answer
+from hierspec.checkpoints.config import DecoderConfig
+from hierspec.checkpoints.load import Checkpoint
+from hierspec.core.hierarchy import Ask
+from hierspec.core.verify import Answer
+from hierspec.progress import Progress, silent
+
+
+class TorchBackend:
+    name = "torch"
+    exact = False  # libraries choose other kernels for other widths
+    formats: tuple[str, ...] = ("float32", "bfloat16", "float16")
+
+    def __init__(self, device: torch.device | str = "cpu", pick: Callable[[Ask, Tensor], Answer] = answer) -> None:
+        self.device = torch.device(device)
+        self._pick = pick  # another way to the same answers, if there is a faster one
+
+    def refuses(self, config: DecoderConfig, format: str) -> str:
+        return "" if format in self.formats else "only the compiled backend, on a CPU, has such weights"
+
+    def decoder(
+        self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str, origin: Checkpoint | None = None,
+        progress: Progress = silent,
+    ) -> TorchDecoder:  # fmt: skip
+        dtype = getattr(torch, format)
+        return TorchDecoder(self, config, {name: tensor.to(dtype) for name, tensor in weights.items()})
+
+    def layers(self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str) -> Decoder:
+        return self.decoder(config, weights, format)
+
+    def shortlist(self, decoder: Decoder, tokens: np.ndarray, format: str) -> Shortlist:
+        return TorchShortlist(decoder.head_weight, tokens, decoder.config.norm_eps)
+
+    def join(self, decoder: Decoder, matrix: Tensor, bias: Tensor | None, format: str) -> Join:
+        return TorchJoin(decoder, matrix, bias)
+
+    def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
+        parts = logits.split([1 + len(ask.proposal) for ask in asks])
+        return [self._pick(ask, part) for ask, part in zip(asks, parts, strict=True)]
+
+    def bytes_per_weight(self, format: str) -> float:
+        return float(getattr(torch, format).itemsize)
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

@@ -1,0 +1,130 @@
+"""Brings the tokens of texts up the layers of a decoder, each layer range only where it is lacking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierspec.backends.base import Batch, Decoder
+from hierspec.scorers.staircase import Staircase
+
+_CHUNK = 512  # rows of one pass: a long prompt is prefilled in pieces, so that activations stay small
+
+Source = Callable[[Staircase, np.ndarray], Tensor]  # states [entries, hidden] that enter the first layer
+
+
+def advance(
+    decoder: Decoder,
+    staircases: Sequence[Staircase],
+    to_layer: int,
+    source: Source | None = None,
+    among: Sequence[np.ndarray] | None = None,
+) -> None:
+    """Bring entries of these staircases up to `to_layer`.
+
+    `source` gives what enters the first layer, by default the tokens' embeddings. `among` are the entries of each
+    staircase that are meant, by default all; what they see must be there, or be among them.
+    """
+    if among is None:
+        pending = [np.flatnonzero(s.heights[: s.used] < to_layer) for s in staircases]
+    else:
+        pending = [entries[s.heights[entries] < to_layer] for s, entries in zip(staircases, among, strict=True)]
+    while any(len(entries) for entries in pending):
+        room, chunk = _CHUNK, []
+        for number, entries in enumerate(pending):
+            chunk.append(entries[:room])
+            room -= len(chunk[-1])
+            pending[number] = entries[len(chunk[-1]) :]
+        # The lowest first, up to where others wait to go on with them.
+        levels = sorted({int(h) for s, entries in zip(staircases, chunk, strict=True) for h in s.heights[entries]})
+        for start, stop in pairwise([*levels, to_layer]):
+            _climb(decoder, staircases, chunk, start, stop, source)
+
+
+def states_after(staircases: Sequence[Staircase], tap: int) -> Tensor:
+    """States from which comes what follows each context, then what follows each of its nodes. [rows, hidden]"""
+    parts = [read(staircase, tap, slice(staircase.chain - 1, staircase.used)) for staircase in staircases]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def read(staircase: Staircase, tap: int, entries: slice | np.ndarray) -> Tensor:
+    """The states of these entries, which rise; a view where their slots are neighbours."""
+    slots = staircase.slots[entries]
+    first, last = int(slots[0]), int(slots[-1])
+    states = staircase.memory.states[tap]
+    # Slots within a page rise with the entries, so a page boundary is all that can come in between.
+    if last - first + 1 == len(slots) and (last - first < staircase.memory.page or (np.diff(slots) == 1).all()):
+        return states[first : last + 1]
+    return states[torch.as_tensor(slots, device=states.device)]
+
+
+def _climb(
+    decoder: Decoder,
+    staircases: Sequence[Staircase],
+    chunk: Sequence[np.ndarray],
+    start: int,
+    stop: int,
+    source: Source | None,
+) -> None:
+    """Layers start..stop, both taps or the bottom, for the entries of the chunk that have come to `start`."""
+    climbing: list[tuple[Staircase, np.ndarray]] = []
+    inputs: list[Tensor] = []
+    for staircase, entries in zip(staircases, chunk, strict=True):
+        entries = entries[staircase.heights[entries] == start]
+        if not len(entries):
+            continue
+        climbing.append((staircase, entries))
+        if start:
+            inputs.append(read(staircase, staircase.memory.taps.index(start), entries))
+        elif source is None:
+            inputs.append(decoder.embed(staircase.tokens[entries]))
+        else:
+            inputs.append(source(staircase, entries))
+    if not climbing:
+        return
+    # What is read may be a view of the memory, and a decoder may write over what it is given.
+    hidden = torch.cat(inputs) if len(inputs) > 1 else inputs[0].clone() if start else inputs[0]
+    decoder.run(climbing[0][0].memory, _batch(climbing), hidden, start, stop)
+    for staircase, entries in climbing:
+        staircase.heights[entries] = stop
+
+
+def _batch(climbing: Sequence[tuple[Staircase, np.ndarray]]) -> Batch:
+    parts = [_rows(staircase, entries) for staircase, entries in climbing]
+    if len(parts) == 1:
+        return parts[0]
+    rows, places = [0], [0]
+    for part in parts:
+        rows.append(rows[-1] + len(part.positions))
+        places.append(places[-1] + len(part.paths))
+    tables = np.zeros((len(parts), max(part.tables.shape[1] for part in parts)), np.int64)
+    for text, part in enumerate(parts):
+        tables[text, : part.tables.shape[1]] = part.tables
+    starts = [part.path_starts[:-1] + place for part, place in zip(parts, places, strict=False)]
+    return Batch(
+        positions=np.concatenate([part.positions for part in parts]),
+        slots=np.concatenate([part.slots for part in parts]),
+        text_starts=np.array(rows, np.int64),
+        tables=tables,
+        lengths=np.concatenate([part.lengths for part in parts]),
+        path_starts=np.concatenate((*starts, places[-1:])),
+        paths=np.concatenate([part.paths for part in parts]),
+    )
+
+
+def _rows(staircase: Staircase, entries: np.ndarray) -> Batch:
+    """The batch of one text."""
+    path_starts, paths = staircase.paths(entries)
+    return Batch(
+        positions=staircase.positions[entries],
+        slots=staircase.slots[entries],
+        text_starts=np.array([0, len(entries)], np.int64),
+        tables=staircase.table[None],
+        lengths=np.minimum(entries + 1, staircase.chain),
+        path_starts=path_starts,
+        paths=paths,
+    )
