@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.assembly.measured_costs import PassTimer
 from hierspec.core.sampling import Sampling
 from hierspec.language_model import LanguageModel
 from hierspec.progress import Progress, silent
+from hierspec.scorers.timing import PassTimer
 from hierspec_bench.bandwidth import memory_bandwidth
 from hierspec_bench.peers import TransformersPeer
 

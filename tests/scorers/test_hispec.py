@@ -228,7 +228,7 @@ def test_the_target_is_never_synthetic(model):
 def test_leaving_layers_out_equals_a_model_without_them(folder, tmp_path, backend):
     from safetensors.torch import load_file, save_file
 
-    from hierspec.checkpoints.config import to_huggingface
+    from hierspec.checkpoints.families import to_huggingface
 
     skipped = (2, 3, 6)
     model = hierspec.load(folder, backend=backend)

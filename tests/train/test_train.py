@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import hierspec
-from hierspec.checkpoints.config import ARCHITECTURES
+from hierspec.checkpoints.families import FAMILIES
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import (
     EARLY_EXIT,
@@ -54,7 +54,7 @@ def _network(folder: Path, architecture: str = "llama") -> tuple[Network, Tokeni
     return Network(checkpoint.config, checkpoint.weights).frozen("cpu", torch.float32), Tokenizer.from_folder(folder)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_the_network_equals_the_reference_implementation(tmp_path: Path, architecture: str) -> None:
     transformers = pytest.importorskip("transformers")
     network, _ = _network(tmp_path, architecture)
@@ -129,9 +129,9 @@ def test_free_running_equals_drafting_one_token_after_the_other(
         for end in (6, 9):  # the last position whose predecessor's feature is the target's
             kept: list[tuple[torch.Tensor, torch.Tensor]] = []
             x = (drafter.first or drafter.fc)(torch.cat((embedded, *real), dim=-1))[:, : end + 1]
-            turn = network.turn(0, end + 1)
+            rotation = network.rotation(0, end + 1)
             for block in drafter.blocks:
-                q, k, v = block.project(x, turn)
+                q, k, v = block.project(x, rotation)
                 seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
                 x = block.finish(x, seen)
                 kept.append((k, v))
@@ -141,7 +141,7 @@ def test_free_running_equals_drafting_one_token_after_the_other(
                 place = end + step - 1
                 x = drafter.fc(torch.cat((embedded[:, place : place + 1], own), dim=-1))
                 for number, block in enumerate(drafter.blocks):
-                    q, k, v = block.project(x, network.turn(place, place + 1))
+                    q, k, v = block.project(x, network.rotation(place, place + 1))
                     k, v = (torch.cat(pair, dim=2) for pair in zip(kept[number], (k, v), strict=True))
                     x = block.finish(x, functional.scaled_dot_product_attention(q, k, v, enable_gqa=True))
                     kept[number] = k, v

@@ -110,11 +110,11 @@ def weights(config: DecoderConfig) -> int:
 def _compiled_code(config: DecoderConfig) -> int | None:
     """The version of the compiled code, where it can run this model."""
     try:
-        from hierspec.backends.cpu.amx import CODE
         from hierspec.backends.cpu.backend import CpuBackend
+        from hierspec.backends.cpu.compiled import kernel_version
     except ImportError:
         return None
-    return None if CpuBackend(1).refuses(config, "float32") else CODE
+    return None if CpuBackend(1).refuses(config, "float32") else kernel_version()
 
 
 def _products(config: DecoderConfig, backend: str, compiled: bool) -> Products:

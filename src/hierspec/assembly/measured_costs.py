@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,58 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from hierspec.core.engine import Request
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
-from hierspec.core.proposal import Proposal
-from hierspec.core.sampling import Sampling
-from hierspec.core.stats import TierStats
 from hierspec.machine import machine
 from hierspec.pacing.appraisal import Costs
 from hierspec.paths import cache_folder, whole_file
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import StateScorer
+from hierspec.scorers.timing import PassTimer
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _CONTEXT = 256
 _ROUNDS = 3
 _VERSION = 3  # count up when passes become faster or slower
-
-
-class PassTimer:
-    """Passes of a scorer after one context, taken apart.
-
-    With `standing`, all tokens of a pass but the first have been through so many layers: a tier below shares them.
-    """
-
-    def __init__(self, scorer: StateScorer, context: np.ndarray, standing: int = 0) -> None:
-        self._scorer, self._context, self._standing, self._runs = scorer, context, standing, 0
-        self._request = Request(context, Sampling(), Hierarchy((Tier(scorer),)))
-        scorer.forget()
-        self.run(context[:1])  # reads the context
-
-    def run(self, tokens: np.ndarray) -> list[float]:
-        """Seconds of the layers, the head and the picks of a pass over so many tokens as these."""
-        scorer, clock = self._scorer, time.perf_counter
-        self._runs += 1
-        tokens = ((tokens + self._runs) % scorer.vocabulary).astype(np.int32)  # never seen here, so nothing is known
-        context = np.append(self._context, tokens[:1]).astype(np.int32)
-        ask = Ask(scorer, context, Proposal.chain(tokens[1:]), self._request, 1, False, TierStats(scorer.name))
-        with torch.inference_mode():
-            if self._standing:
-                [staircase] = scorer.pool.prepare([(self._request, context, ask.proposal)])
-                staircase.heights[len(context) : staircase.used] = self._standing
-            start = clock()
-            states = scorer.states([ask])
-            layers = clock()
-            logits = scorer.head.logits([ask], states)
-            head = clock()
-            scorer.decoder.backend.pick([ask], logits)  # copies the picks to the host, so a GPU has finished here
-            return [layers - start, head - layers, clock() - head]
-
-    def close(self) -> None:
-        self._request.cancel()
-        self._scorer.forget()
 
 
 class CostBook:

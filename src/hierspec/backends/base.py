@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hierspec.checkpoints.config import DecoderConfig
-from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.hierarchy import Ask
 from hierspec.core.verify import Answer
 from hierspec.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from hierspec.checkpoints.load import Checkpoint
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -133,7 +135,7 @@ class Backend(Protocol):
         backend may keep its own layout of them in the cache."""
 
     def layers(self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str) -> Decoder:
-        """A decoder of layers that stand beside a checkpoint's: it embeds nothing and has no head."""
+        """A decoder of layers beside a checkpoint's: it embeds nothing and has no head."""
 
     def shortlist(self, decoder: Decoder, tokens: np.ndarray, format: str) -> Shortlist:
         """The rows of a decoder's head for these tokens."""
@@ -148,4 +150,4 @@ class Backend(Protocol):
         """Of a weight in memory, with its share of scales."""
 
     def synchronize(self) -> None:
-        """Wait until all work is done: whoever takes the time needs to know."""
+        """Wait until all work is done, so that it can be timed."""

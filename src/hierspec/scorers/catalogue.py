@@ -48,9 +48,9 @@ class ScorerCatalogue:
             self.pool.add_tap(layers)
             name = "target" if layers == config.layers else f"exit {layers}"
             self._scorers[key] = ModelScorer(name, self.decoder, self.pool, layers, WholeHead(self.decoder))
-        found = self._scorers[key]
-        assert isinstance(found, ModelScorer)
-        return found
+        scorer = self._scorers[key]
+        assert isinstance(scorer, ModelScorer)
+        return scorer
 
     def exit(
         self, layers: int, head: str = "auto", vocabulary: str = "auto", weights: str | None = None
@@ -74,8 +74,8 @@ class ScorerCatalogue:
             kind = f"{head}, {self._size(small)}, {weights}"
             if head == "shared":
                 norm = self.decoder.norm if norm is None else norm.to(self.decoder.norm)
-                own = self.head(norm, small, weights)
-                found: StateScorer = ModelScorer(shared.name, self.decoder, self.pool, layers, own, kind)
+                exit_head = self.head(norm, small, weights)
+                scorer: StateScorer = ModelScorer(shared.name, self.decoder, self.pool, layers, exit_head, kind)
             else:
                 if self.pack is None:
                     raise HierspecError(
@@ -83,10 +83,9 @@ class ScorerCatalogue:
                         'pack: give one (--pack FOLDER), or use head = "shared".'
                     )
                 branch = self.pack.adapter(layers, self.decoder.config)
-                own = self.head(branch.norm, small, weights)
-                layer = self._layer(branch, weights)
-                found = AdapterScorer(shared.name, self.decoder, self.pool, layers, own, kind, layer=layer)
-            self._scorers[key] = found
+                exit_head, layer = self.head(branch.norm, small, weights), self._layer(branch, weights)
+                scorer = AdapterScorer(shared.name, self.decoder, self.pool, layers, exit_head, kind, layer=layer)
+            self._scorers[key] = scorer
         return self._scorers[key]
 
     def feature(self, source: str, vocabulary: str = "auto", weights: str | None = None) -> FeatureScorer:
@@ -108,9 +107,9 @@ class ScorerCatalogue:
                 self._scorers[key] = self._eagle(branch, source, vocabulary, weights)
             else:
                 self._scorers[key] = self._feature(branch, source, self.is_small(vocabulary), weights)
-        found = self._scorers[key]
-        assert isinstance(found, FeatureScorer)
-        return found
+        scorer = self._scorers[key]
+        assert isinstance(scorer, FeatureScorer)
+        return scorer
 
     def _feature(self, branch: FeatureBranch, source: str, small: bool, weights: str | None) -> FeatureScorer:
         layers, last = self.decoder.config.layers, self.decoder.norm
@@ -123,7 +122,7 @@ class ScorerCatalogue:
             f"{source}, {self._size(small)}, {weights}", layer=self._layer(branch, weights), join=join,
             first=join if branch.first is None else self._join(branch.first, None, weights),
             reads=(layers, *branch.taps),
-            # States of taps are brought to one size and not weighed: a norm of ones.
+            # States at taps are normalised and not weighted: a norm of ones.
             first_norms=torch.stack([last, *(torch.ones_like(last) for _ in branch.taps)]),
             norm=None if norm is None else norm[None], skips_first=branch.skips_first,
         )  # fmt: skip
@@ -163,9 +162,9 @@ class ScorerCatalogue:
                 "small model", self.decoder, self.pool, 0, self.head(branch.norm, small, weights),
                 f"{self._size(small)}, {weights}", layer=self._layer(branch, weights),
             )  # fmt: skip
-        found = self._scorers[key]
-        assert isinstance(found, SmallScorer)
-        return found
+        scorer = self._scorers[key]
+        assert isinstance(scorer, SmallScorer)
+        return scorer
 
     def head(
         self, norm: Tensor | None, small: bool, weights: str | None = None, tokens: np.ndarray | None = None

@@ -97,21 +97,21 @@ def _batch(climbing: Sequence[tuple[Staircase, np.ndarray]]) -> Batch:
     parts = [_rows(staircase, entries) for staircase, entries in climbing]
     if len(parts) == 1:
         return parts[0]
-    rows, places = [0], [0]
+    rows, path_ends = [0], [0]
     for part in parts:
         rows.append(rows[-1] + len(part.positions))
-        places.append(places[-1] + len(part.paths))
+        path_ends.append(path_ends[-1] + len(part.paths))
     tables = np.zeros((len(parts), max(part.tables.shape[1] for part in parts)), np.int64)
     for text, part in enumerate(parts):
         tables[text, : part.tables.shape[1]] = part.tables
-    starts = [part.path_starts[:-1] + place for part, place in zip(parts, places, strict=False)]
+    starts = [part.path_starts[:-1] + before for part, before in zip(parts, path_ends, strict=False)]
     return Batch(
         positions=np.concatenate([part.positions for part in parts]),
         slots=np.concatenate([part.slots for part in parts]),
         text_starts=np.array(rows, np.int64),
         tables=tables,
         lengths=np.concatenate([part.lengths for part in parts]),
-        path_starts=np.concatenate((*starts, places[-1:])),
+        path_starts=np.concatenate((*starts, path_ends[-1:])),
         paths=np.concatenate([part.paths for part in parts]),
     )
 

@@ -90,10 +90,9 @@ class SmallScorer(_BranchScorer):
 class FeatureScorer(_BranchScorer):
     """Layers on the token's embedding and the feature of the position before it.
 
-    A feature is the checkpoint's last state, normed, up to the last token but one of what the target has written: there
-    the target has been, or will have to go. States after other layers may stand beside it, or in its place. Beyond that
-    it is the drafter's own. So what it says depends on the context and on how much of it is written, never on what
-    happens to be kept.
+    Up to the last token but one that the target has written, a feature is the checkpoint's last state, normalised: the
+    target computes it anyway. States after other layers may be beside it, or replace it. Beyond that a feature is the
+    drafter's own state. So a draft depends on the context and on how much of it is written, never on what is cached.
     """
 
     first: Join = field(kw_only=True)  # where features are the checkpoint's
@@ -102,7 +101,7 @@ class FeatureScorer(_BranchScorer):
     reads: tuple[int, ...] = field(kw_only=True)
     first_norms: Tensor | None = field(kw_only=True)  # [reads, hidden]: of those; None: as they are
     norm: Tensor | None = field(kw_only=True)  # [1, hidden], of its own; None: as the layers give them
-    skips_first: bool = False  # the text's first token has no place
+    skips_first: bool = False  # there is no entry for the text's first token
 
     def states(self, asks: Sequence[Ask]) -> Tensor:
         skipped = [int(self.skips_first and len(ask.context) > 1) for ask in asks]
@@ -136,7 +135,7 @@ class FeatureScorer(_BranchScorer):
             return self._joined(staircase, entries, features[id(staircase)])
 
         drafter = self.layer.decoder
-        # What follows a position of the drafter's own waits for it: wave by wave, mostly one.
+        # What follows a state of the drafter's own waits for it: wave by wave, mostly one.
         waiting = True
         while waiting:
             waves = [_ready(staircase, features[id(staircase)].count) for staircase in staircases]

@@ -31,7 +31,7 @@ class EagleDecoder(TorchDecoder):
 
 
 class EagleJoin:
-    """`Join` for such rows. With a matrix a feature is that on the states at all boundaries, else the state itself."""
+    """`Join` for such rows. With a matrix a feature is that on the states at all taps, else the state itself."""
 
     def __init__(self, decoder: Decoder, matrix: Tensor | None) -> None:
         self._decoder = decoder
@@ -52,11 +52,11 @@ class EagleJoin:
 
 
 class OwnHead:
-    """Scores the tokens that a head of its own knows, and no others."""
+    """A head of its own, which scores some tokens and no others."""
 
     def __init__(self, weight: Tensor, norm: Tensor, tokens: np.ndarray, vocabulary: int, eps: float) -> None:
         self._weight, self._norm, self._vocabulary, self._eps = weight, norm, vocabulary, eps
-        self._known = {int(token) for token in tokens}
+        self._scored = {int(token) for token in tokens}
         self._index = torch.as_tensor(tokens, dtype=torch.long, device=weight.device)
         self.bytes = weight.numel() * weight.element_size()
 
@@ -69,7 +69,7 @@ class OwnHead:
         for ask, rows in zip(asks, parts, strict=True):
             bias = ask.request.sampling.logit_bias or {}
             forbidden = {token for token, value in bias.items() if value == -math.inf}
-            if self._known <= forbidden:  # one token that may be written, so that there is something to guess
+            if self._scored <= forbidden:  # one token that may be written, so that there is something to draft
                 rows[:, next(token for token in range(self._vocabulary) if token not in forbidden)] = 0
         return logits
 

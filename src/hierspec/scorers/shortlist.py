@@ -1,7 +1,7 @@
 """A head that scores a draft vocabulary: frequent tokens, and those that a request itself brings.
 
-What it does not score has the logit minus infinity, so picks and laws are made as ever. It guesses only: what it leaves
-out the target can still write.
+What it does not score has the logit minus infinity, so picks and distributions are made as usual. It only drafts: what
+it leaves out the target can still write.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class DraftHead:
     def _extra(self, request: RequestView) -> ExtraRows:
         extra = self._extras.get(request)
         if extra is None:
-            tokens = own_tokens(request, self.shortlist.tokens)
+            tokens = added_tokens(request, self.shortlist.tokens)
             extra = self._extras[request] = self.shortlist.gather(tokens)
         return extra
 
 
-def own_tokens(request: RequestView, frequent: np.ndarray) -> np.ndarray:
+def added_tokens(request: RequestView, frequent: np.ndarray) -> np.ndarray:
     """What a request adds to the frequent tokens, in rising order."""
     bias = request.sampling.logit_bias or {}
     favoured = [token for token, value in bias.items() if value > 0]
-    own = np.unique(np.concatenate((request.prompt, np.array([*request.stop_ids, *favoured], np.int32))))
-    own = np.setdiff1d(own, frequent, assume_unique=True).astype(np.int32)
+    added = np.unique(np.concatenate((request.prompt, np.array([*request.stop_ids, *favoured], np.int32))))
+    added = np.setdiff1d(added, frequent, assume_unique=True).astype(np.int32)
     forbidden = [token for token, value in bias.items() if value == -math.inf]
-    if forbidden and not len(np.setdiff1d(np.union1d(own, frequent), forbidden)):
-        # Everything is forbidden that would be scored: one token that is not, so that there is something to guess.
-        left = np.setdiff1d(np.arange(len(frequent) + len(own) + len(forbidden) + 1), forbidden)
-        own = np.union1d(own, left[:1]).astype(np.int32)
-    return own
+    if forbidden and not len(np.setdiff1d(np.union1d(added, frequent), forbidden)):
+        # Everything is forbidden that would be scored: one token that is not, so that there is something to draft.
+        left = np.setdiff1d(np.arange(len(frequent) + len(added) + len(forbidden) + 1), forbidden)
+        added = np.union1d(added, left[:1]).astype(np.int32)
+    return added

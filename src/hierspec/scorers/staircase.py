@@ -10,7 +10,7 @@ share a staircase: a token climbs from tap to tap, each layer at most once while
              4 # # # # # # # .      so a token can go on from where it got to
 
 Keys, values and states are in the memory of a backend, in pages that texts may share. A page that is shared is only
-read: whoever wants to write to it gets a copy first.
+read: a text that has to write to it gets a copy first.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class Staircase:
     def capacity(self) -> int:
         return len(self.tokens)
 
-    def pages_lacking(self, entries: int, kept: int) -> int:
-        """Pages to be taken before so many entries fit, where those behind the first `kept` will change."""
+    def pages_lacking(self, entries: int, same: int) -> int:
+        """Pages to be taken before so many entries fit, where those behind the first `same` will change."""
         page = self.memory.page
         lacking = max(-(-entries // page) - len(self.table), 0)
-        first = kept // page
+        first = same // page
         if first < self._shared:
             lacking += sum(self._pages.holders(int(number)) > 1 for number in self.table[first : self._shared])
         return lacking
@@ -156,7 +156,7 @@ class Staircase:
         return other
 
     def recompute(self, start: int) -> None:
-        """What is kept of entries from `start` on holds no longer."""
+        """Forget what was computed for the entries from `start` on."""
         self._unshare(start)
         self.heights[start : self.used] = 0
 

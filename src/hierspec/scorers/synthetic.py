@@ -1,12 +1,12 @@
-"""Tiers that agree with the one above at given rates, while their passes really run.
+"""Synthetic tiers: they agree with the tier above at given rates, while their forward passes really run.
 
-It shows what a hierarchy would cost for exits or drafts that one does not have. What a tier says at a position is
-settled by the position alone. From the lowest tier up, keyed noise says whether it agrees with the tier above: at
-its rate `agrees`, or at `corrected` where the tier below does not agree with it (such a token would be one that it
-corrects). The tokens follow from the top down: the target's is known, since it has written the text before; a tier
-that agrees says what the tier above says, one that does not says a token that no tier above says. So a token that a
-tier accepted from below stands above at the rate `agrees`, one that it corrected at the rate `corrected`, and each
-position is independent of the others, also where the text before it is wrong. The target itself is real, always.
+They show what a hierarchy would cost with exits or drafts that do not exist. What a tier picks at a position depends on
+the position alone. From the lowest tier up, keyed noise decides whether it agrees with the tier above: at its rate
+`agrees`, or at `corrected` where the tier below disagrees with it (it would correct that token). Tokens follow from the
+top down: the target's is known, since it has written the text before; a tier that agrees picks what the tier above
+picks, one that does not picks a token that no tier above picks. So a token that a tier accepted from below is accepted
+above at the rate `agrees`, one that it corrected at the rate `corrected`, and positions are independent, also where the
+text before them is wrong. The target itself is always real.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SyntheticScorer:
 
     inner: Scorer
     rates: tuple[Rates, ...]  # of the synthetic tiers from the one below the target down
-    place: int  # of this one among them
+    tier: int  # which of those this one is
     references: References
     synthetic: bool = field(default=True, init=False)
 
@@ -60,15 +60,15 @@ class SyntheticScorer:
         self.inner.release(request)
 
     def _replaced(self, ask: Ask, answer: Answer) -> Answer:
-        known = self.references.get(ask.request, ())
+        written = self.references.get(ask.request, ())
         assert answer.picks is not None
         picks = np.array(answer.picks)
-        text = zlib.crc32(ask.request.prompt.tobytes())  # so that no two texts are right and wrong in the same places
+        text = zlib.crc32(ask.request.prompt.tobytes())  # texts differ in where they are right
         first = len(ask.context) - len(ask.request.prompt)
         for row, depth in enumerate([0, *(depth + 1 for depth in ask.proposal.depths())]):
-            if first + depth < len(known):
-                token = self.token(text, first + depth, known[first + depth])
-                if token in picks[row]:  # among the runners-up: they change places
+            if first + depth < len(written):
+                token = self.token(text, first + depth, written[first + depth])
+                if token in picks[row]:  # among the runners-up: they swap
                     picks[row, picks[row] == token] = picks[row, 0]
                 picks[row, 0] = token
         return replace(answer, picks=picks)
@@ -77,14 +77,14 @@ class SyntheticScorer:
         """What this tier says at a position of the output of a text where the target says `true`."""
         agreeing: list[bool] = []
         below = True
-        for place in reversed(range(len(self.rates))):
-            rates = self.rates[place]
-            low, _ = noise_keys(text + (place << 32), position)
+        for tier in reversed(range(len(self.rates))):
+            rates = self.rates[tier]
+            low, _ = noise_keys(text + (tier << 32), position)
             below = low / 2**32 < (rates.agrees if below else rates.corrected)
             agreeing.insert(0, below)
-        distance = 0  # from the truth; whoever disagrees is where nobody above is
-        for place, agrees in enumerate(agreeing[: self.place + 1], 1):
-            distance = distance if agrees else place
+        distance = 0  # from the target's token; a tier that disagrees gets one that no tier above has
+        for tier, agrees in enumerate(agreeing[: self.tier + 1], 1):
+            distance = distance if agrees else tier
         return (true + distance) % self.vocabulary
 
 
@@ -100,17 +100,17 @@ class Synthetics:
         """The scorers of these tiers, those that have rates in their plan replaced."""
         chosen = [tier for tier in tiers if tier.agrees is not None]
         rates = tuple(_rates(tier) for tier in chosen)
-        found: list[Scorer] = list(inner)
-        for place in range(len(chosen)):
-            key = rates, place, id(inner[place])
+        scorers: list[Scorer] = list(inner)
+        for tier in range(len(chosen)):
+            key = rates, tier, id(inner[tier])
             if key not in self._scorers:
-                self._scorers[key] = SyntheticScorer(inner[place], rates, place, self._references)
-            found[place] = self._scorers[key]
-        return found
+                self._scorers[key] = SyntheticScorer(inner[tier], rates, tier, self._references)
+            scorers[tier] = self._scorers[key]
+        return scorers
 
     def know(self, request: Request) -> bool:
-        """Let the synthetic tiers of this request know what its target will write. True where that had to be found
-        out first, by plain decoding."""
+        """Tell the synthetic tiers of this request what its target will write. True where it had to be
+        written first, by plain decoding."""
         sampling = replace(request.sampling, seed=request.seed)
         key = request.prompt.tobytes(), repr(sampling)
         new = key not in self._written

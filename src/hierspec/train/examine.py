@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hierspec.assembly.measured_costs import PassTimer
 from hierspec.checkpoints.load import Checkpoint
 from hierspec.checkpoints.packs import EARLY_EXIT, EXITS, FEATURE, SMALL, Pack
 from hierspec.core.errors import HierspecError
@@ -20,6 +19,7 @@ from hierspec.plot import Axis, Chart, Line
 from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
 from hierspec.scorers.base import StateScorer
+from hierspec.scorers.timing import PassTimer
 from hierspec.train.measure import agreement
 from hierspec.train.network import Network
 from hierspec.train.students import ExitAdapter, ExitNorm, FeatureDrafter, Frozen, SmallModel, restored

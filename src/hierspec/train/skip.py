@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hierspec.assembly.measured_costs import PassTimer, measure
+from hierspec.assembly.measured_costs import measure
 from hierspec.core.engine import Request
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Ask, Hierarchy, Tier
@@ -26,6 +26,7 @@ from hierspec.pacing.appraisal import Costs
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import ModelScorer
 from hierspec.scorers.skipping import skipping_scorer
+from hierspec.scorers.timing import PassTimer
 
 _NEAR = 8  # layers that a step tries after the first: those whose loss mattered least in the step before
 _LONGEST = 8  # tokens that a draft may hand up

@@ -43,7 +43,7 @@ class ExitAdapter(nn.Module):
         self.float()
 
     def guesses(self, target: Network, tokens: Tensor, states: dict[int, Tensor], feature: Tensor) -> dict[str, Tensor]:
-        x = self.block(states[self.layer], target.turn(0, tokens.shape[1]))
+        x = self.block(states[self.layer], target.rotation(0, tokens.shape[1]))
         return {f"exit {self.layer}": self.norm(x)}
 
     def tensors(self) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ class FeatureDrafter(nn.Module):
         embedded = functional.embedding(tokens, target.embedding)
         length, hidden = tokens.shape[1], target.config.hidden
         tapped = [functional.rms_norm(states[tap], (hidden,), eps=target.config.norm_eps) for tap in self.taps]
-        turn, before = target.turn(0, length), [feature, *tapped]
+        rotation, before = target.rotation(0, length), [feature, *tapped]
         keys: list[list[Tensor]] = [[] for _ in self.blocks]
         values: list[list[Tensor]] = [[] for _ in self.blocks]
         found: dict[str, Tensor] = {}
@@ -113,7 +113,7 @@ class FeatureDrafter(nn.Module):
             x = join(torch.cat((embedded, *shifted), dim=-1))
             mask = None if step == 1 else free_running(length, step, x.device)
             for number, block in enumerate(self.blocks):
-                q, k, v = block.project(x, turn)  # type: ignore[operator]
+                q, k, v = block.project(x, rotation)  # type: ignore[operator]
                 keys[number].append(k)
                 values[number].append(v)
                 seen = attended(q, torch.cat(keys[number], dim=2), torch.cat(values[number], dim=2), mask)
@@ -157,9 +157,9 @@ class SmallModel(nn.Module):
 
     def guesses(self, target: Network, tokens: Tensor, states: dict[int, Tensor], feature: Tensor) -> dict[str, Tensor]:
         x = functional.embedding(tokens, target.embedding)
-        turn = target.turn(0, tokens.shape[1])
+        rotation = target.rotation(0, tokens.shape[1])
         for block in self.blocks:
-            x = block(x, turn)
+            x = block(x, rotation)
         return {"small": self.norm(x)}
 
     def tensors(self) -> dict[str, Tensor]:

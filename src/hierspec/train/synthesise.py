@@ -176,9 +176,9 @@ def _written(
 def _step(network: Network, tokens: Tensor, memory: Tensor, place: int) -> Tensor:
     """Logits [rows, vocabulary] in float32 of what follows these tokens at position `place`."""
     config, x = network.config, functional.embedding(tokens, network.embedding)[:, None]
-    turn = network.turn(place, place + 1)
+    rotation = network.rotation(place, place + 1)
     for number, block in enumerate(network.blocks):
-        q, k, v = block.project(x, turn)
+        q, k, v = block.project(x, rotation)
         memory[number, 0, :, :, place] = k[:, :, 0]
         memory[number, 1, :, :, place] = v[:, :, 0]
         first = max(0, place + 1 - block.window) if block.window else 0

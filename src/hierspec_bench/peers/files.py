@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hierspec.checkpoints.config import to_huggingface
 from hierspec.checkpoints.default import DEFAULT_NAME, default_model
+from hierspec.checkpoints.families import to_huggingface
 from hierspec.checkpoints.packs import SMALL
 from hierspec.core.errors import HierspecError
 from hierspec.language_model import LanguageModel

@@ -34,23 +34,23 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
         depths = [0, *(depth + 1 for depth in proposal.depths())]
         by_depth = [noise_keys(seed, first + depth) for depth in range(max(depths) + 1)]
         keys[:] = [by_depth[depth] for depth in depths]
-    found = np.empty((rows, min(picks_wanted(ask), vocabulary)), np.int64)
+    picks = np.empty((rows, min(picks_wanted(ask), vocabulary)), np.int64)
     leads = np.empty(rows if ask.leads else 0)
     distributions = np.empty((rows if ask.distributions else 0, vocabulary), np.float64)
     arguments = (
         logits.contiguous().numpy(), float(sampling.temperature),
         (sampling.top_k, float(sampling.top_p), float(sampling.min_p)),
         (float(sampling.repetition_penalty), float(sampling.presence_penalty), float(sampling.frequency_penalty)),
-        context, len(ask.request.prompt), tokens, parents, bias_tokens, bias_values, keys, found, leads, distributions,
+        context, len(ask.request.prompt), tokens, parents, bias_tokens, bias_values, keys, picks, leads, distributions,
     )  # fmt: skip
     if team is None or rows < _SHARED or sampling.temperature == 0:
         answer_rows(0, 1, *arguments)
     else:
         team.run(answer_rows, *arguments)
-    if found[:, 0].min() < 0:
+    if picks[:, 0].min() < 0:
         raise not_numbers(ask)
     return (
         Answer(distributions=distributions)
         if ask.distributions
-        else Answer(picks=found, leads=leads if ask.leads else None)
+        else Answer(picks=picks, leads=leads if ask.leads else None)
     )

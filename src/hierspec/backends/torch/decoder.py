@@ -72,8 +72,8 @@ class _Text:
     masks: dict[int, Tensor | None]  # by window: [rows, keys], True where a row sees a key; None: it sees all
 
 
-# On recent GPUs the first choice is cuDNN's attention, which plans anew for every length of keys: this takes longer
-# than a pass, at each new token. The others need no plans.
+# On recent GPUs the first choice is cuDNN's attention, which plans again for every key length: at each new token
+# this takes longer than the pass. The others need no plans.
 NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -145,7 +145,7 @@ class TorchDecoder:
             q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
         if config.rotary_layers[number]:
             q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        # Queries that share a key head stand in one block, so that keys are read once and never repeated.
+        # Queries that share a key head are one block, so that keys are read once and never repeated.
         group = config.heads // config.kv_heads
         q = q.view(rows, config.kv_heads, group, config.head_size)
         parts = []
@@ -184,10 +184,10 @@ class TorchDecoder:
             positions[path] = lengths[row] + np.arange(len(path))
         masks: dict[int, Tensor | None] = {}
         for window in windows:
-            own = seen
+            in_window = seen
             if window:
-                own = seen & (batch.positions[first:last, None] - positions < window)
-            masks[window] = None if own.all() else torch.as_tensor(own, device=self.device)
+                in_window = seen & (batch.positions[first:last, None] - positions < window)
+            masks[window] = None if in_window.all() else torch.as_tensor(in_window, device=self.device)
         return _Text(slice(first, last), index_of(slots, self.device), masks)
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:

@@ -32,7 +32,7 @@ def answer(ask: Ask, logits: Tensor) -> Answer:
 
 
 def picks_wanted(ask: Ask) -> int:
-    """Tokens to be found for each row: a lead is that over the second."""
+    """Picks of each row: a lead is the distance to the second."""
     return max(ask.candidates, 2) if ask.leads else ask.candidates
 
 
@@ -64,8 +64,8 @@ def adjust(logits: Tensor, ask: Ask) -> Tensor:
         return z
     z = z / sampling.temperature
     if 0 < sampling.top_k < z.shape[1]:
-        kept = z.topk(sampling.top_k, dim=1).values[:, -1:]
-        z = z.masked_fill(z < kept, -math.inf)
+        least = z.topk(sampling.top_k, dim=1).values[:, -1:]
+        z = z.masked_fill(z < least, -math.inf)
     if sampling.top_p < 1:
         order = z.sort(dim=1, descending=True, stable=True)
         probabilities = order.values.double().softmax(dim=1)
@@ -84,7 +84,7 @@ def _distributions(z: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _counts(ask: Ask, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often each token stands in the text before each row, and in its written part. [rows, vocabulary]"""
+    """How often each token occurs in the text before each row, and in its written part. [rows, vocabulary]"""
     proposal, prompt = ask.proposal, len(ask.request.prompt)
     seen = np.bincount(ask.context, minlength=vocabulary)[None].repeat(1 + len(proposal), axis=0)
     written = np.bincount(ask.context[prompt:], minlength=vocabulary)[None].repeat(1 + len(proposal), axis=0)

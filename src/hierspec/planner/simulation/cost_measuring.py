@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -27,6 +26,7 @@ from hierspec.planner.simulation.traces import scorer_key
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import ModelScorer, StateScorer
 from hierspec.scorers.drafters import AdapterScorer, FeatureScorer
+from hierspec.scorers.timing import time_head, time_layers
 
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
@@ -147,57 +147,38 @@ class _Bench:
         return {part: sum(run[part] for run in runs) / times for part in runs[0]}
 
     def _run(self, scorer: StateScorer, width: int, heads: bool) -> dict[str, float]:
-        clock, found, done = time.perf_counter, dict[str, float](), self._context
+        parts, done = dict[str, float](), self._context
         asks = [
             Ask(scorer, text[: done + width], NOTHING, request, 1, False, TierStats(scorer.name))
             for request, text in zip(self._requests, self._texts, strict=True)
         ]
         own = not isinstance(scorer, ModelScorer)
-        with torch.inference_mode():
-            if isinstance(scorer, AdapterScorer):
-                beneath = ModelScorer(scorer.name, scorer.decoder, scorer.pool, scorer.layers, scorer.head)
-                beneath.assume_computed(asks, done)
-                began = clock()
-                beneath.states(asks)
-                _finish(scorer)
-                found["base"] = clock() - began
-            scorer.assume_computed(asks, done)
-            began = clock()
-            states = scorer.states(asks)
-            _finish(scorer)
-            found["own" if own else "base"] = clock() - began
-            idle = 0.0
-            if isinstance(scorer, FeatureScorer):
-                began = clock()
-                scorer.states(asks)
-                idle = clock() - began
-                beside = Proposal(tuple(self._texts[0][:width].tolist()), (-1,) * width)
-                asks = [replace(ask, proposal=beside) for ask in asks]
-                began = clock()
-                scorer.states(asks)
-                _finish(scorer)
-                found["later"] = max(clock() - began - idle, 0.0)
-                found["own"] = max(found["own"] - idle, 0.0)
-            if heads:
-                rows = states[:1].expand(width, -1).clone()
-                chain = Proposal.chain(self._texts[0][1:width])
-                ask = Ask(scorer, asks[0].context, chain, self._requests[0], 1, False, asks[0].stats, leads=own)
-                began = clock()
-                logits = scorer.head.logits([ask], rows)
-                scorer.decoder.backend.pick([ask], logits)  # copies the picks to the host, so a GPU has finished here
-                found["head"] = idle + clock() - began
-        return found
+        if isinstance(scorer, AdapterScorer):
+            beneath = ModelScorer(scorer.name, scorer.decoder, scorer.pool, scorer.layers, scorer.head)
+            beneath.assume_computed(asks, done)
+            parts["base"], _ = time_layers(beneath, asks)
+        scorer.assume_computed(asks, done)
+        parts["own" if own else "base"], states = time_layers(scorer, asks)
+        idle = 0.0
+        if isinstance(scorer, FeatureScorer):
+            idle, _ = time_layers(scorer, asks)
+            beside = Proposal(tuple(self._texts[0][:width].tolist()), (-1,) * width)
+            asks = [replace(ask, proposal=beside) for ask in asks]
+            later, _ = time_layers(scorer, asks)
+            parts["later"] = max(later - idle, 0.0)
+            parts["own"] = max(parts["own"] - idle, 0.0)
+        if heads:
+            rows = states[:1].expand(width, -1).clone()
+            chain = Proposal.chain(self._texts[0][1:width])
+            ask = Ask(scorer, asks[0].context, chain, self._requests[0], 1, False, asks[0].stats, leads=own)
+            parts["head"] = idle + sum(time_head(scorer, [ask], rows))
+        return parts
 
     def close(self) -> None:
         for request in self._requests:
             request.cancel()
         for scorer in self._scorers:
             scorer.forget()
-
-
-def _finish(scorer: StateScorer) -> None:
-    """A GPU works on after it was told."""
-    scorer.decoder.backend.synchronize()
 
 
 def _own_pools(scorer: StateScorer) -> list[Any]:

@@ -1,8 +1,8 @@
 """Chat templates: the Jinja program inside a checkpoint that writes a conversation as one text.
 
-A template comes with a model from anywhere, so it is treated as a stranger's program: Jinja's immutable sandbox keeps
-it from running code, and a budget of steps and characters keeps it from hanging the machine. Within the budget the
-text equals what `transformers` renders, which the tests compare.
+A template comes with a model from anywhere, so it is untrusted code: Jinja's immutable sandbox keeps it from reaching
+Python, and a budget of steps and characters keeps it from hanging the machine. Within the budget the text equals what
+`transformers` renders, which the tests compare.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from jinja2.utils import Namespace
 
 from hierspec.core.errors import HierspecError
 
-_MOST_STEPS = 500_000  # turns of loops in one rendering, about a second of work; real templates need hundreds
-_MACRO_STEPS = 10  # what a call of a macro costs beside a turn of a loop
-_MOST_ITEMS = 2_000_000  # of a list, or in anything nested that is written out
+_MOST_STEPS = 500_000  # loop iterations in one rendering, about a second of work; real templates need hundreds
+_MACRO_STEPS = 10  # what a macro call costs, in loop iterations
+_MOST_ITEMS = 2_000_000  # of a list, or of nested lists that are printed
 _MOST_CHARACTERS = 64_000_000  # of any one value, and of everything that is printed
 _LARGEST_ARGUMENT = 100_000  # widths, indents, counts given to string methods and filters
 _WIDE_FORMAT = re.compile(r"[%{][^a-zA-Z%}]*\d{6}")  # a padding of more than five digits in "%d" or "{:d}"
@@ -50,17 +50,17 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as text. `variables` are what else the template may read, such as bos_token."""
+        """The conversation as text. `variables` are other names the template may read, such as bos_token."""
         for message in messages:
             if not isinstance(message, Mapping) or "role" not in message:
                 raise HierspecError('Every chat message needs a "role" and usually a "content".')
-        given: dict[str, Any] = {"tools": None, "documents": None, **(variables or {})}
-        given |= {"messages": [_with_reasoning(message) for message in messages]}
-        given |= {"add_generation_prompt": add_generation_prompt}
+        names: dict[str, Any] = {"tools": None, "documents": None, **(variables or {})}
+        names |= {"messages": [_with_reasoning(message) for message in messages]}
+        names |= {"add_generation_prompt": add_generation_prompt}
         with self._lock:
             self._environment.budget.reset()
             try:
-                return self._template.render(_plain(given))
+                return self._template.render(_plain(names))
             except HierspecError:
                 raise
             except (RecursionError, MemoryError) as error:
@@ -86,7 +86,7 @@ class _Budget:
 
     def printed(self, value: Any) -> Any:
         """Called with everything the template prints, also inside macros and captured blocks."""
-        self._characters -= len(value) if isinstance(value, str) else _weigh(value)
+        self._characters -= len(value) if isinstance(value, str) else _printed_size(value)
         if self._characters < 0:
             raise _too_much()
         return value
@@ -95,7 +95,7 @@ class _Budget:
 class _Environment(ImmutableSandboxedEnvironment):
     """The settings of `transformers`, with the budget."""
 
-    # Only intercepted operators are kept from being computed while the template is compiled.
+    # Only intercepted operators are not computed while the template is compiled.
     intercepted_binops = frozenset({"*", "**", "%", "+"})
 
     def __init__(self) -> None:
@@ -110,14 +110,14 @@ class _Environment(ImmutableSandboxedEnvironment):
         for name in _GUARDED_FILTERS:
             self.filters[name] = _guarded(self.filters[name], name)
         self.filters["tojson"] = _guarded(_to_json, "tojson")
-        del self.filters["urlize"], self.globals["lipsum"]  # slow on purpose-made input, and no template needs them
+        del self.filters["urlize"], self.globals["lipsum"]  # slow on hostile input, and no template needs them
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
             "dict": _make_dict,
             "namespace": _Namespace,
         }
-        # Reached by the checks that _insert_checks writes into the program, not by name.
+        # Called by the checks that _insert_checks adds to the program; templates cannot name them.
         self.count_step, self.concatenate = self.budget.step, _concatenate
 
     def _generate(self, source: nodes.Template, *arguments: Any, **options: Any) -> str:
@@ -136,8 +136,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *arguments: Any, **options: Any) -> Any:
-        # Names as in Jinja: templates may pass keywords called self or context.
-        if __obj is __self.count_step:  # the sandbox's own checks would cost ten times the step
+        # Parameter names as in Jinja: templates may pass keywords called self or context.
+        if __obj is __self.count_step:  # the sandbox's checks would cost ten times the step
             return __obj(*arguments)
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)  # the sandbox wraps str.format
         if isinstance(owner, str):
@@ -146,24 +146,24 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _insert_checks(template: nodes.Template) -> None:
-    """Count every turn of a loop and every call of a macro, and check the size of every `a ~ b`."""
+    """Counts every loop iteration and macro call, and checks the size of every `a ~ b`."""
     kinds: tuple[type[Any], ...] = (nodes.For, nodes.Macro, nodes.CallBlock)
     for block in template.find_all(kinds):
         cost = nodes.Const(1 if isinstance(block, nodes.For) else _MACRO_STEPS)
         step = nodes.ExprStmt(_environment_call("count_step", [cost]))
-        block.body.insert(0, _placed(step, block))
+        block.body.insert(0, _located(step, block))
     _replace_concatenations(template)
 
 
 def _environment_call(attribute: str, arguments: list[nodes.Expr]) -> nodes.Call:
-    # An attribute of the environment, unlike a name, is nothing a template can replace.
+    # A template can redefine names, but not attributes of the environment.
     return nodes.Call(nodes.EnvironmentAttribute(attribute), arguments, [], None, None)
 
 
-def _placed(new: nodes.Node, beside: nodes.Node) -> Any:
-    """`new` with the line and the environment of another node, which the compiler asks for."""
-    assert beside.environment is not None
-    return new.set_lineno(beside.lineno).set_environment(beside.environment)
+def _located(new: nodes.Node, neighbour: nodes.Node) -> Any:
+    """`new` with the line and the environment of another node, which the compiler needs."""
+    assert neighbour.environment is not None
+    return new.set_lineno(neighbour.lineno).set_environment(neighbour.environment)
 
 
 def _replace_concatenations(node: nodes.Node) -> None:
@@ -175,7 +175,7 @@ def _replace_concatenations(node: nodes.Node) -> None:
             if isinstance(item, nodes.Node):
                 _replace_concatenations(item)
             if isinstance(item, nodes.Concat):
-                item = _placed(_environment_call("concatenate", item.nodes), item)
+                item = _located(_environment_call("concatenate", item.nodes), item)
             replaced.append(item)
         setattr(node, field, replaced if isinstance(value, list) else replaced[0])
 
@@ -183,7 +183,7 @@ def _replace_concatenations(node: nodes.Node) -> None:
 class _GenerationBlock(Extension):
     """`{% generation %}` marks what the assistant wrote, for training; here it only prints its body."""
 
-    tags = {"generation"}  # noqa: RUF012 (Jinja's own declaration)
+    tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -227,37 +227,37 @@ def _strftime_now(pattern: str) -> str:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    # Jinja's own filter escapes HTML, which templates for models must not.
+    # Jinja's filter escapes HTML, which templates for models must not.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _concatenate(*values: Any) -> str:
-    if sum(len(value) if isinstance(value, str) else _weigh(value) for value in values) > _MOST_CHARACTERS:
+    if sum(len(value) if isinstance(value, str) else _printed_size(value) for value in values) > _MOST_CHARACTERS:
         raise _too_much()
     return "".join(map(str, values))
 
 
 def _guarded(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The filter `function`, its arguments checked first; Jinja's marks on it (who wants the context) are kept."""
-    passes = hasattr(function, "jinja_pass_arg")
+    """The filter `function`, with its arguments checked first."""
+    takes_context = hasattr(function, "jinja_pass_arg")  # Jinja then passes it a context or environment first
 
     def guarded(*arguments: Any, **options: Any) -> Any:
-        own = arguments[1:] if passes else arguments
-        _check_arguments(name, own[0] if own else "", (*own[1:], *options.values()))
+        values = arguments[1:] if takes_context else arguments
+        _check_arguments(name, values[0] if values else "", (*values[1:], *options.values()))
         return function(*arguments, **options)
 
-    if passes:
+    if takes_context:
         guarded.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
     return guarded
 
 
 def _check_arguments(name: str, subject: Any, arguments: Sequence[Any]) -> None:
-    """Refuse a string method or filter whose result would be out of proportion."""
+    """Refuses a string method or filter whose result would be too large."""
     if any(_magnitude(argument) > _LARGEST_ARGUMENT for argument in arguments):
         raise _too_much()
     for value in (subject, *arguments):
         if not isinstance(value, str):
-            _weigh(value)
+            _printed_size(value)
     if name in ("format", "format_map") and isinstance(subject, str) and _WIDE_FORMAT.search(subject):
         raise _too_much()
     size = 0
@@ -265,9 +265,9 @@ def _check_arguments(name: str, subject: Any, arguments: Sequence[Any]) -> None:
         size = str(subject).count(str(arguments[0])) * len(str(arguments[1]))
     if name == "join":
         items = arguments[0] if isinstance(subject, str) and arguments else subject
-        glue = subject if isinstance(subject, str) else str(arguments[0] if arguments else "")
+        separator = subject if isinstance(subject, str) else str(arguments[0] if arguments else "")
         if isinstance(items, (list, tuple, str)):
-            size = sum(_length(item) + len(glue) for item in items)
+            size = sum(_length(item) + len(separator) for item in items)
     if size > _MOST_CHARACTERS:
         raise _too_much()
 
@@ -277,25 +277,25 @@ def _length(value: Any) -> int:
 
 
 def _repeats(sequence: Any, count: Any) -> bool:
-    """Whether sequence * count is out of proportion; a list element takes eight times the space of a character."""
+    """Whether sequence * count is too large; a list element takes eight times the space of a character."""
     return _length(sequence) * _magnitude(count) > (_MOST_CHARACTERS if isinstance(sequence, str) else _MOST_ITEMS)
 
 
-def _weigh(value: Any) -> int:
-    """About how many characters `value` takes when written out; lists that hold one list twice, again and again,
-    are small in memory and endless on paper."""
-    weight, items, waiting = 0, 0, [value]
+def _printed_size(value: Any) -> int:
+    """About how many characters `value` takes when printed. Lists that hold one list twice, many levels deep, are
+    small in memory and endless in print."""
+    characters, items, waiting = 0, 0, [value]
     while waiting:
         item = waiting.pop()
-        weight += len(item) if isinstance(item, str) else 1
+        characters += len(item) if isinstance(item, str) else 1
         items += 1
-        if weight > _MOST_CHARACTERS or items > _MOST_ITEMS:
+        if characters > _MOST_CHARACTERS or items > _MOST_ITEMS:
             raise _too_much()
         if isinstance(item, Mapping):
             waiting += [*item, *item.values()]
         elif isinstance(item, (list, tuple)):
             waiting += item
-    return weight
+    return characters
 
 
 def _magnitude(value: Any) -> int:
@@ -311,12 +311,12 @@ def _too_much() -> HierspecError:
 
 
 def _plain(value: Any) -> Any:
-    """A copy in plain JSON types: objects with methods of their own could be misused by a template."""
+    """A copy in plain JSON types: a template could misuse the methods of other objects."""
     if value is None or type(value) in (str, int, float, bool):
         return value
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind(value)
+    for json_type in (str, int, float):
+        if isinstance(value, json_type):
+            return json_type(value)
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -325,7 +325,7 @@ def _plain(value: Any) -> Any:
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Reasoning goes by three names; templates read the first or the second."""
+    """Reasoning has three names; templates read the first or the second."""
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if message.get(name) is not None), None)
     if reasoning is None:

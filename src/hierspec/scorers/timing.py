@@ -1,0 +1,69 @@
+"""How long a forward pass of a scorer takes, part by part: its layers, its head, its picks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierspec.core.engine import Request
+from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.proposal import Proposal
+from hierspec.core.sampling import Sampling
+from hierspec.core.stats import TierStats
+from hierspec.scorers.base import StateScorer
+
+
+def time_layers(scorer: StateScorer, asks: Sequence[Ask]) -> tuple[float, Tensor]:
+    """Seconds until the states of these asks are there, and the states."""
+    with torch.inference_mode():
+        began = time.perf_counter()
+        states = scorer.states(asks)
+        scorer.decoder.backend.synchronize()
+        return time.perf_counter() - began, states
+
+
+def time_head(scorer: StateScorer, asks: Sequence[Ask], states: Tensor) -> tuple[float, float]:
+    """Seconds of the head, and of the picks from its logits."""
+    backend = scorer.decoder.backend
+    with torch.inference_mode():
+        began = time.perf_counter()
+        logits = scorer.head.logits(asks, states)
+        backend.synchronize()
+        scored = time.perf_counter()
+        backend.pick(asks, logits)  # copies the picks to the host, so it is finished here
+        return scored - began, time.perf_counter() - scored
+
+
+class PassTimer:
+    """Passes of a scorer after one context, which is computed once.
+
+    With `computed_layers`, all tokens of a pass but the first have been through so many layers: a lower tier shares
+    them.
+    """
+
+    def __init__(self, scorer: StateScorer, context: np.ndarray, computed_layers: int = 0) -> None:
+        self._scorer, self._context, self._computed_layers, self._runs = scorer, context, computed_layers, 0
+        self._request = Request(context, Sampling(), Hierarchy((Tier(scorer),)))
+        scorer.forget()
+        self.run(context[:1])  # the prefill
+
+    def run(self, tokens: np.ndarray) -> list[float]:
+        """Seconds of the layers, the head and the picks of a pass over as many tokens as these."""
+        scorer = self._scorer
+        self._runs += 1
+        tokens = ((tokens + self._runs) % scorer.vocabulary).astype(np.int32)  # new ones, so nothing is computed yet
+        context = np.append(self._context, tokens[:1]).astype(np.int32)
+        ask = Ask(scorer, context, Proposal.chain(tokens[1:]), self._request, 1, False, TierStats(scorer.name))
+        if self._computed_layers:
+            [staircase] = scorer.pool.prepare([(self._request, context, ask.proposal)])
+            staircase.heights[len(context) : staircase.used] = self._computed_layers
+        layers, states = time_layers(scorer, [ask])
+        return [layers, *time_head(scorer, [ask], states)]
+
+    def close(self) -> None:
+        self._request.cancel()
+        self._scorer.forget()
