@@ -42,7 +42,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Names are looked up when first used: `hierspec --help` and the numpy-only core need not wait for torch."""
+    """Names are imported when first used, so that `hierspec --help` and the numpy-only core do not import torch."""
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"hierspec.{home}"), name)

@@ -15,16 +15,19 @@ from typing import Any
 
 import torch
 
+from hierspec.assembly.drafts import LoadOptions
 from hierspec.backends.base import Backend
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.core.plan import Plan, TierPlan
-from hierspec.language_model import DEFAULT_KV_MEMORY, LanguageModel
+from hierspec.language_model import LanguageModel
 from hierspec.pacing.costs import Costs
 from hierspec.pacing.pace import AdaptivePace
 from hierspec.planner.formula.figures import AcceptanceRates, Figures, TierConfig, TierFigures
 from hierspec.planner.formula.latency import score
 from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
+from hierspec.scorers.catalogue import ScorerCatalogue
+from hierspec.scorers.pool import StaircasePool
 from hierspec.testing.checkpoints import random_weights, tiny_config, write_byte_tokenizer
 from hierspec.text.tokenizer import Tokenizer
 
@@ -109,7 +112,9 @@ def random_model() -> LanguageModel:
     with tempfile.TemporaryDirectory() as folder:
         write_byte_tokenizer(Path(folder))
         tokenizer = Tokenizer.from_folder(Path(folder))
-    return LanguageModel("random-32x512", Path("random-32x512"), tokenizer, decoder, "float32", DEFAULT_KV_MEMORY)
+    options = LoadOptions()
+    catalogue = ScorerCatalogue("random-32x512", decoder, StaircasePool(decoder, options.kv_memory), None)
+    return LanguageModel(catalogue, tokenizer, Path("random-32x512"), options)
 
 
 def some_prompts(count: int) -> list[BenchPrompt]:

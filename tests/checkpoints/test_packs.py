@@ -220,9 +220,9 @@ def test_the_early_exit_variant_is_the_model_with_the_delta(folders, monkeypatch
     adapter = variant.pack.adapter(2, variant.config).layer["model.layers.0.mlp.up_proj.weight"]
     assert torch.equal(adapter, delta["exit.2.layer.mlp.up_proj.weight"])
     assert not torch.equal(adapter, default.pack.adapter(2, default.config).layer["model.layers.0.mlp.up_proj.weight"])
-    assert type(variant._catalogue.exit(2)) is AdapterScorer
+    assert type(variant.assembler.catalogue.exit(2)) is AdapterScorer
     with pytest.raises(HierspecError, match="has adapters for exits 2, not for exit_layer 1"):
-        variant._catalogue.exit(1, "adapter")
+        variant.assembler.catalogue.exit(1, "adapter")
     scorer = variant.hierarchy(variant.plan("layerskip")).tiers[1].scorer
     assert type(scorer) is ModelScorer
     np.testing.assert_allclose(scorer.head.norm.float(), delta["exit.1.norm.weight"], rtol=1e-6)

@@ -49,7 +49,7 @@ class Watched:
 
         def run(memory, batch, hidden, start, stop):
             token_of: dict[int, int] = {}
-            for staircase in model._pool.staircases():
+            for staircase in model.assembler.catalogue.pool.staircases():
                 token_of.update(zip(staircase.slots.tolist(), staircase.tokens.tolist(), strict=False))
             for number, table in enumerate(batch.tables):
                 slots = (table[:, None] * memory.page + np.arange(memory.page)).ravel()
@@ -63,7 +63,7 @@ class Watched:
             for ask in asks:
                 self._asked(ask, scorer.layers)
             found = plain_logits(scorer, asks)
-            self.slots = max(self.slots, *(staircase.used for staircase in model._pool._use))
+            self.slots = max(self.slots, *(staircase.used for staircase in model.assembler.catalogue.pool._use))
             return found
 
         monkeypatch.setattr(model.decoder, "run", run)
@@ -112,7 +112,7 @@ def test_keys_and_values_take_what_plain_decoding_takes(folder):
     for name in ("plain", "layerskip", "hispec"):
         model = hierspec.load(folder)
         model.generate(PROMPTS[0], plan=name, max_tokens=40)
-        [staircase] = model._pool.staircases()
+        [staircase] = model.assembler.catalogue.pool.staircases()
         memory = staircase.memory
         # Besides, a state at every exit.
         assert len(memory.taps) == {"plain": 1, "layerskip": 2, "hispec": 3}[name]
@@ -172,7 +172,7 @@ def test_what_wrote_the_reference_does_not_help(model):
     plan = synthetic(1.0, 1.0, 1.0)
     model.request("abc", plan, Sampling(max_tokens=30, seed=0)).cancel()
     request = model.request("abc", plan, Sampling(max_tokens=30, seed=0))
-    assert model._pool.bytes_held() == 0
+    assert model.assembler.catalogue.pool.bytes_held() == 0
     request.cancel()
 
 

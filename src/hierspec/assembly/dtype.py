@@ -1,4 +1,4 @@
-"""The dtype in which a model is faster on this CPU: measured here once, and kept in the cache."""
+"""The dtype in which a model is faster on this CPU: measured once, and kept in the cache."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from hierspec.machine import cpu_flags, machine
 from hierspec.paths import cache_folder, whole_file
 from hierspec.progress import Progress, silent
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CANDIDATES = ("float32", "bfloat16")
 _PROMPT, _ANSWER = 128, 128  # tokens of a typical request
-_ROWS, _TOKENS = 3, 1.8  # of a pass that verifies a guess or two, and what it brings
-_WORTH = 0.95  # of float32's time, or less: float32 is more exact, so it has what is nearly a tie
+_ROWS, _TOKENS = 3, 1.8  # rows of a pass that verifies a draft token or two, and tokens that it writes
+_WORTH = 0.95  # bfloat16 must take at most this share of float32's time: float32 is more exact, so it wins ties
 _SMALL = 8 << 20  # weights; a smaller model is fast in any dtype
 _READ = 160 << 20  # bytes of weights that a narrow pass is timed with, whatever the dtype: more than most caches hold
 _WIDE = 4 << 20  # weights that a wide pass is timed with
@@ -31,7 +32,7 @@ _VERSION = 1  # count up when another choice might be right
 
 class Products(Protocol):
     def seconds(self, dtype: str, rows: int, most: int) -> float:
-        """Of one weight of a pass over so many rows, from at most `most` weights."""
+        """Time per weight of a pass over so many rows, measured with at most `most` weights."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,23 @@ class DtypeChoice:
             return f"{self.dtype}, without measuring"
         parts = ", ".join(f"{seconds:.2f} s in {dtype}" for dtype, seconds in self.seconds.items())
         return f"{self.dtype}, as measured: products of {_PROMPT} tokens read and {_ANSWER} written take {parts}"
+
+
+class DtypeChooser:
+    """What `auto` means for a model: `choose` is called with its configuration, before its weights are read."""
+
+    def __init__(self, dtype: str, device: str, backend: str, weights: str, progress: Progress) -> None:
+        if dtype != "auto" and dtype not in DTYPES:
+            raise HierspecError(f"Unknown dtype {dtype!r}; choose auto, {', '.join(DTYPES)}.")
+        self.choice = DtypeChoice(dtype)
+        self._device, self._backend, self._weights, self._progress = device, backend, weights, progress
+
+    def choose(self, config: DecoderConfig) -> torch.dtype:
+        """bfloat16 on a GPU; on a CPU as measured, unless the weights are quantised anyway."""
+        self.choice = DtypeChoice("bfloat16" if self._device.startswith("cuda") else "float32")
+        if self._device == "cpu" and self._weights == "auto":
+            self.choice = choose_dtype(config, self._backend, self._progress)
+        return DTYPES[self.choice.dtype]
 
 
 def choose_dtype(config: DecoderConfig, backend: str = "auto", progress: Progress = silent) -> DtypeChoice:
@@ -75,18 +93,18 @@ def fastest(seconds: Mapping[str, float]) -> DtypeChoice:
 
 def request_seconds(products: Products, count: int) -> dict[str, float]:
     """What the products of a typical request take in each dtype: one wide pass, then narrow ones."""
-    found = {}
+    seconds = {}
     for dtype in CANDIDATES:
         wide, narrow = products.seconds(dtype, _PROMPT, _WIDE), products.seconds(dtype, _ROWS, _READ)
-        found[dtype] = count * (wide + _ANSWER / _TOKENS * narrow)
-    return found
+        seconds[dtype] = count * (wide + _ANSWER / _TOKENS * narrow)
+    return seconds
 
 
 def weights(config: DecoderConfig) -> int:
-    """Numbers that a pass multiplies with."""
+    """How many weights a pass multiplies with."""
     tensors = expected_tensors(config).items()
-    read = [shape for name, shape in tensors if len(shape) == 2 and (config.tied or "embed_tokens" not in name)]
-    return sum(math.prod(shape) for shape in read)
+    shapes = [shape for name, shape in tensors if len(shape) == 2 and (config.tied or "embed_tokens" not in name)]
+    return sum(math.prod(shape) for shape in shapes)
 
 
 def _compiled_code(config: DecoderConfig) -> int | None:

@@ -106,7 +106,7 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
 
 def load_home(arguments: argparse.Namespace) -> tuple[Tokenizer, int, Home]:
     """What a model's databases need: its tokenizer, the size of its vocabulary, and where they lie."""
-    from hierspec.language_model import open_home
+    from hierspec.assembly.vocabulary import open_home
 
     with progress_bars() as progress:
         return open_home(arguments.model, arguments.stores, progress)

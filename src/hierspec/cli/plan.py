@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         return plan_simulate.run(arguments)
     if arguments.runs < 1 or arguments.limit < 1 or arguments.max_tokens < 8 or arguments.seconds <= 0:
         raise HierspecError("--runs, --limit and --seconds must be more than 0, and --max-tokens at least 8.")
-    from hierspec.assembly.auto import keep_plan, noted
+    from hierspec.assembly.auto import save_plan, with_note
     from hierspec.core.sampling import Sampling
     from hierspec.machine import machine
     from hierspec.paths import whole_file
@@ -83,11 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
         f"{plain.measured / best.measured:.2f}x after the prompt, {model.dtype}, temperature {sampling.temperature}"
     )
     with whole_file(output) as temporary:
-        temporary.write_text(noted(best.plan, about), encoding="utf-8")
+        temporary.write_text(with_note(best.plan, about), encoding="utf-8")
     for name, chart in charts(choice).items():
         with whole_file(output.with_name(f"{output.stem}-{name}.svg")) as temporary:
             temporary.write_text(chart, encoding="utf-8")
-    keep_plan(best.plan, model.about, about)
+    save_plan(best.plan, model.about, about)
     if not arguments.json:
         _show(choice)
         for reason in explained(choice) if arguments.explain else []:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
+from hierspec.assembly.opening import open_decoder
 from hierspec.backends.cpu import packing, quantised
 from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.cpu.packing import pack_in_memory, packed_weights
@@ -24,7 +25,7 @@ from hierspec.backends.cpu.quantised import (
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
-from hierspec.language_model import load, open_decoder
+from hierspec.language_model import load
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 
@@ -164,7 +165,7 @@ def test_a_draft_may_be_quantised_under_a_target_that_is_not(tmp_path):
         drafted = model.generate([1, 2, 3], plan=plan, max_tokens=30)
         assert drafted.tokens == plain
         assert 1 < drafted.stats.tokens_per_pass <= 4  # the same model, but for its rounding, drafts well
-    assert model.draft(str(folder), "int8").weights == "int8"
+    assert model.assembler.drafts.catalogue(str(folder), "int8").decoder.products == "int8"
     assert Plan.from_toml(plan.to_toml()) == plan
     with pytest.raises(HierspecError, match="belongs to a draft"):
         TierPlan(exit_layer=2, head="shared", weights="int8")

@@ -104,7 +104,7 @@ def test_the_command_says_what_stores_start_with(tmp_path, capsys):
     assert (document["records"], document["repeats_left_out"], document["answers_known_before"]) == (2, 1, 0)
     assert document["combinations"]["context"]["tasks"]["one"]["tokens_per_pass"] == 1
 
-    from hierspec.language_model import open_home
+    from hierspec.assembly.vocabulary import open_home
     from hierspec.stores.history import SHARED
 
     where = open_home(folder, home)[2]

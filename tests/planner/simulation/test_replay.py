@@ -12,6 +12,7 @@ from hierspec.core.plan import Plan
 from hierspec.fill_history import fill_history
 from hierspec.pacing.appraisal import Appraiser
 from hierspec.pacing.costs import Costs
+from hierspec.pacing.pace import AdaptivePace
 from hierspec.planner.simulation.replay import Record, read_records, replay, write_records
 from hierspec.planner.simulation.trace_scorer import TraceScorer
 from hierspec.stores.context import ContextStore
@@ -50,7 +51,9 @@ def test_a_store_that_knows_the_answer_is_always_right():
 def test_tasks_are_counted_apart_and_history_helps_the_second_time():
     answer = tuple(range(20, 60))
     records = [Record("one", (1, 2, 3), answer), Record("two", (4, 5, 6), answer)]
-    tier = Tier(TraceScorer("target", 99), 1, (HistoryStore(),), 7, appraiser=Appraiser(Costs((1, 32), (1.0, 1.1))))
+    costs = Costs((1, 32), (1.0, 1.1))
+    pace = AdaptivePace(costs, Appraiser(costs))
+    tier = Tier(TraceScorer("target", 99), 1, (HistoryStore(),), 7, pace=pace)
     by_task = replay(records, tier)
     assert by_task["one"].passes == len(answer)
     assert by_task["two"].passes < len(answer) / 4
