@@ -6,20 +6,13 @@ and learnt (`core/appraisal.py`, `core/policy.py`). So a plan that does not suit
 
 from __future__ import annotations
 
-import hashlib
-import json
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.packs import FEATURE, Pack
-from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
-from hierspec.machine import machine
-from hierspec.paths import cache_folder, whole_file
+from hierspec.kept import KeptFile
 
 AUTO = "auto"
 _VERSION = 1  # count up when plans found before should be found anew
@@ -49,21 +42,15 @@ def noted(plan: Plan, note: str) -> str:
 
 def kept_plan(about: tuple[str, ...]) -> Plan | None:
     """The plan that was found for a model on this machine, if any. `about` tells the model from others."""
-    path = _path(about)
-    with suppress(HierspecError):  # damaged, or of another version: as if there were none
-        return Plan.read(path) if path.is_file() else None
-    return None
+    return _file(about).read(Plan.from_toml)
 
 
 def keep_plan(plan: Plan, about: tuple[str, ...], note: str = "") -> Path:
     """Let `auto` be this plan for this model on this machine."""
-    path = _path(about)
-    with whole_file(path) as temporary:
-        temporary.write_text(noted(plan, note), encoding="utf-8")
-    return path
+    file = _file(about)
+    file.write(noted(plan, note))
+    return file.path
 
 
-def _path(about: tuple[str, ...]) -> Path:
-    identity = [machine(), torch.get_num_threads(), about, _VERSION]
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
-    return cache_folder() / "plans" / f"{key}.toml"
+def _file(about: tuple[str, ...]) -> KeptFile:
+    return KeptFile.here("plans", about, _VERSION, name="{key}.toml")

@@ -19,7 +19,7 @@ from hierspec_bench.peers import files
 from hierspec_bench.peers.catalogue import FILE, PeerKind, Setting, chosen_kinds
 from hierspec_bench.peers.install import ENVIRONMENTS, python_of
 from hierspec_bench.peers.process import PeerError, Worker
-from hierspec_bench.peers.search import PROMPTS, Allowance, Found, keep, kept, search
+from hierspec_bench.peers.search import PROMPTS, Allowance, Found, kept_search, search
 
 _SERVE = Path(__file__).parent / "workers" / "serve.py"
 _OPEN_SECONDS, _GENERATE_SECONDS = 900.0, 900.0  # a shared machine may stand still for minutes
@@ -213,19 +213,19 @@ def _settle(
     peer: WorkerPeer, version: str, prompts: list[list[int]], progress: Progress, again: bool, over: Callable[[], bool]
 ) -> None:
     """Opens the peer with the setting it is to run with; closes it where there is none."""
-    kind, key = peer.kind, peer.key()
+    kind, file = peer.kind, kept_search(peer.name, version, peer.key())
     try:
         if not prompts:
             _first_that_runs(peer)
             return
-        found = None if again else kept(kind.name, version, key)
+        found = None if again else file.read_json(Found.from_json)
         if found is None or not found.complete:
             what = f"Searching the best setting of {kind.name}"
             found = search(
                 kind.settings, peer.open_with, partial(_answer, peer), prompts[:PROMPTS],
                 lambda count: progress(what, count, len(kind.settings)), over, found.tried if found else (),
             )  # fmt: skip
-            keep(kind.name, version, key, found)
+            file.write_json(found.to_json())
         _open_found(peer, found)
     except HierspecError:
         peer.close()

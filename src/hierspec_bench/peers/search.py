@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hierspec.core.errors import HierspecError
+from hierspec.kept import KeptFile
 from hierspec.machine import machine
-from hierspec.paths import cache_folder, whole_file
 from hierspec_bench.peers.catalogue import Setting
 
 PROMPTS, TOKENS, WARM_TOKENS = 3, 48, 8
@@ -55,6 +53,13 @@ class Found:
 
     setting: Setting
     searched: list[dict[str, Any]]
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Found:
+        return cls(dict(document["setting"]), list(document["searched"]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"setting": dict(self.setting), "searched": self.searched}
 
     @property
     def tried(self) -> list[dict[str, Any]]:
@@ -123,21 +128,7 @@ def _speed(answers: Sequence[Timed]) -> float:
     return sum(len(answer.tokens) for answer in answers) / sum(answer.seconds for answer in answers)
 
 
-def kept(peer: str, version: str, model: Sequence[str]) -> Found | None:
-    """What was found here before for this version of the peer and this model."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        content = json.loads(_path(peer, version, model).read_text(encoding="utf-8"))
-        return Found(dict(content["setting"]), list(content["searched"]))
-    return None
-
-
-def keep(peer: str, version: str, model: Sequence[str], found: Found) -> None:
-    with whole_file(_path(peer, version, model)) as temporary:
-        content = {"setting": dict(found.setting), "searched": found.searched}
-        temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
-def _path(peer: str, version: str, model: Sequence[str]) -> Any:
-    key = json.dumps([peer, version, list(model), machine()], sort_keys=True)
-    folder = cache_folder() / "peer-settings"
-    return folder / f"{peer.replace(':', '-')}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+def kept_search(engine: str, version: str, model: Sequence[str]) -> KeptFile:
+    """Where the search for this version of an engine and this model is kept. `model` tells the threads too."""
+    name = engine.replace(":", "-") + "-{key}.json"
+    return KeptFile.of("peer-settings", [engine, version, list(model), machine()], name, digits=16)
