@@ -1,6 +1,6 @@
 """The history store against a naive search, its limits, its file, and what is left of it after being killed.
 
-`hierspec bench --store-soak` runs the long soak; `python tests/test_store_history.py` times guesses from a file.
+`python experiments/store_soak.py` runs the long soak; `python tests/test_store_history.py` times guesses from a file.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import killed_writer
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from killed_writer import DOCUMENTS, document
+from store_soak import held_batches, kill_while_writing, learn_requests
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.proposal import Proposal
 from hierspec.stores.archive import LEAST_LIMIT, Archive
 from hierspec.stores.history import SHARED, HistoryStore
 from hierspec.stores.rings import Ring
-from hierspec_bench.killed_writer import DOCUMENTS, document
-from hierspec_bench.soak import held_batches, kill_while_writing, learn_requests
 
 NAMES = ("", "anna", "bert", SHARED)
 
@@ -465,7 +466,7 @@ def test_a_process_that_is_killed_leaves_every_batch_it_committed():
 
 
 def test_a_batch_that_is_lost_or_torn_would_be_seen(monkeypatch):
-    def forgetful(path, limit, size, first, while_opening, chance):
+    def forgetful(path, limit, size, first, while_opening, rng):
         """Writes two batches of which the second lacks a document, and says that it wrote three."""
         archive = Archive(path, limit, "v")
         archive.write([("anna", document(first, number, size)) for number in range(DOCUMENTS)])
@@ -473,7 +474,7 @@ def test_a_batch_that_is_lost_or_torn_would_be_seen(monkeypatch):
         archive.close()
         return [first, first + 1, first + 2]
 
-    monkeypatch.setattr("hierspec_bench.soak._killed", forgetful)
+    monkeypatch.setattr("store_soak._killed", forgetful)
     torn = 0
     assert kill_while_writing(2)["lost"] == 2
     torn = 1
@@ -482,7 +483,7 @@ def test_a_batch_that_is_lost_or_torn_would_be_seen(monkeypatch):
 
 def test_several_processes_write_to_one_file(tmp_path):
     path = tmp_path / "history"
-    arguments = [sys.executable, "-m", "hierspec_bench.killed_writer", str(path), str(64 << 20)]
+    arguments = [sys.executable, killed_writer.__file__, str(path), str(64 << 20)]
     children = [subprocess.Popen([*arguments, name, "0", "100", "50"], stdout=subprocess.DEVNULL) for name in "abc"]
     assert [child.wait() for child in children] == [0, 0, 0]
     archive = Archive(path, 64 << 20, "v")

@@ -126,7 +126,9 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 def command_line() -> str:
     """What was typed, for records."""
-    return shlex.join(["hierspec", *sys.argv[1:]])
+    script = Path(sys.argv[0])
+    program = ["python", f"experiments/{script.name}"] if script.parent.name == "experiments" else ["hierspec"]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def hand_out(result: dict[str, Any], output: Path | None) -> None:

@@ -19,7 +19,7 @@ def charts(choice: Choice) -> dict[str, str]:
     points = sorted((1e3 * one.predicted.seconds_per_token, 1e3 * (one.measured or 0.0)) for one in run)
     most = max(max(point) for point in points)
     lines = [
-        Line("plans", points),
+        Line("plans", points, joined=False),
         Line("as predicted", [(0.0, 0.0), (most, most)], dashed=True),
     ]
     compared = Chart(

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from search_growth import chart, growth, synthetic_figures
 
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
@@ -19,7 +20,6 @@ from hierspec.planner.formula.latency import score
 from hierspec.planner.formula.picture import picture
 from hierspec.planner.formula.report import compared, explained, tier_rows
 from hierspec.planner.formula.search import Limits, estimate, search, shortest
-from hierspec_bench.planning import chart, growth, synthetic_figures
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 chances = st.floats(0.0, 1.0)
