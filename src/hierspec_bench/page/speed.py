@@ -162,15 +162,14 @@ def _temperatures(record: Record) -> Html | None:
         return None
     every = [place for places in points.values() for place in places]
     scales = Axis("").scale([at for at, _ in every]), Axis("").scale([value for _, value in every])
+    looks = {key: f"s{number % len(COLOURS)}" for number, key in enumerate(points)}
     charts = []
     for title in dict.fromkeys(title for title, _ in points):
-        named = [(name, tuple(places)) for (group, name), places in points.items() if group == title]
-        for start in range(0, len(named), len(COLOURS)):
-            curves = [
-                Curve(name, places, f"s{index}") for index, (name, places) in enumerate(named[start:][: len(COLOURS)])
-            ]
-            keys = legend([(curve.name, curve.look) for curve in curves])
-            charts.append(figure("", keys, curve_chart(f"{title} against temperature", curves, *scales), title=title))
+        curves = [Curve(key[1], tuple(places), looks[key]) for key, places in points.items() if key[0] == title]
+        for start in range(0, len(curves), len(COLOURS)):
+            part = curves[start : start + len(COLOURS)]
+            keys = legend([(curve.name, curve.look) for curve in part])
+            charts.append(figure("", keys, curve_chart(f"{title} against temperature", part, *scales), title=title))
     lead = "Tokens per second, prefill included, against the sampling temperature; 0 is greedy. One scale for all."
     cards = element("div", *charts, class_="cards")
     return section("temperatures", "Temperature", element("p", lead, class_="lead"), cards)

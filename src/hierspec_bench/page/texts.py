@@ -12,7 +12,7 @@ from hierspec_bench.record import Answers, Piece, Record
 
 _TARGET = "target"  # the source of tokens that nobody drafted
 _BEGINS = 40  # characters of a question, where prompts are chosen
-_LOOKS = 30  # classes of the style sheet: colours with five kinds of underline
+_LOOKS = 60  # classes of the style sheet: twelve colours with five kinds of underline
 
 
 def source_looks(record: Record) -> dict[str, str]:
