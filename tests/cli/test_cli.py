@@ -49,11 +49,11 @@ def test_json_is_one_document(tiny, capsys):
     assert [tier["tier"] for tier in found["tiers"]] == ["target", "exit 2"]
 
 
-def test_colour_marks_guessed_tokens(tiny, capsys, monkeypatch):
+def test_colour_marks_drafted_tokens(tiny, capsys, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert main(["generate", tiny, "-p", "abab abab", "--max-tokens", "60", "--colour"]) == 0
     out, err = capsys.readouterr()
-    assert "guessed by:" in err
+    assert "drafted by:" in err
     assert ("\x1b[" in out) == ("context" in err)
     monkeypatch.setenv("NO_COLOR", "1")
     assert main(["generate", tiny, "-p", "abab abab", "--max-tokens", "60", "--colour"]) == 0
