@@ -1,6 +1,6 @@
 """The history store against a naive search, its limits, its file, and what kill -9 leaves of it.
 
-`hierspec bench --store-soak` runs the long soak; `python tests/stores/test_history.py` times drafts from a file.
+`python experiments/store_soak.py` runs the long soak; `python tests/stores/test_history.py` times drafts from a file.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import killed_writer
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from killed_writer import DOCUMENTS, document
+from store_soak import held_batches, kill_while_writing, learn_requests
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.proposal import Proposal
 from hierspec.stores.archive import LEAST_LIMIT, Archive
 from hierspec.stores.history import SHARED, HistoryStore
 from hierspec.stores.rings import Ring
-from hierspec_bench.killed_writer import DOCUMENTS, document
-from hierspec_bench.soak import held_batches, kill_while_writing, learn_requests
 
 NAMES = ("", "anna", "bert", SHARED)
 
@@ -473,7 +474,7 @@ def test_a_lost_or_torn_batch_would_be_noticed(monkeypatch):
         archive.close()
         return [first, first + 1, first + 2]
 
-    monkeypatch.setattr("hierspec_bench.soak._killed", forgetful)
+    monkeypatch.setattr("store_soak._killed", forgetful)
     torn = 0
     assert kill_while_writing(2)["lost"] == 2
     torn = 1
@@ -482,7 +483,7 @@ def test_a_lost_or_torn_batch_would_be_noticed(monkeypatch):
 
 def test_several_processes_write_to_one_file(tmp_path):
     path = tmp_path / "history"
-    arguments = [sys.executable, "-m", "hierspec_bench.killed_writer", str(path), str(64 << 20)]
+    arguments = [sys.executable, killed_writer.__file__, str(path), str(64 << 20)]
     children = [subprocess.Popen([*arguments, name, "0", "100", "50"], stdout=subprocess.DEVNULL) for name in "abc"]
     assert [child.wait() for child in children] == [0, 0, 0]
     archive = Archive(path, 64 << 20, "v")

@@ -6,20 +6,13 @@ was accepted so far (`pacing/`). So a plan that does not suit a text or a load c
 
 from __future__ import annotations
 
-import hashlib
-import json
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.packs import FEATURE, Pack
-from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
-from hierspec.machine import machine
-from hierspec.paths import cache_folder, whole_file
+from hierspec.kept import KeptFile
 
 AUTO = "auto"
 _VERSION = 1  # count up when plans saved before should be chosen again
@@ -49,21 +42,15 @@ def with_note(plan: Plan, note: str) -> str:
 
 def saved_plan(about: tuple[str, ...]) -> Plan | None:
     """The plan that was chosen for a model on this machine, if any. `about` tells the model from others."""
-    path = _path(about)
-    with suppress(HierspecError):  # damaged, or of another version: as if there were none
-        return Plan.read(path) if path.is_file() else None
-    return None
+    return _file(about).read(Plan.from_toml)
 
 
 def save_plan(plan: Plan, about: tuple[str, ...], note: str = "") -> Path:
     """Make `auto` mean this plan for this model on this machine."""
-    path = _path(about)
-    with whole_file(path) as temporary:
-        temporary.write_text(with_note(plan, note), encoding="utf-8")
-    return path
+    file = _file(about)
+    file.write(with_note(plan, note))
+    return file.path
 
 
-def _path(about: tuple[str, ...]) -> Path:
-    identity = [machine(), torch.get_num_threads(), about, _VERSION]
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
-    return cache_folder() / "plans" / f"{key}.toml"
+def _file(about: tuple[str, ...]) -> KeptFile:
+    return KeptFile.here("plans", about, _VERSION, name="{key}.toml")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,8 +12,8 @@ import torch
 
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 from hierspec.core.errors import HierspecError
-from hierspec.machine import cpu_flags, machine
-from hierspec.paths import cache_folder, whole_file
+from hierspec.kept import KeptFile
+from hierspec.machine import cpu_flags
 from hierspec.progress import Progress, silent
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -72,18 +69,17 @@ def choose_dtype(config: DecoderConfig, backend: str = "auto", progress: Progres
     code = _compiled_code(config) if backend != "torch" else None
     if code is None and not cpu_flags() & {"amx_bf16", "avx512_bf16", "bf16"}:
         return DtypeChoice("float32")  # without instructions for it, torch takes many times as long in bfloat16
-    identity = [machine(), torch.get_num_threads(), backend, code, config.hidden, count, _VERSION]
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
-    path = cache_folder() / "costs" / f"dtype-{key}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):  # absent or damaged: measure again
-        kept = json.loads(path.read_text(encoding="utf-8"))["seconds"]
-        return fastest({dtype: float(kept[dtype]) for dtype in CANDIDATES})
-    progress("Choosing a dtype (once)", 0, 0)
-    choice = fastest(request_seconds(_products(config, backend, code is not None), count))
-    with suppress(HierspecError), whole_file(path) as temporary:  # a full disk must not keep anyone from writing
-        document = {"dtype": choice.dtype, "seconds": choice.seconds, "about": identity}
-        temporary.write_text(json.dumps(document, indent=2, default=str) + "\n", encoding="utf-8")
-    return choice
+    file = KeptFile.here("costs", backend, code, config.hidden, count, _VERSION, name="dtype-{key}.json")
+
+    def measure() -> DtypeChoice:
+        progress("Choosing a dtype (once)", 0, 0)
+        return fastest(request_seconds(_products(config, backend, code is not None), count))
+
+    return file.read_or_measure(
+        from_json=lambda document: fastest({dtype: float(document["seconds"][dtype]) for dtype in CANDIDATES}),
+        measure=measure,
+        to_json=lambda choice: {"dtype": choice.dtype, "seconds": choice.seconds},
+    )
 
 
 def fastest(seconds: Mapping[str, float]) -> DtypeChoice:

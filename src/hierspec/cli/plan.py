@@ -1,9 +1,9 @@
 """Find the hierarchy that is fastest for a model on this machine: measure, search, run the best, write a plan file.
 
-Every available tier records what it would have picked along the model's own answers, passes are timed, all plans are
-simulated on that, and the best are run. The result is a plan file, and from then on what the plan `auto` means for this
-model on this machine. --simulate plans for machines and models that one does not have, from what passes cost and how
-often tokens are accepted (docs/planning.md has the file's keys).
+Records what every tier of the model would have drafted along the model's own answers, times forward passes, simulates
+all plans on that record, and runs the best. The result is a plan file, and from then on what the plan `auto` means for
+this model on this machine. --simulate plans for machines and models that you do not have, from pass times and
+acceptance rates (docs/planning.md has the file's keys).
 
 examples:
   hierspec plan
@@ -44,9 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true", help="say why each tier is in or out")
     parser.add_argument("--simulate", type=Path, metavar="FILE", help="plan from the figures of a TOML file instead")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE",
+        "--output",
+        type=Path,
+        metavar="FILE",
         help="the plan file (default: plan.toml), pictures beside it; with --simulate the picture",
-    )  # fmt: skip
+    )
     parser.add_argument("--results", type=Path, metavar="FILE", help="write the JSON document to a file too")
     parser.add_argument("--json", action="store_true", help="only the JSON document, no tables")
 
@@ -70,9 +72,15 @@ def run(arguments: argparse.Namespace) -> int:
     model = options.load_model(arguments)
     with progress_bars() as progress:
         choice = choose(
-            model, [(prompt.task, prompt.turns[0]) for prompt in prompts], sampling, arguments.max_tokens,
-            arguments.runs, arguments.seconds, max_memory, progress,
-        )  # fmt: skip
+            model,
+            [(prompt.task, prompt.turns[0]) for prompt in prompts],
+            sampling,
+            arguments.max_tokens,
+            arguments.runs,
+            arguments.seconds,
+            max_memory,
+            progress,
+        )
     best, plain = choice.best, choice.plain
     assert best.measured is not None
     assert plain.measured is not None
@@ -92,12 +100,18 @@ def run(arguments: argparse.Namespace) -> int:
         _show(choice)
         for reason in explained(choice) if arguments.explain else []:
             note(reason)
-        note(f"written to {output}; the plan auto is this one for {model.name} here from now on")
+        note(f"written to {output}; from now on the plan auto is this one for {model.name} on this machine")
     document = {
-        "machine": machine(), "command": command_line(), "model": model.name, "dtype": model.dtype,
-        "temperature": sampling.temperature, "max_tokens": arguments.max_tokens, "prompts": len(prompts),
-        **choice.to_json(), "explained": explained(choice),
-    }  # fmt: skip
+        "machine": machine(),
+        "command": command_line(),
+        "model": model.name,
+        "dtype": model.dtype,
+        "temperature": sampling.temperature,
+        "max_tokens": arguments.max_tokens,
+        "prompts": len(prompts),
+        **choice.to_json(),
+        "explained": explained(choice),
+    }
     hand_out(document, arguments.results)
     return 0
 
@@ -109,26 +123,33 @@ def _show(choice: Choice) -> None:
     tiers = simulated_score(best).tiers
     rows = [
         (
-            tier.tier, f"{1e3 * tier.seconds / tier.passes if tier.passes else 0.0:.2f}", f"{tier.passes:.2f}",
-            f"{tier.block_tokens:.2f}", f"{100 * tier.accepted:.0f}%" if level else "", f"{100 * tier.share:.0f}%",
+            tier.tier,
+            f"{1e3 * tier.seconds / tier.passes if tier.passes else 0.0:.2f}",
+            f"{tier.passes:.2f}",
+            f"{tier.block_tokens:.2f}",
+            f"{100 * tier.accepted:.0f}%" if level else "",
+            f"{100 * tier.share:.0f}%",
         )
         for level, tier in enumerate(tiers)
-    ]  # fmt: skip
+    ]
     show_table(
         f"The best hierarchy: {best.name}",
-        ("tier", "ms/pass", "passes/token", "tokens/block", "accepted", "time"), rows,
-    )  # fmt: skip
+        ("tier", "ms/pass", "passes/token", "block", "accepted above", "time"),
+        rows,
+    )
     show_table(
         "Plans, the fastest first",
         ("plan", "predicted ms/token", "measured", "over plain", "tokens/pass"),
         [
             (
-                one.name, f"{1e3 * one.predicted.seconds_per_token:.2f}",
-                "" if one.measured is None else f"{1e3 * one.measured:.2f}",
-                f"{plain.predicted.seconds_per_token / one.predicted.seconds_per_token:.2f}x"
-                if one.measured is None or plain.measured is None else f"{plain.measured / one.measured:.2f}x",
-                f"{one.predicted.tokens_per_pass:.2f}",
+                result.name,
+                f"{1e3 * result.predicted.seconds_per_token:.2f}",
+                "" if result.measured is None else f"{1e3 * result.measured:.2f}",
+                f"{plain.predicted.seconds_per_token / result.predicted.seconds_per_token:.2f}x"
+                if result.measured is None or plain.measured is None
+                else f"{plain.measured / result.measured:.2f}x",
+                f"{result.predicted.tokens_per_pass:.2f}",
             )
-            for one in [*choice.results[:_SHOWN], *(one for one in choice.results[_SHOWN:] if one is plain)]
+            for result in [*choice.results[:_SHOWN], *(result for result in choice.results[_SHOWN:] if result is plain)]
         ],
-    )  # fmt: skip
+    )

@@ -17,7 +17,7 @@ def charts(choice: Choice) -> dict[str, str]:
     points = sorted((1e3 * result.predicted.seconds_per_token, 1e3 * (result.measured or 0.0)) for result in run)
     most = max(max(point) for point in points)
     lines = [
-        Line("plans", points),
+        Line("plans", points, joined=False),
         Line("as predicted", [(0.0, 0.0), (most, most)], dashed=True),
     ]
     compared = Chart(

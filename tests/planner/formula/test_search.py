@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from search_growth import chart, growth, synthetic_figures
 
 from hierspec.pacing.costs import Costs
 from hierspec.planner.formula.figures import AcceptanceRates, Figures, StoreFigures, TierConfig, TierFigures, shape
@@ -15,7 +16,6 @@ from hierspec.planner.formula.latency import score
 from hierspec.planner.formula.picture import picture
 from hierspec.planner.formula.report import compared, explained, tier_rows
 from hierspec.planner.formula.search import Limits, estimate, search, shortest
-from hierspec_bench.planning import chart, growth, synthetic_figures
 
 probabilities = st.floats(0.0, 1.0)
 

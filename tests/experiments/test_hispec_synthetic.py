@@ -2,13 +2,12 @@
 
 import json
 
+import hispec_synthetic as synthetic
 import numpy as np
 import pytest
 
-from hierspec.cli.main import main
 from hierspec.pacing.costs import Costs
 from hierspec.testing.checkpoints import tiny_checkpoint
-from hierspec_bench import synthetic
 
 
 def test_the_rates_are_the_papers():
@@ -22,16 +21,16 @@ def test_the_rates_are_the_papers():
         assert all(0 < share < 1 for share in vars(found).values())
 
 
-def simulated(costs, chances, gathers, rng, passes=4000) -> float:
+def simulated(costs, probabilities, blocks, rng, passes=4000) -> float:
     """The same as the formula, by rolling dice."""
 
     def block(level: int, gather: int) -> tuple[int, float]:
         have, seconds = 0, 0.0
         while have < gather:
-            guess, spent = block(level + 1, gathers[level]) if level < len(chances) else (0, 0.0)
+            guess, spent = block(level + 1, blocks[level]) if level < len(probabilities) else (0, 0.0)
             seconds += spent + costs[level].seconds(1 + guess)
             stood = 0
-            while stood < guess and rng.random() < chances[level]:
+            while stood < guess and rng.random() < probabilities[level]:
                 stood += 1
             have += stood + 1
         return have, seconds
@@ -40,16 +39,18 @@ def simulated(costs, chances, gathers, rng, passes=4000) -> float:
     return float(tokens / seconds * costs[0].seconds(1))
 
 
-@pytest.mark.parametrize(("chances", "gathers"), [([0.6], [4]), ([0.8, 0.6], [4, 2]), ([0.9, 0.7, 0.5], [5, 3, 2])])
-def test_the_formula_is_what_a_simulation_gives(chances, gathers):
+@pytest.mark.parametrize(
+    ("probabilities", "blocks"), [([0.6], [4]), ([0.8, 0.6], [4, 2]), ([0.9, 0.7, 0.5], [5, 3, 2])]
+)
+def test_the_formula_is_what_a_simulation_gives(probabilities, blocks):
     costs = [Costs(range(1, 17), [base + 0.02 * rows for rows in range(16)]) for base in (1.0, 0.3, 0.15, 0.1)]
-    found = synthetic.predicted_speedup(costs[: len(chances) + 1], chances, gathers)
-    assert found == pytest.approx(simulated(costs, chances, gathers, np.random.default_rng(0)), rel=0.02)
+    found = synthetic.predicted_speedup(costs[: len(probabilities) + 1], probabilities, blocks)
+    assert found == pytest.approx(simulated(costs, probabilities, blocks, np.random.default_rng(0)), rel=0.02)
 
 
 def test_the_command_marks_what_it_shows(tmp_path, capsys):
     folder = str(tiny_checkpoint(tmp_path / "tiny", "llama", layers=8))
-    assert main(["bench", folder, "--synthetic", "--limit", "2", "--max-tokens", "20"]) == 0
+    assert synthetic.main([folder, "--limit", "2", "--max-tokens", "20"]) == 0
     out, err = capsys.readouterr()
     result = json.loads(out.splitlines()[-1])
     assert result["synthetic"] is True

@@ -3,18 +3,18 @@
 import json
 from dataclasses import asdict
 
+import equality
+import phases
 import pytest
+from equality import BATCHES, PLAIN_BATCH, TEMPERATURES, Equality, compare_many
+from phases import Phase, PhaseRun, shifting_load, shifting_text
 
 import hierspec
-from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.sampling import Sampling
 from hierspec.prompts import BenchPrompt
 from hierspec.testing.checkpoints import tiny_checkpoint
-from hierspec_bench import equality, phases
-from hierspec_bench.equality import BATCHES, PLAIN_BATCH, TEMPERATURES, Equality, compare_many
-from hierspec_bench.phases import Phase, PhaseRun, shifting_load, shifting_text
 
 PROMPTS = [BenchPrompt("one", ("abc abc",)), BenchPrompt("two", ("hello", "again")), BenchPrompt("one", ("xyz",))]
 
@@ -43,7 +43,7 @@ def test_all_plans_go_through_the_same_phases(model):
     found = shifting_text(run, [("a b a b", "c", "a b"), ("d", "e", "f")])
     found += shifting_load(run, PROMPTS, loads=(1, 2, 1))
     assert [phase.name for phase in found] == [
-        *("code", "prose", "code again", "1 side by side", "2 side by side", "1 side by side, again")
+        *("code", "prose", "code again", "1 at once", "2 at once", "1 at once, again")
     ]
     for phase in found:
         assert set(phase.seconds) == {"plain", "auto", "lookup"}
@@ -67,7 +67,9 @@ def test_a_text_that_differs_is_seen(model, monkeypatch):
 
 def test_tokens_are_compared_in_all_ways(model):
     kept = []
-    found = compare_many(model, model.plan("lookup"), PROMPTS, 600, 8, keep=lambda found: kept.append(asdict(found)))
+    found = compare_many(
+        model, model.plan("lookup"), PROMPTS, 600, 8, keep=lambda compared: kept.append(asdict(compared))
+    )
     assert found.tokens >= 600 > kept[-2]["tokens"]
     assert set(found.by_temperature) == {str(temperature) for temperature in TEMPERATURES}
     assert set(found.by_batch) == {str(batch) for batch in BATCHES}
@@ -92,22 +94,22 @@ def test_what_is_not_the_same_is_counted(model, monkeypatch):
     found = compare_many(model, model.plan("lookup"), PROMPTS, 1, 8)
     assert len(found.differences) == PLAIN_BATCH // BATCHES[0]
     assert {one["position"] for one in found.differences} == {3}
-    with pytest.raises(HierspecError, match="same law"):
+    with pytest.raises(HierspecError, match="same distribution"):
         compare_many(model, Plan(rule="residual", tiers=(TierPlan(exit_layer=2),)), PROMPTS, 1)
 
 
-def test_the_commands(folder, tmp_path, capsys):
+def test_the_scripts(folder, tmp_path, capsys):
     output = tmp_path / "equality.json"
-    command = ["bench", str(folder), "--plans", "lookup", "--max-tokens", "6", "--json", "--output", str(output)]
-    assert main([*command, "--equality-tokens", "40"]) == 0
+    command = [str(folder), "--plans", "lookup", "--max-tokens", "6", "--json", "--output", str(output)]
+    assert equality.main([*command, "--tokens", "40"]) == 0
     first = json.loads(output.read_text())
     assert first["tokens"] >= 40
-    assert main([*command, "--equality-tokens", str(first["tokens"] + 1)]) == 0
+    assert equality.main([*command, "--tokens", str(first["tokens"] + 1)]) == 0
     assert json.loads(output.read_text())["groups"] == first["groups"] + 1
-    assert main([*command, "--max-tokens", "7", "--equality-tokens", "1"]) != 0
-    assert main([*command, "--equality-tokens", "0"]) != 0
+    assert equality.main([*command, "--max-tokens", "7", "--tokens", "1"]) != 0
+    assert equality.main([*command, "--tokens", "0"]) != 0
     assert "another model, plan or setting" in capsys.readouterr().err
-    assert main(["bench", str(folder), "--phases", "--plans", "lookup", "--limit", "1", "--max-tokens", "4"]) == 0
+    assert phases.main([str(folder), "--plans", "lookup", "--limit", "1", "--max-tokens", "4"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [phase["phase"] for phase in result["text"]] == ["code", "prose", "code again"]
     assert len(result["load"]) == 4

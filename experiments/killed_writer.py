@@ -1,4 +1,4 @@
-"""A process to be killed: writes batches to an archive and says which ones are committed. `bench/soak.py` starts it."""
+"""A process to be killed, started by store_soak.py: writes batches to an archive and prints which are committed."""
 
 import importlib.util
 import os
@@ -13,12 +13,12 @@ DOCUMENTS = 3  # in a batch
 
 
 def document(batch: int, number: int, size: int) -> bytes:
-    """Which one it is, then as many more numbers as make it `size` long, all of them known from the first two."""
-    return struct.pack(f"<{size}i", batch, number, *(batch ^ number ^ place for place in range(2, size)))
+    """Its two numbers, then as many more as make it `size` long, all of them computed from the first two."""
+    return struct.pack(f"<{size}i", batch, number, *(batch ^ number ^ index for index in range(2, size)))
 
 
 def archive_module() -> ModuleType:
-    """The module alone: numpy, which the package around it needs, would take most of the time of this process."""
+    """Only this module: the package imports numpy, which would take most of the time of this process."""
     spec = importlib.util.spec_from_file_location("archive", Path(hierspec.__file__).parent / "stores" / "archive.py")
     assert spec is not None
     assert spec.loader is not None

@@ -3,9 +3,8 @@
 import json
 
 import numpy as np
-
-from hierspec.cli.main import main
-from hierspec_bench.stores import MadeUpText, chart, measure_stores, no_larger
+import store_times
+from store_times import MadeUpText, chart, main, measure_stores, no_larger
 
 
 def test_it_measures_every_store(tmp_path):
@@ -36,15 +35,18 @@ def test_the_command_writes_the_document_and_the_chart(tmp_path, capsys, monkeyp
     def quick(progress, *sizes):
         return measure_stores(progress, *sizes, calls=10)
 
-    monkeypatch.setattr("hierspec_bench.stores.measure_stores", quick)
+    monkeypatch.setattr(store_times, "measure_stores", quick)
     output = tmp_path / "stores.json"
-    assert main(["bench", "--store-times", "--largest", "2000", "--output", str(output)]) == 0
+    assert main(["--largest", "2000", "--output", str(output)]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document == json.loads(output.read_text())
     assert [row["tokens"] for row in document["context"]] == [1000]
     assert [row["tokens"] for row in document["history"]] == [2000]
     assert (tmp_path / "stores.svg").read_text() == chart(document).svg()
-    assert main(["bench", "--store-times", "--largest", "5"]) == 1
+    assert main(["--largest", "5"]) == 1
+    drawn = tmp_path / "again.svg"
+    assert main(["--draw", str(output), "--output", str(drawn)]) == 0
+    assert drawn.read_text() == chart(document).svg()
 
 
 def test_made_up_text_repeats_phrases_but_not_itself():
