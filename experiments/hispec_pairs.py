@@ -70,7 +70,7 @@ def exit_plans(
         scorers[layer] = scorer
     wanted = [(target, layer) for layer in exits] + [(scorers[layer], 0) for layer in exits]
     wanted += [(scorers[high], low) for low, high in combinations(exits, 2)]
-    model.costs.measure_anew(wanted, progress)
+    model.costs.measure_again(wanted, progress)
     plans: dict[str, Plan] = {}
     predicted: dict[str, float] = {}
     for layer in exits:

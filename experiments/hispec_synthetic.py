@@ -141,7 +141,7 @@ def predictions(model: LanguageModel, rates: Setting, progress: Progress = silen
     speedups = {}
     upper, lower = (tier.exit_layer or 1 for tier in Plan.named("hispec", model.config.layers).tiers)
     target, middle, bottom = (model.scorer(layers) for layers in (model.config.layers, upper, lower))
-    model.costs.measure_anew([(target, lower), (target, upper), (middle, lower), (bottom, 0)], progress)
+    model.costs.measure_again([(target, lower), (target, upper), (middle, lower), (bottom, 0)], progress)
     acceptance = {"layerskip": [rates.single], "hispec": [rates.upper, rates.lower]}
     for name, probabilities in acceptance.items():
         plan = Plan.named(name, model.config.layers)

@@ -29,7 +29,7 @@ class MadeUpCosts:
     def __init__(self):
         self.asked = {}
 
-    def costs(self, scorer, standing=0):
+    def costs(self, scorer, computed_layers=0):
         key = scorer.name, standing
         return self.asked.setdefault(key, Costs((1, 32), (float(scorer.layers), scorer.layers + 32.0)))
 
