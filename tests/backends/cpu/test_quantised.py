@@ -158,7 +158,7 @@ def test_the_file_is_written_once_and_mapped(tmp_path, monkeypatch):
 
 def test_a_draft_may_be_quantised_under_a_target_that_is_not(tmp_path):
     folder = tiny_checkpoint(tmp_path / "tiny", "llama", seed=2, heads=4, hidden=128, intermediate=192)
-    model = load(folder)
+    model = load(folder, device="cpu")
     plain = model.generate([1, 2, 3], plan="plain", max_tokens=30).tokens
     for weights in ("int8", "int4"):
         plan = Plan(tiers=(TierPlan(draft=str(folder), gather=3, weights=weights),))
