@@ -1,6 +1,6 @@
 """The results tables of a Markdown file, made from bench records.
 
-python -m hierspec_bench.readme README.md     writes every table again that stands between two comments such as
+python -m hierspec_bench.readme README.md     writes every table again that is between two comments such as
 
     <!-- results: docs/results/X.json -->                    all that ran
     <!-- results: docs/results/X.json auto lookup vllm -->   only these plans and engines, beside plain

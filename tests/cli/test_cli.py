@@ -180,9 +180,11 @@ def test_control_c_in_a_stream_stops_cleanly(tmp_path):
     endless = str(tiny_checkpoint(tmp_path / "endless", seed=3, layers=24, context=20_000))
     running = subprocess.Popen(
         [*PROGRAM, "generate", endless, "-p", "abc", "--max-tokens", "19000", "--raw", "--plan", "plain"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's children ignore it
-    )  # fmt: skip
+    )
     assert running.stdout is not None
     running.stdout.read(1)  # it has begun to write
     running.send_signal(signal.SIGINT)

@@ -58,9 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="made by bench passes --output FILE: verify only what is worth its time, and predict the speed-up",
     )
     replay.add_argument("--output", type=Path, metavar="FILE", help="write the JSON document to a file too")
-    replay.add_argument(
-        "--first-only", action="store_true", help="the first store with a proposal, not all merged"
-    )
+    replay.add_argument("--first-only", action="store_true", help="the first store with a proposal, not all merged")
     for action in (corpus, history, info, drop, replay):
         options.add_model_option(action)
 
