@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hierspec.cli.main import COMMANDS, main
+from hierspec.cli.main import COMMANDS, EXTRAS, main
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 PROGRAM = [sys.executable, "-m", "hierspec"]
@@ -19,7 +19,7 @@ def tiny(tmp_path_factory):
     return str(tiny_checkpoint(tmp_path_factory.mktemp("cli") / "tiny", "llama"))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *EXTRAS])
 def test_every_command_has_help_with_an_example(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([command, "--help"])
