@@ -127,9 +127,13 @@ class Backend(Protocol):
         """Why it cannot run a checkpoint with weights in this format; nothing where it can."""
 
     def decoder(
-        self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str, origin: Checkpoint | None = None,
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Tensor],
+        format: str,
+        origin: Checkpoint | None = None,
         progress: Progress = silent,
-    ) -> Decoder:  # fmt: skip
+    ) -> Decoder:
         """A decoder of weights by their canonical names. Where these are a whole checkpoint's, `origin` tells which: a
         backend may keep its own layout of them in the cache."""
 

@@ -28,19 +28,19 @@ def added_weights(model: LanguageModel, plan: Plan) -> dict[str, int | None]:
 
     Tiers on the target's own weights add nothing and are left out. What cannot be read is told when it is loaded.
     """
-    found: dict[str, int | None] = {}
+    added: dict[str, int | None] = {}
     for tier in plan.tiers:
         if tier.skip_layers:
             continue
         name, size = _of_tier(model, tier)
         if size != 0:
-            found[name] = size
+            added[name] = size
         if _scores_few(model, tier):
             tokens = model.assembler.catalogue.tokens
             assert tokens is not None
             weights = None if tier.weights == "int4" else tier.weights  # a head never has fewer than eight
-            found["draft vocabulary"] = round(len(tokens) * model.config.hidden * _width(model, weights))
-    return found
+            added["draft vocabulary"] = round(len(tokens) * model.config.hidden * _width(model, weights))
+    return added
 
 
 def stated(added: dict[str, int | None]) -> str:

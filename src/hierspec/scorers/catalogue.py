@@ -118,14 +118,21 @@ class ScorerCatalogue:
         norm = None if branch.norm is None else branch.norm.to(last)
         join = self._join(branch.fc, branch.fc_bias, weights)
         return FeatureScorer(
-            "feature drafter", self.decoder, self.pool, layers, self.head(norm, small, weights),
-            f"{source}, {self._size(small)}, {weights}", layer=self._layer(branch, weights), join=join,
+            "feature drafter",
+            self.decoder,
+            self.pool,
+            layers,
+            self.head(norm, small, weights),
+            f"{source}, {self._size(small)}, {weights}",
+            layer=self._layer(branch, weights),
+            join=join,
             first=join if branch.first is None else self._join(branch.first, None, weights),
             reads=(layers, *branch.taps),
             # States at taps are normalised and not weighted: a norm of ones.
             first_norms=torch.stack([last, *(torch.ones_like(last) for _ in branch.taps)]),
-            norm=None if norm is None else norm[None], skips_first=branch.skips_first,
-        )  # fmt: skip
+            norm=None if norm is None else norm[None],
+            skips_first=branch.skips_first,
+        )
 
     def _eagle(self, branch: Eagle3Branch, source: str, vocabulary: str, weights: str | None) -> FeatureScorer:
         if vocabulary != "auto" or weights not in (None, "auto"):
@@ -145,10 +152,20 @@ class ScorerCatalogue:
         first = EagleJoin(target, branch.fc)
         self._bytes += head.bytes + first.bytes
         return FeatureScorer(
-            "EAGLE-3 head", target, self.pool, target.config.layers, head, f"{source}, {len(tokens)}",
-            layer=self._kept(decoder), first=first, join=EagleJoin(target, None), reads=branch.taps, first_norms=None,
-            norm=None, skips_first=True,
-        )  # fmt: skip
+            "EAGLE-3 head",
+            target,
+            self.pool,
+            target.config.layers,
+            head,
+            f"{source}, {len(tokens)}",
+            layer=self._kept(decoder),
+            first=first,
+            join=EagleJoin(target, None),
+            reads=branch.taps,
+            first_norms=None,
+            norm=None,
+            skips_first=True,
+        )
 
     def small_model(self, vocabulary: str = "auto", weights: str | None = None) -> SmallScorer:
         """The pack's small model."""
@@ -159,9 +176,14 @@ class ScorerCatalogue:
                 raise HierspecError(f"{self.name} has no small model: {_OTHERWISE.format('another model')}.")
             branch = self.pack.small(self.decoder.config)
             self._scorers[key] = SmallScorer(
-                "small model", self.decoder, self.pool, 0, self.head(branch.norm, small, weights),
-                f"{self._size(small)}, {weights}", layer=self._layer(branch, weights),
-            )  # fmt: skip
+                "small model",
+                self.decoder,
+                self.pool,
+                0,
+                self.head(branch.norm, small, weights),
+                f"{self._size(small)}, {weights}",
+                layer=self._layer(branch, weights),
+            )
         scorer = self._scorers[key]
         assert isinstance(scorer, SmallScorer)
         return scorer

@@ -37,11 +37,21 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
     leads = np.empty(rows if ask.leads else 0)
     distributions = np.empty((rows if ask.distributions else 0, vocabulary), np.float64)
     arguments = (
-        logits.contiguous().numpy(), float(sampling.temperature),
+        logits.contiguous().numpy(),
+        float(sampling.temperature),
         (sampling.top_k, float(sampling.top_p), float(sampling.min_p)),
         (float(sampling.repetition_penalty), float(sampling.presence_penalty), float(sampling.frequency_penalty)),
-        context, len(ask.request.prompt), tokens, parents, bias_tokens, bias_values, keys, picks, leads, distributions,
-    )  # fmt: skip
+        context,
+        len(ask.request.prompt),
+        tokens,
+        parents,
+        bias_tokens,
+        bias_values,
+        keys,
+        picks,
+        leads,
+        distributions,
+    )
     if team is None or rows < _SHARED or sampling.temperature == 0:
         answer_rows(0, 1, *arguments)
     else:

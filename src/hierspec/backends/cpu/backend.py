@@ -54,9 +54,13 @@ class CpuBackend:
         return "" if os.name == "posix" else "this system is not supported"
 
     def decoder(
-        self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str, origin: Checkpoint | None = None,
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Tensor],
+        format: str,
+        origin: Checkpoint | None = None,
         progress: Progress = silent,
-    ) -> CpuDecoder:  # fmt: skip
+    ) -> CpuDecoder:
         kind = kind_for(format, self._matrix_units)
         if origin is None:
             return CpuDecoder(self, self.team, config, weights, pack_in_memory(config, weights, kind))

@@ -32,9 +32,13 @@ class CpuDecoder:
     """Holds weights and scratch memory, nothing of any text."""
 
     def __init__(
-        self, backend: Backend, team: ThreadTeam, config: DecoderConfig, weights: Mapping[str, Tensor],
+        self,
+        backend: Backend,
+        team: ThreadTeam,
+        config: DecoderConfig,
+        weights: Mapping[str, Tensor],
         packed: PackedWeights,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.backend = backend
         self.config = config
         self.dtype = torch.float32  # of hidden states, keys and values
@@ -102,13 +106,35 @@ class CpuDecoder:
         longest = int(batch.lengths.max()) + len(batch.paths) if rows else 0
         scratch = self._scratch.for_rows(rows, longest)
         self._team.run(
-            run_layers, self._team.sync, start, stop, states, self._cos[positions], self._sin[positions],
-            positions, batch.slots, memory.address, batch.tables, groups, group_texts,
-            batch.lengths, batch.path_starts, batch.paths,
-            self._packed.layers, self._packed.kind,
-            self._norms, self._head_norms, self._biases, self._windows, self._rotary_layers, self._shape,
-            self._eps, *scratch.arrays, self._scale, memory.tap_addresses(start, stop),
-        )  # fmt: skip
+            run_layers,
+            self._team.sync,
+            start,
+            stop,
+            states,
+            self._cos[positions],
+            self._sin[positions],
+            positions,
+            batch.slots,
+            memory.address,
+            batch.tables,
+            groups,
+            group_texts,
+            batch.lengths,
+            batch.path_starts,
+            batch.paths,
+            self._packed.layers,
+            self._packed.kind,
+            self._norms,
+            self._head_norms,
+            self._biases,
+            self._windows,
+            self._rotary_layers,
+            self._shape,
+            self._eps,
+            *scratch.arrays,
+            self._scale,
+            memory.tap_addresses(start, stop),
+        )
         return hidden
 
     def _extend_rotary(self, count: int) -> None:
@@ -121,9 +147,17 @@ class CpuDecoder:
         scratch = self._scratch.for_rows(len(states), 0)
         weight = self._norm if norm is None else _floats(norm)
         self._team.run(
-            run_head, states.contiguous().numpy(), weight, self._eps,
-            self._packed.head, self._packed.head_kind, scratch.normed, scratch.inputs, scratch.records, logits,
-        )  # fmt: skip
+            run_head,
+            states.contiguous().numpy(),
+            weight,
+            self._eps,
+            self._packed.head,
+            self._packed.head_kind,
+            scratch.normed,
+            scratch.inputs,
+            scratch.records,
+            logits,
+        )
         return torch.from_numpy(logits)
 
 

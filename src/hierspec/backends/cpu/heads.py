@@ -27,43 +27,59 @@ _FEW = 6  # rows up to which waking the others takes longer than what they would
 @compiled(kernel_version)
 def run_draft_head(
     thread, threads, hidden, norm, eps, kind, parts, tokens, normed, inputs, records, small, logits, version=0
-):  # fmt: skip
+):
     """logits[row, token] for the tokens of each part; norm is empty where there is none.
 
-    parts [n, 5]: first row, rows, address of the weights, blocks of 16 tokens, where those tokens begin in `tokens`.
+    parts [n, 5]: first row, rows, address of the weights, blocks of 16 tokens, index of the first in `tokens`.
     """
     rows, size = hidden.shape
-    mine, own = normed[thread], small[thread]
-    x, ready, record, out = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data, own.ctypes.data
+    mine, scores = normed[thread], small[thread]
+    x, ready, record, out = (
+        mine.ctypes.data,
+        inputs[thread].ctypes.data,
+        records[thread].ctypes.data,
+        scores.ctypes.data,
+    )
     for row in range(rows):
         if len(norm):
             normalise(hidden[row], norm, eps, mine[row])
         else:
             mine[row] = hidden[row]
     for part in range(len(parts)):
-        start, count, weights, blocks, place = parts[part]
+        start, count, weights, blocks, first_token = parts[part]
         begin = x + start * size * _FLOAT
         prepare_inputs(begin, count, size, kind, ready, record)
         first, last = share(blocks, thread, threads)
-        step = own.shape[1]
-        # In places that begin at zero, so that a thread's own memory holds its blocks whatever their number.
+        step = scores.shape[1]
+        # As many blocks at once as the thread's scratch memory holds, from its beginning on.
         block = first
         while block < last:
             until = min(last, block + step // LANES)
-            product(
-                begin, ready, record, count, weights, size, kind, out - block * LANES * _FLOAT, step, block, until
-            )  # fmt: skip
+            product(begin, ready, record, count, weights, size, kind, out - block * LANES * _FLOAT, step, block, until)
             for row in range(count):
                 for i in range((until - block) * LANES):
-                    logits[start + row, tokens[place + block * LANES + i]] = own[row, i]
+                    logits[start + row, tokens[first_token + block * LANES + i]] = scores[row, i]
             block = until
 
 
 @compiled(kernel_version)
 def run_join(
-    thread, threads, embedded, states, taps, slots, norms, eps, weights, kind, joined, inputs, records, out,
+    thread,
+    threads,
+    embedded,
+    states,
+    taps,
+    slots,
+    norms,
+    eps,
+    weights,
+    kind,
+    joined,
+    inputs,
+    records,
+    out,
     version=0,
-):  # fmt: skip
+):
     """out = (embedded rows, beside them features) times packed weights.
 
     Features are states[tap, slot] at each of `taps` and a row's slot, through one of `norms`; where there are no norms,
@@ -90,7 +106,7 @@ def run_join(
         prepare_inputs(x, count, width, kind, ready, record)
         product(
             x, ready, record, count, weights, width, kind, out.ctypes.data + start * size * _FLOAT, size, first, last
-        )  # fmt: skip
+        )
         start += count
 
 
@@ -110,16 +126,23 @@ class CpuJoin:
     ) -> Tensor:
         out = np.empty((len(tokens), self._decoder.config.hidden), np.float32)
         arguments = (
-            self._decoder.embed(tokens).numpy(), states.numpy(), np.array(taps, np.int64),
-            slots, self._norms.floats(norms, 2), self._eps, self._address, self._kind,
-            *self._scratch, out,
-        )  # fmt: skip
+            self._decoder.embed(tokens).numpy(),
+            states.numpy(),
+            np.array(taps, np.int64),
+            slots,
+            self._norms.floats(norms, 2),
+            self._eps,
+            self._address,
+            self._kind,
+            *self._scratch,
+            out,
+        )
         if len(tokens) <= _FEW:
             run_join(0, 1, *arguments)
         else:
             self._team.run(run_join, *arguments)
-        found = torch.from_numpy(out)
-        return found if self._bias is None else found + self._bias
+        joined = torch.from_numpy(out)
+        return joined if self._bias is None else joined + self._bias
 
 
 def _join_scratch(threads: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -132,17 +155,17 @@ def _join_scratch(threads: int, width: int) -> tuple[np.ndarray, np.ndarray, np.
 
 
 class Norms:
-    """Norm weights as compiled code takes them; none is an empty one."""
+    """Norm weights as compiled code takes them: no norm is an empty array."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Tensor | None, np.ndarray]] = {}
+        self._arrays: dict[int, tuple[Tensor | None, np.ndarray]] = {}
 
     def floats(self, norm: Tensor | None, dimensions: int = 1) -> np.ndarray:
-        found = self._known.get(id(norm))
-        if found is None:  # the tensor is kept too, so that its id stays its own
+        entry = self._arrays.get(id(norm))
+        if entry is None:  # the tensor is held too, so that no other one gets its id
             floats = np.empty((0,) * dimensions, np.float32) if norm is None else norm.float().numpy()
-            found = self._known[id(norm)] = norm, floats
-        return found[1]
+            entry = self._arrays[id(norm)] = norm, floats
+        return entry[1]
 
 
 class CpuShortlist:
@@ -151,9 +174,9 @@ class CpuShortlist:
     def __init__(self, weight: Tensor, tokens: np.ndarray, eps: float, kind: int, team: ThreadTeam) -> None:
         self._weight, self._eps, self._kind, self._team = weight, np.float32(eps), kind, team
         self.tokens = tokens
-        self._own = self.gather(tokens)
-        assert isinstance(self._own.rows, np.ndarray)
-        self.bytes = self._own.rows.nbytes
+        self._frequent = self.gather(tokens)
+        assert isinstance(self._frequent.rows, np.ndarray)
+        self.bytes = self._frequent.rows.nbytes
         self._norms, self._rows = Norms(), 0
         self._shape: tuple[list[ExtraRows], list[int]] = [], []
         self._touched: list[ExtraRows | None] = []  # by row: whose tokens have logits there that are not minus infinity
@@ -174,19 +197,30 @@ class CpuShortlist:
             self._parts, self._tokens = self._arranged(rows, extras, counts)
             self._clear([extra for extra, count in zip(extras, counts, strict=True) for _ in range(count)])
         self._team.run(
-            run_draft_head, states.contiguous().numpy(), self._norms.floats(norm), self._eps, self._kind,
-            self._parts, self._tokens, self._normed, self._inputs, self._records, self._small, self._logits,
-        )  # fmt: skip
+            run_draft_head,
+            states.contiguous().numpy(),
+            self._norms.floats(norm),
+            self._eps,
+            self._kind,
+            self._parts,
+            self._tokens,
+            self._normed,
+            self._inputs,
+            self._records,
+            self._small,
+            self._logits,
+        )
         return torch.from_numpy(self._logits[:rows])
 
     def _arranged(self, rows: int, extras: Sequence[ExtraRows], counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """`parts` and `tokens` as `run_draft_head` takes them."""
-        parts, tokens, place, row = [(0, rows, *_placed(self._own), 0)], [self._own.tokens], len(self._own.tokens), 0
+        parts, tokens = [(0, rows, *_address(self._frequent), 0)], [self._frequent.tokens]
+        first_token, row = len(self._frequent.tokens), 0
         for extra, count in zip(extras, counts, strict=True):
             if len(extra.tokens):
-                parts.append((row, count, *_placed(extra), place))
+                parts.append((row, count, *_address(extra), first_token))
                 tokens.append(extra.tokens)
-                place += len(extra.tokens)
+                first_token += len(extra.tokens)
             row += count
         return np.array(parts, np.int64), np.concatenate(tokens)
 
@@ -211,7 +245,8 @@ class CpuShortlist:
         self._touched, self._shape = [None] * rows, ([], [])
 
 
-def _placed(extra: ExtraRows) -> tuple[int, int]:
+def _address(extra: ExtraRows) -> tuple[int, int]:
+    """Of the rows, and how many blocks of 16 there are."""
     assert isinstance(extra.rows, np.ndarray)
     return extra.rows.ctypes.data, len(extra.tokens) // LANES
 
@@ -223,8 +258,18 @@ def compile_heads(team: ThreadTeam) -> None:
         row, no_norms = weight[:1].numpy(), np.empty((0, 0), np.float32)
         joint, zero = packed(torch.zeros(LANES, 2 * LANES), FLOAT32), np.zeros(1, np.int64)
         run_join(
-            0, 1, row, row[None], zero, zero, no_norms, np.float32(0), joint.ctypes.data, FLOAT32,
-            *_join_scratch(1, 2 * LANES), row.copy(),
-        )  # fmt: skip
+            0,
+            1,
+            row,
+            row[None],
+            zero,
+            zero,
+            no_norms,
+            np.float32(0),
+            joint.ctypes.data,
+            FLOAT32,
+            *_join_scratch(1, 2 * LANES),
+            row.copy(),
+        )
         head = CpuShortlist(weight, np.arange(LANES, dtype=np.int32), 1e-5, FLOAT32, team)
         head.logits(weight[:1], weight[0], [head.gather(np.empty(0, np.int32))], [1])

@@ -196,8 +196,8 @@ def _attend(
         mine = scores[q_head, row - first_row]
         own_begin = max(0, positions[row] - window + 1) if window else 0
         stop = ends[row]
-        for place in range(path_starts[row], path_starts[row + 1]):
-            page, slot = paths[place] // PAGE, paths[place] % PAGE
+        for node in range(path_starts[row], path_starts[row + 1]):
+            page, slot = paths[node] // PAGE, paths[node] % PAGE
             key = _keys_at(arena, page, layer, q_head // group, shape)
             key += (slot // LANES * LANES * head_size + slot % LANES) * _FLOAT
             mine[stop] = query_dot_key(qkv.ctypes.data + (row * width + q_head * head_size) * _FLOAT, key, head_size)
@@ -252,12 +252,10 @@ def _attend(
                 for position in range(max(common, first_seen), ends[row]):
                     value = _keys_at(arena, table[position // PAGE], layer, head, shape) + to_values
                     add_weighted_value(weights + position * _FLOAT, value + position % PAGE * LANES * _FLOAT, out_row)
-                for place in range(path_starts[row], path_starts[row + 1]):
-                    position = ends[row] + place - path_starts[row]
-                    value = _keys_at(arena, paths[place] // PAGE, layer, head, shape) + to_values
-                    add_weighted_value(
-                        weights + position * _FLOAT, value + paths[place] % PAGE * LANES * _FLOAT, out_row
-                    )
+                for node in range(path_starts[row], path_starts[row + 1]):
+                    position, slot = ends[row] + node - path_starts[row], paths[node] % PAGE
+                    value = _keys_at(arena, paths[node] // PAGE, layer, head, shape) + to_values
+                    add_weighted_value(weights + position * _FLOAT, value + slot * LANES * _FLOAT, out_row)
                 for i in range(q_head * head_size + chunk * LANES, q_head * head_size + (chunk + 1) * LANES):
                     attended[row, i] /= totals[row, q_head]
     _barrier(sync, threads)
@@ -300,10 +298,10 @@ def run_layers(
         _barrier(sync, threads)
         _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps)
         _barrier(sync, threads)
-        for place in range(len(groups) - 1):
+        for group in range(len(groups) - 1):
             _attend(
-                thread, threads, sync, groups[place], groups[place + 1], layer, windows[layer], shape, qkv, positions,
-                arena, tables[group_texts[place]], ends, path_starts, paths, scale, scores, totals, attended,
+                thread, threads, sync, groups[group], groups[group + 1], layer, windows[layer], shape, qkv, positions,
+                arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals, attended,
             )  # fmt: skip
         first, last = _share(size // LANES, thread, threads)
         _add_product(attended, ready, record, weights[layer, 1], kind, delta, hidden, first, last)
@@ -318,17 +316,17 @@ def run_layers(
             one, two = weights[layer, 2] + block * step, weights[layer, 3] + block * step
             two_products(x, ready, record, rows, one, two, size, kind, g, u)
             for row in range(rows):
-                place = gated.ctypes.data + (row * intermediate + block * LANES) * _FLOAT
-                gate(g + row * LANES * _FLOAT, u + row * LANES * _FLOAT, place)
+                out = gated.ctypes.data + (row * intermediate + block * LANES) * _FLOAT
+                gate(g + row * LANES * _FLOAT, u + row * LANES * _FLOAT, out)
         _barrier(sync, threads)
         first, last = _share(size // LANES, thread, threads)
         _add_product(gated, ready, record, weights[layer, 4], kind, delta, hidden, first, last)
         _barrier(sync, threads)
-        for place in range(len(taps)):
-            if taps[place, 0] == layer + 1:
+        for tap in range(len(taps)):
+            if taps[tap, 0] == layer + 1:
                 # States change next behind a barrier that a thread comes to when it has copied its rows.
                 for row in range(thread, rows, threads):
-                    target = taps[place, 1] + slots[row] * size * _FLOAT
+                    target = taps[tap, 1] + slots[row] * size * _FLOAT
                     for i in range(0, size, LANES):
                         copy_lanes(hidden[row].ctypes.data + i * _FLOAT, target + i * _FLOAT)
     if kind == BFLOAT16_AMX:

@@ -34,9 +34,13 @@ class TorchBackend:
         return "" if format in self.formats else "only the compiled backend, on a CPU, has such weights"
 
     def decoder(
-        self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str, origin: Checkpoint | None = None,
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Tensor],
+        format: str,
+        origin: Checkpoint | None = None,
         progress: Progress = silent,
-    ) -> TorchDecoder:  # fmt: skip
+    ) -> TorchDecoder:
         dtype = getattr(torch, format)
         return TorchDecoder(self, config, {name: tensor.to(dtype) for name, tensor in weights.items()})
 

@@ -93,15 +93,17 @@ def measure_parts(
 
     def curve(scorer: StateScorer, part: str) -> Curve | None:
         cells = times.get((scorer_key(scorer), part))
-        return None if cells is None else Curve(tuple(_cell(*where, found) for where, found in sorted(cells.items())))
+        if cells is None:
+            return None
+        return Curve(tuple(_cell(*where, seconds) for where, seconds in sorted(cells.items())))
 
-    found = {}
+    parts = {}
     for scorer in scorers:
         head = curve(scorer, "head")
         assert head is not None
         base, own = curve(scorer, "base"), curve(scorer, "own")
-        found[scorer_key(scorer)] = Parts(scorer.name, scorer.layers, base, own, head, curve(scorer, "later"))
-    return CostTable(found, sampled)
+        parts[scorer_key(scorer)] = Parts(scorer.name, scorer.layers, base, own, head, curve(scorer, "later"))
+    return CostTable(parts, sampled)
 
 
 def _cell(rows: int, context: int, batch: int, seconds: Sequence[float]) -> Cell:
