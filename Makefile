@@ -11,8 +11,8 @@ test: .venv/ready
 	$(BIN)/python -m pytest
 
 lint: .venv/ready
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check src tests examples
+	$(BIN)/ruff check src tests examples experiments
+	$(BIN)/ruff format --check src tests examples experiments
 	$(BIN)/mypy
 
 # Made again whenever what is to be installed changes; an interrupted set-up leaves no mark and starts over.

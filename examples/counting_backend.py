@@ -13,8 +13,9 @@ from torch import Tensor
 from hierspec.backends.base import Batch, Memory
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
-from hierspec.core.engine import Engine, Request
+from hierspec.core.engine import Engine
 from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.scorers.base import ModelScorer, WholeHead
 from hierspec.scorers.pool import StaircasePool

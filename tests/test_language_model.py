@@ -114,7 +114,7 @@ def test_a_small_budget_for_keys_and_values_changes_only_time(folders):
     while any(engine.busy for engine in engines):
         for engine in engines:
             engine.step()
-    assert tight._pool.bytes_held() <= 400_000
+    assert tight.assembler.catalogue.pool.bytes_held() <= 400_000
     for prompt, request, one in zip(prompts, requests, expected, strict=True):
         assert_same(roomy, prompt, request.sampling, one, replace(one, tokens=tuple(request.output)))
 

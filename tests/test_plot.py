@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hierspec.plot import Axis, Chart, Line
+from hierspec.plot import COLOURS, DARK_COLOURS, PAIRED, Axis, Chart, Line
 
 SPACE = "{http://www.w3.org/2000/svg}"
 numbers = st.floats(1e-3, 1e9)
@@ -59,10 +59,55 @@ def test_what_cannot_be_drawn_is_told():
         Chart("t", Axis("x"), Axis("y"), []).svg()
 
 
-def test_the_legend_names_lines_and_colours_may_be_shared():
-    lines = [Line("one", [(1, 1), (2, 2)], colour=2), Line("two", [(1, 2), (2, 3)], dashed=True, colour=2)]
+def colours(text: str, dark: bool) -> dict[str, str]:
+    """The colour of each class of lines, as the style sheet has it for light or dark."""
+    light, _, night = text.partition("@media (prefers-color-scheme: dark)")
+    return dict(re.findall(r"\n\s+\.(c\d+) { stroke: (#\w+); }", night if dark else light))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_no_two_lines_have_one_colour(dark):
+    lines = [Line(f"line {number}", [(1, 1), (2, 2)]) for number in range(len(COLOURS))]
     text = Chart("t", Axis("x"), Axis("y"), lines).svg()
-    assert ">one<" in text
-    assert ">two<" in text
-    assert len(set(re.findall(r'class="line" stroke="(#\w+)"', text))) == 1
-    assert text.count("stroke-dasharray") == 2  # the line and its sample in the legend
+    assert all(f">{line.name}<" in text for line in lines)
+    drawn = colours(text, dark)
+    assert list(drawn.values()) == list(DARK_COLOURS if dark else COLOURS)
+    assert len(set(drawn.values())) == len(lines)
+    used = re.findall(r'<path class="line (c\d+)"', text)
+    assert all(used.count(name) == 2 for name in drawn)  # the line and its sample in the legend
+
+
+def test_colours_that_would_be_shared_are_refused():
+    points = [(1, 1), (2, 2)]
+    twice = [Line("one", points, colour=2), Line("two", points, dashed=True, colour=2)]
+    with pytest.raises(ValueError, match="one colour"):
+        Chart("t", Axis("x"), Axis("y"), twice).svg()
+    many = Chart("t", Axis("x"), Axis("y"), [Line(str(number), points) for number in range(20)]).svg()
+    assert len(set(re.findall(r"c\d+ { stroke: ([^;]+); }", many.split("@media")[0]))) == 20
+    paired = [Line("one", points, colour=2), Line("two", points, dashed=True, colour=2 + PAIRED)]
+    assert Chart("t", Axis("x"), Axis("y"), paired).svg().count(' dashed"') == 2  # the line and its sample
+
+
+@pytest.mark.parametrize(("palette", "ground"), [(COLOURS, "#ffffff"), (DARK_COLOURS, "#19202a")])
+def test_every_colour_can_be_seen_on_its_ground(palette, ground):
+    assert all(contrast(colour, ground) >= 3 for colour in palette)
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG defines it: 3 is asked of lines and bars."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_scattered_points_are_not_joined():
+    points = [(1, 3), (2, 1), (3, 2)]
+    text = Chart("t", Axis("x"), Axis("y"), [Line("plans", points, joined=False)]).svg()
+    assert not re.findall(r'class="line', text)
+    assert len(ElementTree.fromstring(text).findall(f"{SPACE}circle")) == 3
+    assert ">plans<" in text

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hierspec.chat import Chat
     from hierspec.core.errors import HierspecError
-    from hierspec.core.hierarchy import Store
+    from hierspec.core.interfaces import Store
     from hierspec.core.plan import Plan, TierPlan
     from hierspec.core.proposal import Proposal
     from hierspec.core.sampling import Sampling
@@ -32,7 +32,7 @@ __all__ = [
 _HOMES = {
     "chat": ["Chat"],
     "core.errors": ["HierspecError"],
-    "core.hierarchy": ["Store"],
+    "core.interfaces": ["Store"],
     "core.plan": ["Plan", "TierPlan"],
     "core.proposal": ["Proposal"],
     "core.sampling": ["Sampling"],
@@ -42,7 +42,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Names are looked up when first used: `hierspec --help` and the numpy-only core need not wait for torch."""
+    """Names are imported when first used, so that `hierspec --help` and the numpy-only core do not import torch."""
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"hierspec.{home}"), name)

@@ -1,4 +1,4 @@
-"""Fills a history with the model's own answers to a file of prompts; a run that was stopped goes on."""
+"""Fills a history with the model's own answers to a file of prompts; a run that was stopped can be resumed."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def fill_history(
 ) -> int:
     """Greedy answers to every turn, added to the namespace that all may see; how many were added.
 
-    What is done is noted beside the store's file, by prompt, so that the same call does not answer anything twice.
+    Answered prompts are listed in a file beside the store's, so that the same call answers nothing twice.
     """
     if batch < 1:
         raise HierspecError(f"batch must be at least 1, not {batch}.")
-    note = None if store.path is None else store.path.with_suffix(".done.json")
-    done = _read(note)
+    done_file = None if store.path is None else store.path.with_suffix(".done.json")
+    done = _read(done_file)
     keys = [_key(model, turns, max_tokens) for turns in conversations]
-    waiting = [place for place, key in enumerate(keys) if key not in done]
+    waiting = [number for number, key in enumerate(keys) if key not in done]
     added = 0
     for start in range(0, len(waiting), batch):
         group = waiting[start : start + batch]
-        chats = {place: Chat(model) for place in group}
-        for turn in range(max(len(conversations[place]) for place in group)):
-            asking = [place for place in group if turn < len(conversations[place])]
-            asked = [chats[place].ask(conversations[place][turn]) for place in asking]
-            answers = model.generate_many(asked, plan="lookup", max_tokens=max_tokens)
-            for place, prompt, answer in zip(asking, asked, answers, strict=True):
-                chats[place].answer(answer.tokens)
+        chats = {number: Chat(model) for number in group}
+        for turn in range(max(len(conversations[number]) for number in group)):
+            open_chats = [number for number in group if turn < len(conversations[number])]
+            prompts = [chats[number].ask(conversations[number][turn]) for number in open_chats]
+            answers = model.generate_many(prompts, plan="lookup", max_tokens=max_tokens)
+            for number, prompt, answer in zip(open_chats, prompts, answers, strict=True):
+                chats[number].answer(answer.tokens)
                 store.add([*prompt[-PROMPT_TAIL:], *answer.tokens], SHARED)
                 added += 1
         store.flush()
-        done |= {keys[place] for place in group}
-        if note is not None:
-            with whole_file(note) as temporary:
+        done |= {keys[number] for number in group}
+        if done_file is not None:
+            with whole_file(done_file) as temporary:
                 temporary.write_text(json.dumps(sorted(done)) + "\n", encoding="utf-8")
         progress("Writing answers", len(conversations) - len(waiting) + start + len(group), len(conversations))
     return added
@@ -59,8 +59,8 @@ def _key(model: LanguageModel, turns: Sequence[str], max_tokens: int) -> str:
     return hashlib.sha256(json.dumps([model.name, model.weights, list(turns), max_tokens]).encode()).hexdigest()[:24]
 
 
-def _read(note: Path | None) -> set[str]:
-    if note is not None and note.is_file():
-        with suppress(OSError, ValueError):  # damaged: answer again, copies are not kept twice
-            return set(json.loads(note.read_text(encoding="utf-8")))
+def _read(done_file: Path | None) -> set[str]:
+    if done_file is not None and done_file.is_file():
+        with suppress(OSError, ValueError):  # damaged: answer again, a store drops copies
+            return set(json.loads(done_file.read_text(encoding="utf-8")))
     return set()

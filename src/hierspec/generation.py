@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from hierspec.core.engine import Request, Step
+from hierspec.core.engine import Engine
+from hierspec.core.errors import HierspecError
+from hierspec.core.request import Request, Step
+from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
 from hierspec.text.stream import Detokeniser, StopStrings
 from hierspec.text.tokenizer import Tokenizer
@@ -12,7 +18,7 @@ from hierspec.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that one token completed, and who guessed that token first."""
+    """Text that one token completed, and who drafted that token first."""
 
     text: str
     source: str
@@ -20,7 +26,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class TextStep:
-    """What one pass of the target brought. Pieces may lag behind tokens: no character is ever split."""
+    """What one pass of the target wrote. Pieces may lag behind tokens: no character is ever split."""
 
     tokens: tuple[int, ...]
     pieces: tuple[Piece, ...]
@@ -37,27 +43,27 @@ class Generation:
 
     text: str
     tokens: tuple[int, ...]
-    sources: tuple[str, ...]  # who guessed each token first
+    sources: tuple[str, ...]  # who drafted each token first
     pieces: tuple[Piece, ...]
     ended: str
     seed: int
     prompt_tokens: int
     stats: Stats
-    first_seconds: float  # until the first step: reading the prompt and one pass
+    first_seconds: float  # until the first step: prefill and one pass
     first_tokens: int  # tokens of that step
     seconds: float
-    synthetic: bool = False  # some tier only played how often it agrees: the text is the model's, the speed is not
+    synthetic: bool = False  # some tier only simulated its agreement: the text is the model's, the speed is not
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens over all the time taken, reading the prompt included."""
+        """New tokens over all the time taken, prefill included."""
         return len(self.tokens) / self.seconds if self.seconds else 0.0
 
     @property
     def decode_tokens_per_second(self) -> float:
         """The same after the first step."""
-        later = self.seconds - self.first_seconds
-        return (len(self.tokens) - self.first_tokens) / later if later > 0 else 0.0
+        seconds = self.seconds - self.first_seconds
+        return (len(self.tokens) - self.first_tokens) / seconds if seconds > 0 else 0.0
 
 
 @dataclass
@@ -75,11 +81,11 @@ class Writer:
     def __post_init__(self) -> None:
         self._detokeniser = Detokeniser(self.tokenizer)
         self._stops = StopStrings(self.request.sampling.stop)
-        self._waiting: list[Piece] = []  # text that may still turn out to be the beginning of a stop string
+        self._waiting: list[Piece] = []  # text that may still become a stop string
         self._met_stop = False
 
     def add(self, step: Step) -> TextStep:
-        """Text of one step. A stop string ends the request, whichever token of the step completes it."""
+        """The text of one step. A stop string ends the request at the token that completes it."""
         tokens: list[int] = []
         safe = 0
         for token, source in zip(step.tokens, step.sources, strict=True):
@@ -125,7 +131,7 @@ class Writer:
         )
 
     def _shown(self, length: int) -> list[Piece]:
-        """The next `length` characters of what waits, each with its source."""
+        """The next `length` waiting characters, with their sources."""
         shown = []
         while length and self._waiting:
             piece = self._waiting.pop(0)
@@ -136,3 +142,34 @@ class Writer:
             if piece.text:
                 shown.append(piece)
         return shown
+
+
+class Stream:
+    """Iterate for the steps, once; leaving the loop cancels. `generation` holds what there is so far."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def __iter__(self) -> Iterator[TextStep]:
+        for _, step in Engine().run([self._writer.request]):
+            yield self._writer.add(step)
+        self._writer.finish()  # raises what went wrong
+
+    def cancel(self) -> None:
+        """Stop before the next pass."""
+        self._writer.request.cancel()
+
+    @property
+    def generation(self) -> Generation:
+        return self._writer.finish()
+
+
+def sampling_with(sampling: Sampling | None, changes: Mapping[str, Any]) -> Sampling:
+    """A sampling with some fields changed; an unknown name is refused with the nearest field."""
+    names = [option.name for option in fields(Sampling)]
+    for name in changes:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise HierspecError(f"Unknown sampling option {name!r}{hint}; options are {', '.join(names)}.")
+    return replace(sampling or Sampling(), **changes)

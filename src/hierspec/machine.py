@@ -1,4 +1,4 @@
-"""What this machine is, for records and for keys of what was measured on it."""
+"""What this machine is, for records and for cache keys of what was measured on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def machine() -> dict[str, Any]:
-    """What was measured on, without anything that names the machine's owner."""
+    """The machine in words, without anything that names its owner."""
     described = {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -27,11 +27,11 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """What the processor can do, by the system's names; nothing where the system does not tell."""
+    """Instruction sets of the processor, by the system's names; nothing where the system has no list."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            found = (line.split(":", 1)[1] for line in lines if line.lower().startswith(("flags", "features")))
-            return frozenset(next(found, "").split())
+            flags = (line.split(":", 1)[1] for line in lines if line.lower().startswith(("flags", "features")))
+            return frozenset(next(flags, "").split())
     except OSError:
         return frozenset()
 
@@ -46,9 +46,9 @@ def peak_memory() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-@cache  # asked for with every request that goes by what was found here
+@cache  # part of cache keys, so every request may need it
 def _processor() -> str:
-    """The processor's name, where the system tells it."""
+    """The processor's name, where the system has one."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             names = dict(line.split(":", 1) for line in lines if ":" in line)

@@ -16,11 +16,11 @@ _ABANDONED_AFTER_SECONDS = 24 * 3600
 
 
 def cache_folder() -> Path:
-    """The folder for everything that can be made again: HIERSPEC_CACHE, else the user's cache folder."""
-    if own := os.environ.get("HIERSPEC_CACHE"):
-        folder = Path(own).expanduser()
-    elif shared := os.environ.get("XDG_CACHE_HOME"):
-        folder = Path(shared).expanduser() / "hierspec"
+    """The folder for files that can be made again: HIERSPEC_CACHE, else in the user's cache folder."""
+    if chosen := os.environ.get("HIERSPEC_CACHE"):
+        folder = Path(chosen).expanduser()
+    elif user_cache := os.environ.get("XDG_CACHE_HOME"):
+        folder = Path(user_cache).expanduser() / "hierspec"
     else:
         try:
             folder = Path.home() / ".cache" / "hierspec"
@@ -61,8 +61,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def _replace_folder(temporary: Path, path: Path) -> None:
-    # rename() does not replace a folder that holds files, so the old one steps aside first; a process that gets in
-    # between has written the same whole folder, hence the second try.
+    # rename() does not replace a folder that holds files, so the old one is moved away first. Another process may
+    # write the same folder in between, hence the second try.
     for attempt in (1, 2):
         aside = _temporary_name(path)
         with suppress(FileNotFoundError):
@@ -102,7 +102,7 @@ def _remove_abandoned(path: Path) -> None:
         try:
             if time.time() - temporary.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
                 _remove(temporary)
-        except OSError:  # its owner was quicker
+        except OSError:  # removed meanwhile
             continue
 
 
@@ -118,5 +118,5 @@ def _cannot_write(path: Path, error: OSError) -> HierspecError:
         return HierspecError(f"The disk is full while writing {path}: free some space and try again.")
     reason = error.strerror or type(error).__name__
     return HierspecError(
-        f"{path} cannot be written ({reason}): choose another place (set HIERSPEC_CACHE to move the cache)."
+        f"{path} cannot be written ({reason}): choose another folder (set HIERSPEC_CACHE to move the cache)."
     )

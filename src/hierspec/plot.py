@@ -1,4 +1,4 @@
-"""Line charts as SVG text: nothing to install, nothing to load, the same on light and dark pages.
+"""Charts as SVG text: nothing to install, nothing to load, and readable on light and dark pages.
 
 chart = Chart("Cost against size", Axis("tokens", logarithmic=True), Axis("microseconds"), [Line("store", points)])
 path.write_text(chart.svg(), encoding="utf-8")
@@ -11,29 +11,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-# Dark enough on the card that every chart is drawn on, and told apart by those who see few colours.
-COLOURS = ("#0f8577", "#3a6fc4", "#c2410c", "#7c3aed", "#a16207", "#475569")
+# For light ground: all with a contrast of 3 or more. Each of the last six is near the one six before it, for pairs.
+COLOURS = (
+    *("#0f8577", "#3a6fc4", "#c2410c", "#7c3aed", "#a16207", "#475569"),
+    *("#3f9b3a", "#0d94c0", "#e8506e", "#c44ac4", "#7d8c12", "#94847a"),
+)
 # The same in the same order for dark ground.
-DARK_COLOURS = ("#4fd1bd", "#8db4ff", "#ff9f6e", "#c9adff", "#e8c05a", "#aebccf")
+DARK_COLOURS = (
+    *("#4fd1bd", "#8db4ff", "#ff9f6e", "#c9adff", "#e8c05a", "#aebccf"),
+    *("#5fae4c", "#3aa0d0", "#e8667f", "#cc6fd0", "#9cab3a", "#9d8d82"),
+)
+PAIRED = len(COLOURS) // 2  # from a colour to the one that is near it
 _WIDTH, _HEIGHT = 760, 440
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 190, 64, 62  # what stands around the plot: numbers, legend, title, label
-_STYLE = """
-    .title { font-size: 17px; font-weight: bold; fill: #1f2937; }
-    .text { font-size: 13px; fill: #4b5563; }
-    .grid { stroke: #e2e8f0; stroke-width: 1; }
-    .frame { stroke: #94a3b8; stroke-width: 1.2; fill: none; }
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 190, 64, 62  # margins of the plot: numbers, legend, title, label
+_SHAPES = """
+    .title { font-size: 17px; font-weight: bold; }
+    .text { font-size: 13px; }
+    .grid { stroke-width: 1; }
+    .frame { stroke-width: 1.2; fill: none; }
     .line { stroke-width: 2.2; fill: none; stroke-linejoin: round; }
+    .dot { stroke-width: 1.6; }
+    .dashed { stroke-dasharray: 6 4; }
 """
+_LIGHT = {
+    **{"card": "#ffffff", "edge": "#d0d7de", "title": "#1f2937", "text": "#4b5563", "grid": "#e2e8f0"},
+    "lightness": "33%",  # of colours beyond the palette
+}
+_DARK = {
+    **{"card": "#19202a", "edge": "#2e3947", "title": "#e7ecf3", "text": "#a4b1c2", "grid": "#2e3947"},
+    "lightness": "70%",
+}
+_FRAME = "#94a3b8"  # on either ground
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y) in the order in which they are joined. Lines of one `colour` belong together."""
+    """Points (x, y) in the order in which they are joined, or dots alone where points have no order."""
 
     name: str
     points: Sequence[tuple[float, float]]
     dashed: bool = False
-    colour: int | None = None  # number in COLOURS; None: the next in turn
+    colour: int | None = None  # index into COLOURS, no two lines of a chart the same; None: its place in the chart
+    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,6 +99,7 @@ class Chart:
         points = [point for line in self.lines for point in line.points]
         if not points:
             raise ValueError("a chart needs a point")
+        colours = self._colours()
         across, up = self.x.scale([x for x, _ in points]), self.y.scale([y for _, y in points])
         right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
@@ -90,9 +110,8 @@ class Chart:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
             f'height="{_HEIGHT}" role="img" aria-labelledby="title" font-family="sans-serif">',
             f'<title id="title">{escape(self.title)}</title>',
-            f"<style>{_STYLE}</style>",
-            f'<rect x="0.5" y="0.5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="12" fill="#ffffff" '
-            'stroke="#d0d7de"/>',
+            f"<style>{_style(colours)}</style>",
+            f'<rect class="card" x="0.5" y="0.5" width="{_WIDTH - 1}" height="{_HEIGHT - 1}" rx="12"/>',
             _text(24, 30, self.title, "title", "start"),
             _text(24, 50, self.note, "text", "start"),
         ]
@@ -104,26 +123,47 @@ class Chart:
             _, y = at(across.low, tick)
             parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{right}"/>')
             parts.append(_text(_LEFT - 8, y + 4, short_number(tick), "text", "end"))
-        parts.append(f'<path class="frame" d="M{_LEFT} {_TOP}V{bottom}H{right}"/>')
+        parts.append(f'<path class="frame" stroke="{_FRAME}" d="M{_LEFT} {_TOP}V{bottom}H{right}"/>')
         parts.append(_text((_LEFT + right) / 2, bottom + 44, self.x.label, "text", "middle"))
         parts.append(
             f'<g transform="translate(24 {(_TOP + bottom) / 2:.0f}) rotate(-90)">'
             f"{_text(0, 0, self.y.label, 'text', 'middle')}</g>"
         )
-        for number, line in enumerate(self.lines):
-            colour = COLOURS[(number if line.colour is None else line.colour) % len(COLOURS)]
-            style = f'class="line" stroke="{colour}"' + (' stroke-dasharray="6 4"' if line.dashed else "")
+        for number, (line, colour) in enumerate(zip(self.lines, colours, strict=True)):
+            look = f'class="line c{colour}{" dashed" if line.dashed else ""}"'
+            dot = f'class="dot c{colour}{" hollow" if line.dashed else ""}"'
             places = [at(x, y) for x, y in line.points]
-            parts.append(f'<path {style} d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in places)}"/>')
-            fill = "#ffffff" if line.dashed else colour
-            parts += [
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{fill}" stroke="{colour}" stroke-width="1.6"/>'
-                for x, y in places
-            ]
-            height = _TOP + 14 + 22 * number
-            parts.append(f'<path {style} d="M{right + 14} {height}h26"/>')
+            height = _TOP + 14 + 22 * number  # in the legend
+            if line.joined:
+                parts.append(f'<path {look} d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in places)}"/>')
+                parts.append(f'<path {look} d="M{right + 14} {height}h26"/>')
+            else:
+                parts.append(f'<path {dot} d="M{right + 23} {height}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0"/>')
+            parts += [f'<circle {dot} cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in places]
             parts.append(_text(right + 46, height + 4, line.name, "text", "start"))
         return "\n".join([*parts, "</svg>", ""])
+
+    def _colours(self) -> list[int]:
+        colours = [number if line.colour is None else line.colour for number, line in enumerate(self.lines)]
+        if len(set(colours)) < len(colours):
+            raise ValueError("two lines of a chart cannot have one colour")
+        return colours
+
+
+def _style(colours: Sequence[int]) -> str:
+    """Light, and dark where the reader's system is."""
+    light, dark = _rules(colours, COLOURS, _LIGHT), _rules(colours, DARK_COLOURS, _DARK)
+    return f"{_SHAPES}{light}    @media (prefers-color-scheme: dark) {{\n{dark}    }}\n"
+
+
+def _rules(colours: Sequence[int], palette: Sequence[str], ground: dict[str, str]) -> str:
+    rules = [f".card {{ fill: {ground['card']}; stroke: {ground['edge']}; }}", f".grid {{ stroke: {ground['grid']}; }}"]
+    rules += [f".{name} {{ fill: {ground[name]}; }}" for name in ("title", "text")]
+    for colour in colours:
+        paint = palette[colour] if colour < len(palette) else f"hsl({137 * colour % 360} 60% {ground['lightness']})"
+        rules += [f".c{colour} {{ stroke: {paint}; }}", f".dot.c{colour} {{ fill: {paint}; }}"]
+    rules.append(f".dot.hollow {{ fill: {ground['card']}; }}")
+    return "".join(f"    {rule}\n" for rule in rules)
 
 
 def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:

@@ -1,8 +1,8 @@
-"""How library code says how far it is. It draws nothing: the command line turns these calls into bars."""
+"""How library code reports progress. It draws nothing: the command line turns these calls into bars."""
 
 from collections.abc import Callable
 
-# Called with (what is being done, units done, units in all); a total of 0 means that nobody knows yet.
+# Called with (what is being done, units done, units in all); a total of 0 means unknown.
 Progress = Callable[[str, int, int], None]
 
 

@@ -14,13 +14,13 @@ from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt, own_prompts, read_prompts
 
 OWN = "own"
-_SECONDS = 30.0  # without a byte before the network counts as absent
-_LARGEST = 64 << 20  # bytes; whatever claims to be a prompt set and is larger is not one
+_SECONDS = 30.0  # without a byte before a download fails
+_LARGEST = 64 << 20  # bytes; a larger file is no prompt set
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """A file of prompts at a public address. Nothing but the file with this hash is ever taken for it."""
+    """A file of prompts at a public address. Only a file with this hash is accepted."""
 
     address: str
     sha256: str
@@ -36,35 +36,35 @@ SETS = {
 
 
 def find_prompts(source: str | None, progress: Progress = silent) -> tuple[str, list[BenchPrompt]]:
-    """The prompts that a name or a path stands for, and what to call them in a record: never a whole path."""
+    """Prompts by name or path, and their name for a record, which is never a whole path."""
     if source is None or source == OWN:
         return OWN, own_prompts()
     if source in SETS:
-        return source, read_prompts(_fetched(source, SETS[source], progress))
+        return source, read_prompts(_fetch(source, SETS[source], progress))
     path = Path(source)
     if not path.exists() and not path.suffix and path.name == source:
         raise HierspecError(f"There are no prompts {source!r}; choose {', '.join([OWN, *SETS])} or a file of prompts.")
     return path.name, read_prompts(path)
 
 
-def _fetched(name: str, wanted: PromptSet, progress: Progress) -> Path:
-    """The file in the cache; fetched if it is not there or not whole."""
+def _fetch(name: str, prompt_set: PromptSet, progress: Progress) -> Path:
+    """The file in the cache, downloaded if it is missing or damaged."""
     path = cache_folder() / "prompts" / f"{name}.jsonl"
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == wanted.sha256:
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == prompt_set.sha256:
         return path
     progress(f"Fetching the prompts {name}", 0, 1)
     try:
-        with urllib.request.urlopen(wanted.address, timeout=_SECONDS) as stream:
+        with urllib.request.urlopen(prompt_set.address, timeout=_SECONDS) as stream:
             content: bytes = stream.read(_LARGEST + 1)
     except (OSError, urllib.error.URLError) as error:
         reason = getattr(error, "reason", None) or error
         raise HierspecError(
-            f"The prompts {name} could not be fetched ({reason}): connect to the internet, or fetch {wanted.address} "
-            "elsewhere and give it with --prompts FILE."
+            f"The prompts {name} could not be fetched ({reason}): connect to the internet, or fetch "
+            f"{prompt_set.address} elsewhere and give it with --prompts FILE."
         ) from error
-    if hashlib.sha256(content).hexdigest() != wanted.sha256:
+    if hashlib.sha256(content).hexdigest() != prompt_set.sha256:
         raise HierspecError(
-            f"What came from {wanted.address} is not the file that hierspec knows (its hash differs): check the "
+            f"What came from {prompt_set.address} is not the file that hierspec knows (its hash differs): check the "
             "connection, or give a file with --prompts FILE."
         )
     with whole_file(path) as temporary:

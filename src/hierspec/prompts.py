@@ -1,4 +1,4 @@
-"""Prompts for measuring: JSON lines with `task` and `turns`, as Spec-Bench writes them."""
+"""Prompts for measuring: JSON lines with `task` and `turns`, as in Spec-Bench."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hierspec.core.errors import HierspecError
 
 # Spec-Bench names the subjects of its multi-turn questions, which are MT-Bench's, and counts them as one family.
 _SUBJECTS = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-_OWN = Path(__file__).parent / "data" / "prompts.jsonl"
+_SHIPPED = Path(__file__).parent / "data" / "prompts.jsonl"
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class BenchPrompt:
 
 def own_prompts() -> list[BenchPrompt]:
     """36 prompts written for this project: six of each of six families."""
-    return read_prompts(_OWN)
+    return read_prompts(_SHIPPED)
 
 
 def read_prompts(path: Path) -> list[BenchPrompt]:
@@ -61,13 +61,13 @@ def _family(item: dict[str, object]) -> str:
 
 
 def spread(prompts: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:
-    """`count` prompts, the families in turn and each family from its beginning to its end at even steps."""
+    """`count` prompts, as evenly as they go from each family, and at even steps within it."""
     families: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         families.setdefault(prompt.task, []).append(prompt)
-    share = [count // len(families) + (place < count % len(families)) for place in range(len(families))]
+    each, left = divmod(count, len(families))
     chosen = []
-    for family, wanted in zip(families.values(), share, strict=True):
-        wanted = min(wanted, len(family))
-        chosen += [family[place * len(family) // wanted] for place in range(wanted)]
+    for number, family in enumerate(families.values()):
+        size = min(each + (number < left), len(family))
+        chosen += [family[step * len(family) // size] for step in range(size)]
     return chosen

@@ -17,8 +17,8 @@ def memory_bandwidth() -> float:
     """Bytes per second that all threads together read from memory: the best of a sum and a matrix-vector product."""
     numbers = torch.ones(8192, 8192)
     size = numbers.numel() * numbers.element_size()
-    ways: tuple[Callable[[], Any], ...] = (lambda: float(numbers.sum()), lambda: numbers.mv(numbers[0]))
-    return size / min(_seconds(way) for way in ways for _ in range(5))
+    reads: tuple[Callable[[], Any], ...] = (lambda: float(numbers.sum()), lambda: numbers.mv(numbers[0]))
+    return size / min(_seconds(read) for read in reads for _ in range(5))
 
 
 def _seconds(run: Callable[[], Any]) -> float:

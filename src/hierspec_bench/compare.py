@@ -1,60 +1,46 @@
-"""Two documents of the bench beside each other: what got faster or slower, and is it more than chance?"""
+"""Two bench records beside each other: what got faster or slower, and is the change larger than noise?"""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from hierspec.core.errors import HierspecError
+from hierspec_bench.record import PEER, Entry, Figures, Record
 
 _SETTING = (
-    "model", "dtype", "weights", "max_tokens", "prompts", "repeats", "seed", "batches", "threads", "machine", "files",
-)  # fmt: skip
+    *("model", "dtype", "weights", "max_tokens", "prompts", "repeats"),
+    *("seed", "batches", "threads", "machine", "files"),
+)
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        plain = found["plans"]["plain"]
-        if not {"speedup", "identical", "prompts"} <= set(plain):
-            raise ValueError("it has no figures of plain")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise HierspecError(
-            f"{path} is not a document of the bench ({reason}); make one with: hierspec bench --output FILE"
-        ) from error
-    return dict(found)
-
-
-def compare_documents(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float = 0.05) -> dict[str, Any]:
-    """Changes of every plan and peer that both have, over all prompts and by task.
+def compare_records(before: Record, after: Record, tolerance: float = 0.05) -> dict[str, Any]:
+    """Changes of every plan and engine that both have, over all prompts and by task.
 
     Compared are speed-ups over each run's own plain decoding: machines and hours differ, ratios should not. A change
     is `outside` where neither figure lies within the other's interval; `slower` where it is also beyond `tolerance`.
     A run that was stopped has seen other prompts than a whole one, so with it nothing passes.
     """
-    old, new = dict(_contenders(before)), dict(_contenders(after))
+    _ = before.plain, after.plain  # HierspecError where one of them has none
+    old, new = dict(_entries(before)), dict(_entries(after))
     rows = [_row(key, old[key], new[key], tolerance) for key in old if key in new]
-    ratios = {row["name"]: abs(math.log(row["change"])) for row in rows if row["name"] != "plain"}
-    farthest = max(ratios, key=lambda name: ratios[name], default=None)
+    changes = {row["name"]: abs(math.log(row["change"])) for row in rows if row["name"] != "plain"}
+    farthest = max(changes, key=lambda name: changes[name], default=None)
     lost = [row["name"] for row in rows if row["lost_equality"]]
     slower = [row["name"] for row in rows if row["slower"] and row["kind"] == "plan"]
-    stopped = [which for which, one in (("before", before), ("after", after)) if not one.get("complete", True)]
+    stopped = [which for which, record in (("before", before), ("after", after)) if not record.complete]
     return {
         "kind": "bench comparison",
         "version": 1,
         "tolerance": tolerance,
-        "other_settings": [name for name in _SETTING if before.get(name) != after.get(name)],
+        "other_settings": [name for name in _SETTING if before.document.get(name) != after.document.get(name)],
         "incomplete": stopped,
         "rows": rows,
-        "only_before": [_named(key) for key in old if key not in new],
-        "only_after": [_named(key) for key in new if key not in old],
+        "only_before": [_title(key) for key in old if key not in new],
+        "only_after": [_title(key) for key in new if key not in old],
         "farthest_apart": None
         if farthest is None
-        else {"name": farthest, "percent": round(100 * math.expm1(ratios[farthest]), 2)},
+        else {"name": farthest, "percent": round(100 * math.expm1(changes[farthest]), 2)},
         "lost_equality": lost,
         "slower": slower,
         "passed": not lost and not slower and not stopped,
@@ -64,53 +50,57 @@ def compare_documents(before: Mapping[str, Any], after: Mapping[str, Any], toler
 _Key = tuple[float, str, str]  # temperature, plan or peer, name
 
 
-def _contenders(document: Mapping[str, Any]) -> Iterator[tuple[_Key, Mapping[str, Any]]]:
-    for part in (document, *document.get("other_temperatures", ())):
-        for kind in ("plan", "peer"):
-            for name, figures in part.get(f"{kind}s", {}).items():
-                yield (float(part.get("temperature", 0.0)), kind, name), figures
+def _entries(record: Record) -> Iterator[tuple[_Key, Entry]]:
+    for setting in record.settings:
+        for entry in setting.entries:
+            if entry.figures.speedup:
+                yield (setting.temperature or 0.0, PEER if entry.kind == PEER else "plan", entry.name), entry
 
 
-def _named(key: _Key) -> str:
+def _title(key: _Key) -> str:
     temperature, _, name = key
     return f"{name} at {temperature:g}" if temperature else name
 
 
-def _row(key: _Key, old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float) -> dict[str, Any]:
+def _row(key: _Key, old: Entry, new: Entry, tolerance: float) -> dict[str, Any]:
     temperature, kind, _ = key
-    promised = kind == "plan" and bool(new.get("promises_text", True))
-    row = {"name": _named(key), "kind": kind, "temperature": temperature, **_change(old, new, tolerance)}
-    row["rates"] = [old["tokens_per_second"], new["tokens_per_second"]]
-    row["lost_equality"] = promised and _different(new) > _different(old)
-    tasks = old.get("tasks", {})
-    row["tasks"] = {
-        task: _change(tasks[task], figures, tolerance)
-        for task, figures in new.get("tasks", {}).items()
-        if task in tasks
-    }
-    return row
-
-
-def _change(old: Mapping[str, Any], new: Mapping[str, Any], tolerance: float) -> dict[str, Any]:
-    change = new["speedup"] / old["speedup"]
-    intervals = [old.get("speedup_interval"), new.get("speedup_interval")]
-    outside = None  # older documents have no intervals by task
-    if intervals[0] is not None and intervals[1] is not None:
-        outside = not _within(new["speedup"], intervals[0]) and not _within(old["speedup"], intervals[1])
     return {
-        "speedups": [old["speedup"], new["speedup"]],
-        "intervals": intervals,
+        "name": _title(key),
+        "kind": kind,
+        "temperature": temperature,
+        **_change(old.figures, new.figures, tolerance),
+        "rates": [old.figures.tokens_per_second or 0.0, new.figures.tokens_per_second or 0.0],
+        "lost_equality": kind == "plan" and new.promises_text and _different(new.figures) > _different(old.figures),
+        "tasks": {
+            task: _change(old.tasks[task], figures, tolerance)
+            for task, figures in new.tasks.items()
+            if task in old.tasks and figures.speedup and old.tasks[task].speedup
+        },
+    }
+
+
+def _change(old: Figures, new: Figures, tolerance: float) -> dict[str, Any]:
+    assert old.speedup
+    assert new.speedup
+    change = new.speedup / old.speedup
+    intervals = (old.speedup_interval, new.speedup_interval)
+    outside = None  # older records have no intervals by task
+    if intervals[0] is not None and intervals[1] is not None:
+        outside = not _within(new.speedup, intervals[0]) and not _within(old.speedup, intervals[1])
+    return {
+        "speedups": [old.speedup, new.speedup],
+        "intervals": [None if interval is None else list(interval) for interval in intervals],
         "change": round(change, 4),
         "outside": outside,
         "slower": bool(outside) and change < 1 - tolerance,
-        "identical": [f"{one['identical']} of {one['prompts']}" for one in (old, new)],
+        "identical": [f"{figures.identical} of {figures.prompts}" for figures in (old, new)],
     }
 
 
-def _within(value: float, interval: list[float]) -> bool:
+def _within(value: float, interval: tuple[float, float]) -> bool:
     return interval[0] <= value <= interval[1]
 
 
-def _different(figures: Mapping[str, Any]) -> float:
+def _different(figures: Figures) -> float:
     """The share of prompts with another text than plain's that no tie explains."""
-    return 1 - (figures["identical"] + figures["ties"]) / figures["prompts"]
+    return figures.different / (figures.prompts or 1)

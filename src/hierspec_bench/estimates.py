@@ -1,8 +1,9 @@
-"""Ratios of two contenders on the same prompts, how sure they are, and which prompts stand out."""
+"""Speed ratios on the same prompts, their intervals, and prompts whose time stands out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,77 +17,92 @@ _LEAST = 1.25  # and times slower or faster, that make an outlier
 _ENOUGH = 5  # prompts to say what is usual
 
 
-def speedup(outcomes: Sequence[Result], plain: Sequence[Result]) -> float:
+@dataclass(frozen=True)
+class PromptTime:
+    """What one prompt took, in one repeat."""
+
+    prompt: int
+    repeat: int
+    task: str
+    tokens: int
+    seconds: float
+
+
+def speedup(results: Sequence[Result], plain: Sequence[Result]) -> float:
     """Tokens per second over plain decoding's, on the same prompts."""
-    fast = sum(outcome.count for outcome in outcomes) / sum(outcome.seconds for outcome in outcomes)
-    return fast / (sum(outcome.count for outcome in plain) / sum(outcome.seconds for outcome in plain))
+    return _rate(results) / _rate(plain)
 
 
-def interval(outcomes: Sequence[Result], plain: Sequence[Result]) -> list[float]:
-    """95% bootstrap interval of the speed-up, prompts drawn anew with all their repeats."""
-    pairs = zip(outcomes, plain, strict=True)
-    return _interval((one.prompt, one.count, one.seconds, other.count, other.seconds) for one, other in pairs)
+def _rate(results: Sequence[Result]) -> float:
+    return sum(result.count for result in results) / sum(result.seconds for result in results)
 
 
-def interval_over(
-    ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], task: str | None = None
-) -> list[float] | None:
-    """The same for any two contenders of a document, from their `by_prompt`; for one task, or all prompts."""
-    others = {(row["prompt"], row["repeat"]): row for row in theirs}
-    rows = [
-        (row["prompt"], row["tokens"], row["seconds"], other["tokens"], other["seconds"])
-        for row in ours
-        if task in (None, row["task"]) and (other := others.get((row["prompt"], row["repeat"]))) is not None
+def speedup_interval(results: Sequence[Result], plain: Sequence[Result]) -> list[float]:
+    """95% bootstrap interval of the speed-up. The two have the same prompts in the same order."""
+    return list(_bootstrap([(_time(one), _time(two)) for one, two in zip(results, plain, strict=True)]))
+
+
+def _time(result: Result) -> PromptTime:
+    return PromptTime(result.prompt, result.repeat, result.task, result.count, result.seconds)
+
+
+def ratio_interval(
+    ours: Iterable[PromptTime], theirs: Iterable[PromptTime], task: str | None = None
+) -> tuple[float, float] | None:
+    """95% bootstrap interval of tokens/s over another's, for one task or all; None where they share no prompt."""
+    others = {(time.prompt, time.repeat): time for time in theirs}
+    pairs = [
+        (time, other)
+        for time in ours
+        if task in (None, time.task) and (other := others.get((time.prompt, time.repeat))) is not None
     ]
-    return _interval(rows) if rows else None
+    return _bootstrap(pairs) if pairs else None
 
 
-def _interval(rows: Iterable[tuple[int, int, float, int, float]]) -> list[float]:
-    """Of (prompt, tokens, seconds, the other's tokens, seconds)."""
+def _bootstrap(pairs: Iterable[tuple[PromptTime, PromptTime]]) -> tuple[float, float]:
+    """Prompts are drawn again and again, each with all its repeats."""
     rng = np.random.default_rng(0)
     by_prompt: dict[int, np.ndarray] = {}
-    for prompt, *row in rows:
-        by_prompt[prompt] = by_prompt.get(prompt, 0) + np.array(row)
+    for ours, theirs in pairs:
+        row = np.array([ours.tokens, ours.seconds, theirs.tokens, theirs.seconds])
+        by_prompt[ours.prompt] = by_prompt.get(ours.prompt, 0) + row
     columns = np.array(list(by_prompt.values()))
     drawn = columns[rng.integers(len(columns), size=(_RESAMPLES, len(columns)))].sum(axis=1)
     ratios = (drawn[:, 0] / drawn[:, 1]) / (drawn[:, 2] / drawn[:, 3])
-    return [round(float(edge), 3) for edge in np.quantile(ratios, [0.025, 0.975])]
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return round(float(low), 3), round(float(high), 3)
 
 
-def outliers(outcomes: Sequence[Result]) -> list[dict[str, Any]]:
-    """Prompts whose passes took far longer or shorter than this contender's usually do: the machine was disturbed.
+def outliers(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Prompts whose passes took far longer or shorter than usual here: the machine was disturbed.
 
-    By seconds a pass, without reading the prompt where that is known, because prompts differ in length; a peer that
-    does not tell its passes by seconds a token. They are shown, and count like all others. `usual` is the rate that
-    the prompt would have had.
+    Compared are seconds a pass, without prefill where that is known, because prompts differ in length; for an engine
+    that does not tell its passes, seconds a token. Outliers are shown and count like all others. `usual` is the rate
+    that the prompt would have had.
     """
-    if len(outcomes) < _ENOUGH:
+    if len(results) < _ENOUGH:
         return []
-    logs = np.log([_pace(outcome) for outcome in outcomes])
+    logs = np.log([_pace(result) for result in results])
     usual = float(np.median(logs))
     deviation = 1.4826 * float(np.median(np.abs(logs - usual)))
     bound = max(np.log(_LEAST), _FAR * deviation)
-    found = []
-    for outcome, log in zip(outcomes, logs, strict=True):
+    rows = []
+    for result, log in zip(results, logs, strict=True):
         if abs(log - usual) > bound:
-            # As much time again as the rest took, with every later pass at the usual pace.
-            apart = outcome.first_seconds if outcome.alone else 0.0
-            seconds = apart + (outcome.seconds - apart) * float(np.exp(usual - log))
-            found.append(
-                {
-                    "prompt": outcome.prompt, "repeat": outcome.repeat, "task": outcome.task,
-                    "tokens_per_second": round(outcome.count / outcome.seconds, 2),
-                    "usual": round(outcome.count / seconds, 2),
-                }
-            )  # fmt: skip
-    return found
+            # The time it would have taken, had every pass after the first had the usual pace.
+            prefill = result.first_seconds if result.alone else 0.0
+            seconds = prefill + (result.seconds - prefill) * float(np.exp(usual - log))
+            row = {"prompt": result.prompt, "repeat": result.repeat, "task": result.task}
+            row |= {"tokens_per_second": round(result.count / result.seconds, 2)}
+            rows.append(row | {"usual": round(result.count / seconds, 2)})
+    return rows
 
 
-def _pace(outcome: Result) -> float:
+def _pace(result: Result) -> float:
     """Seconds a pass (a token, where passes are not known) after the first step, or over all where that is all."""
-    passes = outcome.stats.passes
-    if outcome.alone and outcome.first_seconds > 0:
-        steps = passes - outcome.turns if passes else outcome.count - outcome.first_tokens
+    passes = result.stats.passes
+    if result.alone and result.first_seconds > 0:
+        steps = passes - result.turns if passes else result.count - result.first_tokens
         if steps > 0:
-            return max(outcome.seconds - outcome.first_seconds, 1e-9) / steps
-    return max(outcome.seconds, 1e-9) / max(passes or outcome.count, 1)
+            return max(result.seconds - result.first_seconds, 1e-9) / steps
+    return max(result.seconds, 1e-9) / max(passes or result.count, 1)

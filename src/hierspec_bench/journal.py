@@ -1,7 +1,7 @@
-"""What a run has finished, line by line in a file, so that the same command can go on after a stop.
+"""What a run has finished, line by line in a file, so that the same command can resume it after a stop.
 
-The first line is the setting, part by part as hashes; every other line is something finished. Lines are flushed one by
-one; a torn last line (the power failed, the disk was full) is as if it had never been written.
+The first line is the setting, part by part as hashes; every other line is something finished. Every line is flushed;
+a torn last line (the power failed, the disk was full) is ignored.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ def fingerprint(part: Any) -> str:
 
 
 class Journal:
-    """Opens what there is of a run with this setting, or begins one. `entries` were there before."""
+    """Opens the journal of a stopped run with this setting, or begins one. `entries` were there before."""
 
     def __init__(self, path: Path, setting: Mapping[str, Any], restart: bool = False) -> None:
         self.path = path
         self.entries: list[dict[str, Any]] = []
-        own = {name: fingerprint(part) for name, part in setting.items()}
+        hashes = {name: fingerprint(part) for name, part in setting.items()}
         make_folder(path.parent)
         if restart:
             path.unlink(missing_ok=True)
         lines = _whole_lines(path)
         if lines:
-            self._check(lines[0], own)
+            self._check(lines[0], hashes)
             self.entries = lines[1:]
         self._file: TextIO = path.open("a", encoding="utf-8")
         if not lines:
-            self.write({"journal": _KIND, "setting": own})
+            self.write({"journal": _KIND, "setting": hashes})
 
     def write(self, entry: Mapping[str, Any]) -> None:
         try:
@@ -53,7 +53,7 @@ class Journal:
         except OSError as error:
             raise HierspecError(
                 f"{self.path} cannot be written ({error.strerror or error}): make room and run the same command again, "
-                "which goes on from there."
+                "which resumes it."
             ) from error
 
     def close(self, finished: bool = False) -> None:
@@ -61,17 +61,17 @@ class Journal:
         if finished:
             self.path.unlink(missing_ok=True)
 
-    def _check(self, header: Mapping[str, Any], own: Mapping[str, str]) -> None:
+    def _check(self, header: Mapping[str, Any], hashes: Mapping[str, str]) -> None:
         if header.get("journal") != _KIND:
             raise HierspecError(
-                f"{self.path} is not what a stopped bench leaves; move it, or begin anew with --restart."
+                f"{self.path} is not what a stopped bench leaves; move it, or start over with --restart."
             )
-        kept = header["setting"]
-        others = [name for name in {**kept, **own} if kept.get(name) != own.get(name)]
+        written = header["setting"]
+        others = [name for name in {**written, **hashes} if written.get(name) != hashes.get(name)]
         if others:
             raise HierspecError(
                 f"{self.path} holds part of a run with another setting ({', '.join(others)}): repeat that command to "
-                "finish it, choose another --output, or begin anew with --restart."
+                "finish it, choose another --output, or start over with --restart."
             )
 
 
@@ -82,20 +82,20 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise HierspecError(f"{path} cannot be read ({error.strerror or error}); begin anew with --restart.") from error
+        raise HierspecError(f"{path} cannot be read ({error.strerror or error}); start over with --restart.") from error
     lines: list[dict[str, Any]] = []
     whole = 0
     for line in content.splitlines(keepends=True):
         try:
-            found = json.loads(line) if line.endswith(b"\n") else None
+            entry = json.loads(line) if line.endswith(b"\n") else None
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            entry = None
+        if not isinstance(entry, dict):
             break
-        lines.append(found)
+        lines.append(entry)
         whole += len(line)
     if whole < len(content):
         if content[whole:].count(b"\n") > 1 or (content and not lines and b"\n" in content):
-            raise HierspecError(f"{path} is damaged in the middle; begin anew with --restart.")
+            raise HierspecError(f"{path} is damaged in the middle; start over with --restart.")
         os.truncate(path, whole)
     return lines

@@ -1,4 +1,4 @@
-"""How long one pass takes: by width and context, by part, against what the memory can give."""
+"""How long one forward pass takes: by width and context, by part, against what the memory can give."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def measure_passes(
     contexts: Sequence[int] = CONTEXTS,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Medians over interleaved repeats: every width, and the peer, once a round."""
+    """Medians over interleaved repeats: every width, and transformers where `peer` is given, once a round."""
     contexts = [context for context in contexts if context + max(widths) < model.config.context]
     rng = np.random.default_rng(0)
     text = rng.integers(0, model.config.vocabulary, max([*contexts, _PREFILL]) + max(widths)).astype(np.int32)
@@ -58,13 +58,10 @@ def measure_passes(
         for width in widths:
             layers, head, picks = np.median(np.array(times[width]), axis=0)
             total = float(np.median([sum(parts) for parts in times[width]]))
-            result["passes"].append(
-                {
-                    "context": context, "tokens": width, "ms": round(1e3 * total, 2), "ratio": round(total / one, 2),
-                    "gigabytes_per_second": round(weights / total / 1e9, 1), "layers_ms": round(1e3 * layers, 2),
-                    "head_ms": round(1e3 * head, 2), "pick_ms": round(1e3 * picks, 3),
-                }
-            )  # fmt: skip
+            row = {"context": context, "tokens": width, "ms": round(1e3 * total, 2), "ratio": round(total / one, 2)}
+            row["gigabytes_per_second"] = round(weights / total / 1e9, 1)
+            row |= {"layers_ms": round(1e3 * layers, 2), "head_ms": round(1e3 * head, 2)}
+            result["passes"].append(row | {"pick_ms": round(1e3 * picks, 3)})
         if theirs:
             result["passes"].append(
                 {"context": context, "tokens": 1, "ms": round(1e3 * float(np.median(theirs)), 2), "by": "transformers"}
@@ -73,7 +70,7 @@ def measure_passes(
 
 
 def _prefill(model: LanguageModel, peer: TransformersPeer | None, text: np.ndarray) -> list[dict[str, Any]]:
-    """Tokens per second of reading a prompt."""
+    """Tokens per second of a prefill."""
     count = min(_PREFILL, model.config.context - 1)
     prompt = text[:count].tolist()
 

@@ -1,11 +1,11 @@
-"""Do two writers draw from the same law? A test over pairs of texts that answered the same prompts.
+"""Do two programs sample from the same distribution? A permutation test over pairs of texts for the same prompts.
 
-Tokens of one text depend on each other, so no token counts as an observation: a pair of texts does. Under the same law
-the two texts of a pair may change places without changing the law of the whole, each pair by itself; so what is found
-is compared with what is found when pairs are swapped at random. That holds for any figures and any number of pairs;
-what a small number costs is power. Several figures are looked at, each for another kind of fault, and the most
-striking one counts, against the most striking one of every swapping. The seeds of pairs must differ, and the two of a
-pair must not share their noise: where they do (the coupled rule) the texts are the same, and nothing is left to test.
+Tokens of one text depend on each other, so the unit is a pair of texts, not a token. Under the same distribution the
+two texts of a pair can be swapped, each pair by itself, without changing the distribution of the whole. So a statistic
+is compared with its values after random swaps. That is valid for any statistic and any number of pairs; few pairs cost
+power. Several statistics are computed, each for another kind of fault, and the most striking one counts, against the
+most striking one of every swapping. The seeds of pairs must differ, and the two of a pair must not share their noise:
+where they do (the coupled rule) the texts are the same, and nothing is left to test.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SWAPS = 4999
 _OWN_BINS = 48  # for the tokens that are written most,
 _SHARED_BINS = 16  # and for all others together
 _RUNS = 600  # of two and of three tokens, the most frequent
-_ORDERS = (0, 1, 2)  # tokens before one that its surprise goes by
+_ORDERS = (0, 1, 2)  # tokens of context that a surprise is computed from
 METHOD = (
     f"pairs of texts of one prompt swapped at random {SWAPS} times; the most striking of: counts of tokens, pairs "
     "and triples, first tokens, length, different tokens, surprise given the 0, 1 or 2 tokens before; "
@@ -33,10 +33,10 @@ _Texts = Sequence[Sequence[int]]
 
 
 def same_distribution(one: _Texts, two: _Texts, seed: int = 0) -> dict[str, Any]:
-    """`one[i]` and `two[i]` are tokens that two writers gave to prompt i. p is small where the laws differ."""
-    found: dict[str, Any] = {"tokens": sum(map(len, one)) + sum(map(len, two)), "pairs": len(one)}
+    """`one[i]` and `two[i]` are what two programs wrote for prompt i. p is small where the distributions differ."""
+    sizes: dict[str, Any] = {"tokens": sum(map(len, one)) + sum(map(len, two)), "pairs": len(one)}
     if all(list(first) == list(second) for first, second in zip(one, two, strict=True)):
-        return {"statistic": 0.0, "p": 1.0, **found, "method": SAME}
+        return {"statistic": 0.0, "p": 1.0, **sizes, "method": SAME}
     signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(SWAPS + 1, len(one)))
     signs[0] = 1.0  # as it was
     names, columns = [], []
@@ -48,13 +48,12 @@ def same_distribution(one: _Texts, two: _Texts, seed: int = 0) -> dict[str, Any]
             names.append(name)
             columns.append(_shares(((signs @ scaled) ** 2).sum(axis=1)))
     if not columns:  # the texts differ in nothing that is looked at
-        return {"statistic": 0.0, "p": 1.0, **found, "method": METHOD}
-    least = np.min(columns, axis=0)  # of each swapping, the p of its most striking figure
+        return {"statistic": 0.0, "p": 1.0, **sizes, "method": METHOD}
+    least = np.min(columns, axis=0)  # of each swapping, the p of its most striking statistic
     p = float((least <= least[0]).mean())
     striking = names[int(np.argmin([column[0] for column in columns]))]
-    return {
-        "statistic": round(-math.log10(least[0]), 3), "p": round(p, 4), **found, "striking": striking, "method": METHOD,
-    }  # fmt: skip
+    statistic = round(-math.log10(least[0]), 3)
+    return {"statistic": statistic, "p": round(p, 4), **sizes, "striking": striking, "method": METHOD}
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
@@ -65,18 +64,18 @@ def _shares(values: np.ndarray) -> np.ndarray:
 
 
 def _figures(texts: _Texts) -> dict[str, np.ndarray]:
-    """Figures of every text, [texts, some number] each.
+    """Statistics of every text, [texts, some number] each.
 
-    What they are measured by (which tokens are frequent, what follows what) comes from the texts of both writers
+    What they are relative to (which tokens are frequent, what follows what) comes from the texts of both programs
     together, which swapping does not change.
     """
     often = Counter(token for text in texts for token in text)
-    own = {token: place for place, (token, _) in enumerate(_most(often, _OWN_BINS))}
-    begin = {token: place for place, (token, _) in enumerate(_most(Counter(text[0] for text in texts if text), 16))}
-    tokens, first = np.zeros((len(texts), len(own) + _SHARED_BINS)), np.zeros((len(texts), len(begin) + 1))
+    bins = {token: column for column, (token, _) in enumerate(_most(often, _OWN_BINS))}
+    begin = {token: column for column, (token, _) in enumerate(_most(Counter(text[0] for text in texts if text), 16))}
+    tokens, first = np.zeros((len(texts), len(bins) + _SHARED_BINS)), np.zeros((len(texts), len(begin) + 1))
     for row, text in enumerate(texts):
         for token in text:
-            tokens[row, own[token] if token in own else len(own) + token % _SHARED_BINS] += 1
+            tokens[row, bins[token] if token in bins else len(bins) + token % _SHARED_BINS] += 1
         if text:
             first[row, begin.get(text[0], len(begin))] = 1
     figures = {
@@ -93,13 +92,13 @@ def _runs(texts: _Texts, length: int) -> np.ndarray:
     """How often each text has the runs of so many tokens that are most frequent. [texts, runs]"""
     runs = [Counter(zip(*(text[start:] for start in range(length)), strict=False)) for text in texts]
     often = Counter(run for text in runs for run in text.elements())
-    places = {run: place for place, (run, count) in enumerate(_most(often, _RUNS)) if count > 1}
-    found = np.zeros((len(texts), len(places)))
+    columns = {run: column for column, (run, count) in enumerate(_most(often, _RUNS)) if count > 1}
+    counts = np.zeros((len(texts), len(columns)))
     for row, text in enumerate(runs):
         for run, count in text.items():
-            if run in places:
-                found[row, places[run]] = count
-    return found
+            if run in columns:
+                counts[row, columns[run]] = count
+    return counts
 
 
 def _most(counts: Counter[Any], number: int) -> list[tuple[Any, int]]:

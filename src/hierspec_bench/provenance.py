@@ -34,11 +34,11 @@ def provenance(model: LanguageModel, plans: Iterable[Plan] = (), progress: Progr
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    programs = {"python": platform.python_version()}
     for name in _PROGRAMS:
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            programs[name] = importlib.metadata.version(name)
+    return programs
 
 
 def affinity() -> list[int]:
@@ -50,10 +50,10 @@ def affinity() -> list[int]:
 
 def bandwidth(model: LanguageModel) -> dict[str, Any]:
     """What memory gives, and what a pass over one token reads of it. Nothing is measured for a GPU's memory."""
-    found: dict[str, Any] = {"weights_bytes": model.decoder.weight_bytes}
+    facts: dict[str, Any] = {"weights_bytes": model.decoder.weight_bytes}
     if model.decoder.backend.device.type == "cpu":
-        found |= {"gigabytes_per_second": round(memory_bandwidth() / 1e9, 2), "method": METHOD}
-    return found
+        facts |= {"gigabytes_per_second": round(memory_bandwidth() / 1e9, 2), "method": METHOD}
+    return facts
 
 
 def prompt_set(name: str, prompts: Sequence[BenchPrompt]) -> dict[str, Any]:
@@ -71,35 +71,35 @@ def model_files(model: LanguageModel, plans: Iterable[Plan] = (), progress: Prog
         if folder.is_dir():
             named |= {f"{folder.name}/{path.name}": path for path in _of_folder(folder)}
     hashed = file_hashes(list(named.values()), progress)
-    found = {name: hashed[path] for name, path in named.items()}
+    by_name = {name: hashed[path] for name, path in named.items()}
     if model.pack is not None:
-        found |= {f"pack/{name}": value for name, value in model.pack.hashes.items()}
-    return found
+        by_name |= {f"pack/{name}": value for name, value in model.pack.hashes.items()}
+    return by_name
 
 
 def file_hashes(paths: Sequence[Path], progress: Progress = silent) -> dict[Path, str]:
     """sha256 of each file. A file that has neither grown nor been touched since is not read again."""
-    note = cache_folder() / "file-hashes.json"
-    known: dict[str, list[Any]] = {}
-    with suppress(OSError, ValueError):  # damaged or not there: read the files again
-        read = json.loads(note.read_text(encoding="utf-8"))
-        known = read if isinstance(read, dict) else {}
-    found: dict[Path, str] = {}
-    fresh = False
+    cache = cache_folder() / "file-hashes.json"
+    by_path: dict[str, list[Any]] = {}  # size, time of change, hash
+    with suppress(OSError, ValueError):  # damaged or absent: read the files again
+        read = json.loads(cache.read_text(encoding="utf-8"))
+        by_path = read if isinstance(read, dict) else {}
+    hashes: dict[Path, str] = {}
+    changed = False
     for number, path in enumerate(paths):
         progress("Hashing files", number, len(paths))
         state = path.stat()
         key = [state.st_size, state.st_mtime_ns]
-        kept = known.get(str(path.resolve()))
-        if not (isinstance(kept, list) and kept[:2] == key and len(kept) == 3):
+        row = by_path.get(str(path.resolve()))
+        if not (isinstance(row, list) and row[:2] == key and len(row) == 3):
             with path.open("rb") as file:
-                kept = [*key, hashlib.file_digest(file, "sha256").hexdigest()]
-            known[str(path.resolve())], fresh = kept, True
-        found[path] = str(kept[2])
-    if fresh:
-        with whole_file(note) as temporary:
-            temporary.write_text(json.dumps(known) + "\n", encoding="utf-8")
-    return found
+                row = [*key, hashlib.file_digest(file, "sha256").hexdigest()]
+            by_path[str(path.resolve())], changed = row, True
+        hashes[path] = str(row[2])
+    if changed:
+        with whole_file(cache) as temporary:
+            temporary.write_text(json.dumps(by_path) + "\n", encoding="utf-8")
+    return hashes
 
 
 def _of_folder(folder: Path) -> list[Path]:

@@ -1,75 +1,76 @@
-"""The results tables of a Markdown file, made from documents of the bench.
+"""The results tables of a Markdown file, made from bench records.
 
-python -m hierspec_bench.readme README.md     makes every table anew that stands between two comments such as
+python -m hierspec_bench.readme README.md     writes every table again that stands between two comments such as
 
     <!-- results: docs/results/X.json -->                    all that ran
-    <!-- results: docs/results/X.json auto lookup vllm -->   only these plans and peers, beside plain
+    <!-- results: docs/results/X.json auto lookup vllm -->   only these plans and engines, beside plain
     <!-- end of results -->
 
-The first comment says it all, so that a test can see whether file and tables still agree.
+The first comment says everything, so that a test can see whether file and tables still agree.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_file
-from hierspec_bench.compare import read_document
+from hierspec_bench.record import PEER, PLAIN, Entry, Record
+from hierspec_bench.typed_json import mapping
 
 _MARKS = re.compile(r"(<!-- results: (\S+)((?: \S+)*) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
 _TASKS = {
-    "mt_bench": "multi-turn", "conversation": "multi-turn", "translation": "translation",
-    "summarization": "summaries", "summary": "summaries", "qa": "questions", "math_reasoning": "mathematics",
-    "mathematics": "mathematics", "rag": "retrieval", "retrieval": "retrieval",
-}  # fmt: skip
+    "mt_bench": "multi-turn",
+    "conversation": "multi-turn",
+    "translation": "translation",
+    "summarization": "summaries",
+    "summary": "summaries",
+    "qa": "questions",
+    "math_reasoning": "mathematics",
+    "mathematics": "mathematics",
+    "rag": "retrieval",
+    "retrieval": "retrieval",
+}
 
 
-def results(document: Mapping[str, Any], names: Sequence[str] = ()) -> str:
-    """Two tables in Markdown, contenders and tasks, with what was run above them."""
-    plain = document["plans"]["plain"]
-    shown = [
-        (kind, name, figures)
-        for kind in ("peers", "plans")
-        for name, figures in document.get(kind, {}).items()
-        if not names or name in ("plain", *names)
-    ]
-    lost = [name for name in names if name not in {found for _, found, _ in shown}]
-    if lost:
-        raise HierspecError(f"The document has no plan or peer {lost[0]!r}; correct the names in the comment.")
-    lines = [_about(document), ""]
+def results(record: Record, names: Sequence[str] = ()) -> str:
+    """Two tables in Markdown, over all prompts and by task, with what was run above them."""
+    entries = [*record.main.named(PEER), *(entry for entry in record.main.entries if entry.kind != PEER)]
+    shown = [entry for entry in entries if not names or entry.kind == PLAIN or entry.name in names]
+    missing = [name for name in names if name not in {entry.name for entry in shown}]
+    if missing:
+        raise HierspecError(f"The record has no plan or engine {missing[0]!r}; correct the names in the comment.")
+    lines = [_about(record), ""]
     lines += ["| | tokens/s | over plain | after the prompt | tokens per pass | same text as plain |"]
     lines += ["|---|---|---|---|---|---|"]
-    lines += [_row(kind, name, figures, plain.get("decode_tokens_per_second")) for kind, name, figures in shown]
+    lines += [_row(entry, record.plain.figures.decode_tokens_per_second) for entry in shown]
     if not names:
-        absent = document.get("absent_peers", {}).items()
-        lines += [f"| {name} | not run: {reason} | | | | |" for name, reason in absent]
-    if tasks := list(plain.get("tasks", {})):
+        lines += [f"| {name} | not run: {reason} | | | | |" for name, reason in record.absent.items()]
+    if tasks := list(record.plain.tasks):
         lines += ["", "| over plain | " + " | ".join(_TASKS.get(task, task) for task in tasks) + " |"]
         lines += ["|---" * (1 + len(tasks)) + "|"]
-        for kind, name, figures in shown:
-            if name != "plain":
-                cells = [f"{figures['tasks'][task]['speedup']:.2f}x" for task in tasks]
-                lines.append(f"| {_label(kind, name)} | " + " | ".join(cells) + " |")
+        for entry in shown:
+            if entry.kind != PLAIN:
+                cells = [f"{entry.in_task(task).figures.speedup or 0.0:.2f}x" for task in tasks]
+                lines.append(f"| {_label(entry)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
 def with_results(text: str, folder: Path) -> str:
-    """A Markdown text in which every table is what the document says that its comment names."""
+    """A Markdown text in which every table is what the record says that its comment names."""
     if not _MARKS.search(text):
         raise HierspecError(
             "There is no place for results: add the lines <!-- results: X.json --> and <!-- end of results -->."
         )
 
-    def made(found: re.Match[str]) -> str:
-        opening, name, names, _, closing = found.groups()
-        return opening + results(read_document(folder / name), names.split()) + closing
+    def table(match: re.Match[str]) -> str:
+        opening, name, names, _, closing = match.groups()
+        return opening + results(Record.read(folder / name), names.split()) + closing
 
-    return _MARKS.sub(made, text)
+    return _MARKS.sub(table, text)
 
 
 def write_results(target: Path) -> None:
@@ -78,49 +79,59 @@ def write_results(target: Path) -> None:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise HierspecError(f"{target} cannot be read ({reason}); give a Markdown file such as README.md.") from error
-    made = with_results(text, target.parent)
+    text = with_results(text, target.parent)
     with whole_file(target) as temporary:
-        temporary.write_text(made, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
 
 
-def _about(document: Mapping[str, Any]) -> str:
-    machine, prompts = document["machine"], document.get("prompts", "")
-    named = prompts["name"] if isinstance(prompts, Mapping) else prompts
-    weights = document.get("weights", "auto")
-    dtype = document["dtype"] if weights == "auto" else f"{weights} weights"
-    count = document["plans"]["plain"]["prompts"]
-    temperature = document.get("temperature", 0.0)
-    sampling = "greedy" if not temperature else f"temperature {temperature:g}"
-    part = "" if document.get("complete", True) else " A part of the run: it was stopped."
+def _about(record: Record) -> str:
+    document, plain = record.document, record.plain
+    weights, temperature = document.get("weights", "auto"), record.main.temperature
+    dtype = document.get("dtype") if weights == "auto" else f"{weights} weights"
+    sampling = f"temperature {temperature:g}" if temperature else "greedy"
+    part = "" if record.complete else " A part of the run: it was stopped."
+    processor = mapping(document.get("machine")).get("processor")
     return (
-        f"{document['model']}, {dtype}, {sampling}, {count} prompts ({named}) x {document['max_tokens']} tokens, "
-        f"{document['threads']} threads of {machine['processor']}, reading the prompts included.{part}\n"
-        f"Made by `{document['command']}`."
+        f"{document.get('model')}, {dtype}, {sampling}, {plain.figures.prompts} prompts ({record.prompt_set[0]}) x "
+        f"{document.get('max_tokens')} tokens, {document.get('threads')} threads of {processor}, "
+        f"reading the prompts included.{part}\n"
+        f"Made by `{document.get('command')}`."
     )
 
 
-def _row(kind: str, name: str, figures: Mapping[str, Any], plain_rate: float | None) -> str:
-    low, high = figures["speedup_interval"]
-    over = "1" if name == "plain" else f"{figures['speedup']:.2f}x ({low:.2f} to {high:.2f})"
-    rate = figures.get("decode_tokens_per_second")
-    later = "" if rate is None else f"{rate:.1f}"
-    if rate is not None and plain_rate and name != "plain":
-        later += f", {rate / plain_rate:.2f}x"
-    same = "" if name == "plain" else f"{figures['identical']} of {figures['prompts']}"
-    if figures.get("ties"):
-        same += f", {figures['ties']} ties"
-    if not figures.get("promises_text", True):
-        distribution = figures.get("law")
-        same = "same distribution" + (f" (p {distribution['p']:g})" if distribution else "")
-    rate_cell, passes = f"{figures['tokens_per_second']:.1f}", figures.get("tokens_per_pass")
-    weights = figures.get("about", {}).get("weights")  # that a peer was fastest with
-    named = _label(kind, name) + (f" ({weights})" if weights else "")
-    cells = (named, rate_cell, over, later, "" if passes is None else f"{passes:.2f}", same)
+def _row(entry: Entry, plain_rate: float | None) -> str:
+    figures, plain = entry.figures, entry.kind == PLAIN
+    over = "1" if plain else f"{figures.speedup or 0.0:.2f}x"
+    if not plain and figures.speedup_interval is not None:
+        over += f" ({figures.speedup_interval[0]:.2f} to {figures.speedup_interval[1]:.2f})"
+    rate = figures.decode_tokens_per_second
+    decoding = "" if rate is None else f"{rate:.1f}"
+    if rate is not None and plain_rate and not plain:
+        decoding += f", {rate / plain_rate:.2f}x"
+    weights = entry.about.get("weights")  # that an engine was fastest with
+    cells = (
+        _label(entry) + (f" ({weights})" if weights else ""),
+        f"{figures.tokens_per_second or 0.0:.1f}",
+        over,
+        decoding,
+        "" if figures.tokens_per_pass is None else f"{figures.tokens_per_pass:.2f}",
+        _same(entry),
+    )
     return "| " + " | ".join(cells) + " |"
 
 
-def _label(kind: str, name: str) -> str:
-    return name if kind == "peers" else f"`{name}`"
+def _same(entry: Entry) -> str:
+    if entry.kind == PLAIN:
+        return ""
+    if not entry.promises_text:
+        p = entry.distribution.p
+        return "same distribution" + ("" if p is None else f" (p {p:g})")
+    ties = f", {entry.figures.ties} ties" if entry.figures.ties else ""
+    return f"{entry.figures.identical} of {entry.figures.prompts}{ties}"
+
+
+def _label(entry: Entry) -> str:
+    return entry.name if entry.kind == PEER else f"`{entry.name}`"
 
 
 if __name__ == "__main__":

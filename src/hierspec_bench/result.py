@@ -1,4 +1,4 @@
-"""One prompt under one plan or peer: what was asked, what was written, and how long it took."""
+"""One prompt under one plan or engine: what was asked, what was written, and how long it took."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Result:
     """One prompt under one plan: all turns together."""
 
     task: str
-    prompt: int = 0  # its place among the prompts of the run
+    prompt: int = 0  # its index in the run
     repeat: int = 0
     asked: list[list[int]] = field(default_factory=list)  # ids of the conversation before each answer
     tokens: list[list[int]] = field(default_factory=list)  # of each answer
@@ -29,10 +29,10 @@ class Result:
     first_seconds: float = 0.0
     first_tokens: int = 0
     stats: Stats = field(default_factory=Stats)
-    alone: bool = True  # not beside others, and whoever wrote it tells: the time of its first step is its own
+    alone: bool = True  # no batch, and the engine tells it: `first_seconds` are of this prompt only
     difference: Difference | None = None  # from plain decoding, the first one
-    synthetic: bool = False  # some tier only played how often it agrees
-    pieces: list[list[str]] = field(default_factory=list)  # of the first answer: text and who guessed it
+    synthetic: bool = False  # some tier only simulated how often it agrees
+    pieces: list[list[str]] = field(default_factory=list)  # of the first answer: text and who drafted it
 
     @property
     def count(self) -> int:
@@ -59,34 +59,34 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """All of it but the difference, which is found later."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("stats", "difference")}
-        return plain | {"stats": [_tier_to_json(tier) for tier in self.stats.tiers]}
+        values = {name: value for name, value in vars(self).items() if name not in ("stats", "difference")}
+        return values | {"stats": [_tier_to_json(tier) for tier in self.stats.tiers]}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Result:
-        plain = {name: value for name, value in found.items() if name != "stats"}
-        return cls(**plain, stats=Stats([_tier_from_json(tier) for tier in found["stats"]]))
+    def from_json(cls, document: Mapping[str, Any]) -> Result:
+        values = {name: value for name, value in document.items() if name != "stats"}
+        return cls(**values, stats=Stats([_tier_from_json(tier) for tier in document["stats"]]))
 
 
 def difference_to_json(difference: Difference | None) -> dict[str, Any] | None:
     return None if difference is None else dict(vars(difference))
 
 
-def difference_from_json(found: Mapping[str, Any] | None) -> Difference | None:
-    if found is None:
+def difference_from_json(document: Mapping[str, Any] | None) -> Difference | None:
+    if document is None:
         return None
-    one, two = found["tokens"]
-    return Difference(found["position"], (one, two), found["gap"], found["is_tie"])
+    expected, written = document["tokens"]
+    return Difference(document["position"], (expected, written), document["gap"], document["is_tie"])
 
 
 def _tier_to_json(tier: TierStats) -> dict[str, Any]:
     """Unlike `TierStats.to_json`, which is for people: nothing is rounded, all of it can be read back."""
-    found: dict[str, Any] = {"name": tier.name} | {name: getattr(tier, name) for name in _NUMBERS}
-    return found | {name: sorted(getattr(tier, name).items()) for name in _BY_SOURCE + _BY_DEPTH}
+    numbers: dict[str, Any] = {"name": tier.name} | {name: getattr(tier, name) for name in _NUMBERS}
+    return numbers | {name: sorted(getattr(tier, name).items()) for name in _BY_SOURCE + _BY_DEPTH}
 
 
-def _tier_from_json(found: Mapping[str, Any]) -> TierStats:
-    tier = TierStats(found["name"], **{name: found[name] for name in _NUMBERS})
+def _tier_from_json(document: Mapping[str, Any]) -> TierStats:
+    tier = TierStats(document["name"], **{name: document[name] for name in _NUMBERS})
     for name in _BY_SOURCE + _BY_DEPTH:
-        setattr(tier, name, Counter(dict(found[name])))
+        setattr(tier, name, Counter(dict(document[name])))
     return tier

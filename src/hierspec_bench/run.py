@@ -1,4 +1,4 @@
-"""The run: plans and peers interleaved prompt by prompt, each compared with plain decoding before its time counts."""
+"""The run: plans and other engines interleaved prompt by prompt, compared with plain decoding before time counts."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from hierspec.prompts import BenchPrompt
 from hierspec_bench.journal import Journal
 from hierspec_bench.peers import Peer
 from hierspec_bench.result import Result, difference_from_json, difference_to_json
-from hierspec_bench.runners import Given, PeerRunner, PlanRunner, Runner
+from hierspec_bench.runners import PeerRunner, PlanRunner, PromptToAnswer, Runner
 
 PLAIN = "plain"
 
 __all__ = ["PLAIN", "Result", "SideBySide", "records", "run_plans"]
 
-_Key = tuple[int, str]  # which of the samplings, and the contender's name
+_Key = tuple[int, str]  # index of the sampling, name of the runner
+_Group = tuple[int, int]  # repeat, index of the first prompt
 
 
 @dataclass
 class SideBySide:
-    """Every plan and peer on the same prompts, under one or several samplings. Plain decoding, one prompt at a time,
-    is always among them; for every number in `batches` every plan also runs that many prompts side by side.
+    """Every plan and engine on the same prompts, under one or several samplings. Plain decoding, one prompt at a time,
+    is always among them; for every number in `batches` every plan also runs that many prompts at once.
 
-    Which one goes first rotates, so that a slow minute of the machine hits all alike. Every plan has stores of its
-    own, which begin with nothing but what was built on disk, anew in every repeat: what another plan wrote must not
-    help it. Every prompt of every repeat has a seed of its own, the same for all contenders.
+    Which runner goes first rotates, so that a slow minute of the machine hits all of them. Every plan has its own
+    stores, which start with what was built on disk and start over in every repeat: what another plan wrote must not
+    help it. Every prompt of every repeat has its own seed, the same for all runners.
 
-    `found` has, for each sampling, the outcomes of every contender as far as all contenders have come: it may be read
-    at any time, also after a stop.
+    `results` has, for each sampling, the results of every runner as far as all of them have come. It may be read at
+    any time, also after a stop.
     """
 
     model: LanguageModel
@@ -47,88 +48,90 @@ class SideBySide:
     peers: Sequence[Peer] = ()
     batches: Sequence[int] = ()
     repeats: int = 1
-    found: list[dict[str, list[Result]]] = field(init=False)
-    failed: dict[str, str] = field(init=False, default_factory=dict)  # peers that broke down on the way, and why
+    results: list[dict[str, list[Result]]] = field(init=False)
+    failed: dict[str, str] = field(init=False, default_factory=dict)  # engines that failed on the way, and why
 
     def __post_init__(self) -> None:
         self.plans = {PLAIN: Plan(), **self.plans}
-        self.samplings = [replace(one, seed=0 if one.seed is None else one.seed) for one in self.samplings]
-        self.found = [{} for _ in self.samplings]
-        for place, name in self._contenders():
-            self.found[place][name] = []
+        self.samplings = [
+            replace(sampling, seed=0 if sampling.seed is None else sampling.seed) for sampling in self.samplings
+        ]
+        self.results = [{} for _ in self.samplings]
+        for index, name in self._runners():
+            self.results[index][name] = []
 
     @property
     def done(self) -> int:
-        """Prompts that all contenders have answered, counted in every repeat."""
-        return len(self.found[0][PLAIN])
+        """Prompts that all runners have answered, counted in every repeat."""
+        return len(self.results[0][PLAIN])
 
     @property
     def total(self) -> int:
         return self.repeats * len(self.prompts)
 
     def run(self, progress: Progress = silent, journal: Journal | None = None) -> list[dict[str, list[Result]]]:
-        """Runs what the journal does not hold yet. What stands there is not measured again, only learnt from."""
-        kept = _Kept(() if journal is None else journal.entries)
+        """Runs what the journal does not hold yet. What it holds is not measured again, only learnt from."""
+        past = _Past(() if journal is None else journal.entries)
         self._warm_up()
         step = math.lcm(*self.batches)  # so that every size fills its batches
         for repeat in range(self.repeats):
-            contenders = self._contenders(watched=journal is not None)
+            runners = self._runners(recorded=journal is not None)
             self._renew_peers(repeat)
-            behind: dict[_Key, list[dict[str, Any]]] = {key: [] for key in contenders}  # not yet learnt from
+            to_learn: dict[_Key, list[dict[str, Any]]] = {key: [] for key in runners}  # entries of the journal
             for start in range(0, len(self.prompts), step):
                 group = range(start, min(start + step, len(self.prompts)))
-                turn = (repeat * len(self.prompts) + start) // step % len(contenders)
-                names = list(contenders)
-                outcomes: dict[_Key, list[Result]] = {}
-                for key in names[turn:] + names[:turn]:
+                first = (repeat * len(self.prompts) + start) // step % len(runners)
+                keys = list(runners)
+                results: dict[_Key, list[Result]] = {}
+                for key in keys[first:] + keys[:first]:
                     if key[1] in self.failed:
                         continue
-                    entry = kept.finished.get((repeat, start, *key))
+                    entry = past.finished.get((repeat, start, *key))
                     if entry is not None:
-                        behind[key].append(entry)
+                        to_learn[key].append(entry)
                     else:
                         try:
-                            for missed in behind[key]:
-                                contenders[key].learn_from(missed, self._given(key, repeat))
-                            behind[key] = []
-                            entry = contenders[key].run(list(self._given(key, repeat, group)))
+                            for missed in to_learn[key]:
+                                runners[key].learn_from(missed, self._to_answer(key, repeat))
+                            to_learn[key] = []
+                            entry = runners[key].run(list(self._to_answer(key, repeat, group)))
                         except HierspecError as error:
-                            if not isinstance(contenders[key], PeerRunner):
+                            if not isinstance(runners[key], PeerRunner):
                                 raise
-                            self.failed[key[1]] = f"It broke down at prompt {start}: {error}{self._until_then(key)}"
+                            self.failed[key[1]] = f"It failed at prompt {start}: {error}{self._until_then(key)}"
                             continue
                         if journal is not None:
                             journal.write({"finished": [repeat, start, *key], **entry})
-                    outcomes[key] = [Result.from_json(one) for one in entry["outcomes"]]
-                self._compare((repeat, start), outcomes, kept, journal)
-                # In one go: whoever stops the run finds all contenders at the same prompt.
-                self.found = [
-                    {name: [*old, *outcomes[place, name]] for name, old in known.items() if name not in self.failed}
-                    for place, known in enumerate(self.found)
+                    results[key] = [Result.from_json(result) for result in entry["outcomes"]]
+                self._compare((repeat, start), results, past, journal)
+                # In one assignment: after a stop all runners are at the same prompt.
+                self.results = [
+                    {name: [*old, *results[index, name]] for name, old in named.items() if name not in self.failed}
+                    for index, named in enumerate(self.results)
                 ]
                 progress("Measuring", self.done, self.total)
-        return self.found
+        return self.results
 
-    def _contenders(self, watched: bool = False) -> dict[_Key, Runner]:
+    def _runners(self, recorded: bool = False) -> dict[_Key, Runner]:
         """Fresh ones, with stores that have learnt nothing."""
-        found: dict[_Key, Runner] = {}
-        for place, sampling in enumerate(self.samplings):
+        runners: dict[_Key, Runner] = {}
+        for index, sampling in enumerate(self.samplings):
             for name, plan in self.plans.items():
-                found[place, name] = PlanRunner(self.model.apart(), plan, 1, watched)
+                runners[index, name] = PlanRunner(self.model.apart(), plan, 1, recorded)
                 for size in self.batches:
-                    found[place, f"{name}, batch of {size}"] = PlanRunner(self.model.apart(), plan, size, watched)
+                    runners[index, f"{name}, batch of {size}"] = PlanRunner(self.model.apart(), plan, size, recorded)
             for peer in self.peers:
                 if sampling.temperature == 0 or peer.samples:
-                    found[place, peer.name] = PeerRunner(self.model, peer)
-        return found
+                    runners[index, peer.name] = PeerRunner(self.model, peer)
+        return runners
 
-    def _given(self, key: _Key, repeat: int, group: Sequence[int] | None = None) -> Iterator[Given]:
-        """The prompts of a group with their places and samplings; by default all prompts, by place."""
+    def _to_answer(self, key: _Key, repeat: int, group: Sequence[int] | None = None) -> Iterator[PromptToAnswer]:
+        """The prompts of a group, or all of them, with their samplings."""
         sampling = self.samplings[key[0]]
         assert sampling.seed is not None
-        for place in range(len(self.prompts)) if group is None else group:
-            seed = sampling.seed + repeat * len(self.prompts) + place
-            yield Given(place, repeat, self.prompts[place], replace(sampling, seed=seed))
+        for index in range(len(self.prompts)) if group is None else group:
+            seed = sampling.seed + repeat * len(self.prompts) + index
+            yield PromptToAnswer(index, repeat, self.prompts[index], replace(sampling, seed=seed))
 
     def _warm_up(self) -> None:
         """The first passes of a process pay for pages and threads."""
@@ -139,67 +142,67 @@ class SideBySide:
             try:
                 peer.generate(self.model.encode("Hello"), replace(short, temperature=0.0))
             except HierspecError as error:
-                self.failed[peer.name] = f"It broke down when it was warmed up: {error}"
+                self.failed[peer.name] = f"It failed while it was warmed up: {error}"
 
     def _until_then(self, key: _Key) -> str:
-        """What is worth telling of a contender that will not come to the end."""
-        place, name = key
-        if not (done := self.found[place].get(name)):
+        """What is worth telling of an engine that will not come to the end."""
+        index, name = key
+        if not (done := self.results[index].get(name)):
             return ""
-        speed = sum(outcome.count for outcome in done) / sum(outcome.seconds for outcome in done)
+        speed = sum(result.count for result in done) / sum(result.seconds for result in done)
         return f" Until then, on {len(done)} prompts, it wrote {speed:.1f} tokens/s."
 
     def _renew_peers(self, repeat: int) -> None:
-        """What a peer has learnt in one repeat must not help it in the next: our stores begin anew, too."""
+        """What an engine learnt in one repeat must not help it in the next: our stores start over, too."""
         for peer in self.peers:
             if repeat == 0 or not peer.learns or peer.name in self.failed:
                 continue
             try:
                 peer.renew()
             except HierspecError as error:
-                self.failed[peer.name] = f"It broke down when it was opened again: {error}"
+                self.failed[peer.name] = f"It failed when it was opened again: {error}"
 
     def _compare(
-        self, where: tuple[int, int], outcomes: Mapping[_Key, list[Result]], kept: _Kept, journal: Journal | None
+        self, group: _Group, results: Mapping[_Key, list[Result]], past: _Past, journal: Journal | None
     ) -> None:
-        """Notes in each outcome where it parts from plain decoding's."""
-        known = kept.differences.get(where, {})
+        """Notes in each result where it first differs from plain decoding's."""
+        before = past.differences.get(group, {})
         fresh: dict[_Key, list[Difference | None]] = {}
-        for (place, name), own in outcomes.items():
-            if name != PLAIN and (place, name) not in known:
-                pairs = zip(outcomes[place, PLAIN], own, strict=True)
-                fresh[place, name] = [self._difference(one, two, self.samplings[place]) for one, two in pairs]
+        for (index, name), others in results.items():
+            if name != PLAIN and (index, name) not in before:
+                pairs = zip(results[index, PLAIN], others, strict=True)
+                fresh[index, name] = [self._difference(plain, other, self.samplings[index]) for plain, other in pairs]
         if journal is not None and fresh:
-            told = [[*key, [difference_to_json(one) for one in found]] for key, found in fresh.items()]
-            journal.write({"compared": list(where), "differences": told})
-        for key, differences in {**known, **fresh}.items():
-            for outcome, difference in zip(outcomes.get(key, ()), differences, strict=False):
-                outcome.difference = difference
+            rows = [[*key, [difference_to_json(one) for one in differences]] for key, differences in fresh.items()]
+            journal.write({"compared": list(group), "differences": rows})
+        for key, differences in {**before, **fresh}.items():
+            for result, difference in zip(results.get(key, ()), differences, strict=False):
+                result.difference = difference
 
     def _difference(self, plain: Result, other: Result, sampling: Sampling) -> Difference | None:
-        """The first place where the two part, in the first turn that differs: later turns then answer other texts."""
+        """The first one, in the first turn that differs: later turns then answer other texts."""
         assert sampling.seed is not None
         seed = sampling.seed + plain.repeat * len(self.prompts) + plain.prompt
-        for asked, one, two in zip(plain.asked, plain.tokens, other.tokens, strict=True):
-            if one != two:
-                return first_difference(self.model, asked, one, two, sampling, seed)
+        for asked, expected, written in zip(plain.asked, plain.tokens, other.tokens, strict=True):
+            if expected != written:
+                return first_difference(self.model, asked, expected, written, sampling, seed)
         return None
 
 
-class _Kept:
-    """What stands in a journal, by where it belongs."""
+class _Past:
+    """What a journal holds, by where it belongs."""
 
     def __init__(self, entries: Sequence[Mapping[str, Any]]) -> None:
         self.finished: dict[tuple[Any, ...], dict[str, Any]] = {}
-        self.differences: dict[tuple[int, int], dict[_Key, list[Difference | None]]] = {}
+        self.differences: dict[_Group, dict[_Key, list[Difference | None]]] = {}
         for entry in entries:
             if "finished" in entry:
                 self.finished[tuple(entry["finished"])] = dict(entry)
             elif "compared" in entry:
                 repeat, start = entry["compared"]
-                here = self.differences.setdefault((repeat, start), {})
-                for place, name, found in entry["differences"]:
-                    here[place, name] = [difference_from_json(one) for one in found]
+                group = self.differences.setdefault((repeat, start), {})
+                for index, name, differences in entry["differences"]:
+                    group[index, name] = [difference_from_json(difference) for difference in differences]
 
 
 def run_plans(
@@ -211,14 +214,14 @@ def run_plans(
     progress: Progress = silent,
     batches: Sequence[int] = (),
 ) -> dict[str, list[Result]]:
-    """Outcomes of every plan and peer under one sampling, in the order of the prompts."""
+    """Results of every plan and engine under one sampling, in the order of the prompts."""
     return SideBySide(model, prompts, plans, [sampling], peers, batches).run(progress)[0]
 
 
-def records(outcomes: Sequence[Result]) -> list[Record]:
-    """What was written, for `planner.replay`."""
+def records(results: Sequence[Result]) -> list[Record]:
+    """What was written, for `hierspec store replay`."""
     return [
-        Record(outcome.task, tuple(asked), tuple(tokens))
-        for outcome in outcomes
-        for asked, tokens in zip(outcome.asked, outcome.tokens, strict=True)
+        Record(result.task, tuple(asked), tuple(tokens))
+        for result in results
+        for asked, tokens in zip(result.asked, result.tokens, strict=True)
     ]

@@ -1,11 +1,11 @@
-"""Who is compared: a plan of ours, alone or in batches, or a peer. Each answers a group of prompts at a time."""
+"""What answers prompts in a run: one of our plans, alone or in batches, or another engine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from hierspec.chat import Chat
 from hierspec.core.engine import Engine
@@ -19,98 +19,99 @@ from hierspec_bench.recording_engine import Playback, RecordingEngine
 from hierspec_bench.result import Result
 
 
-class Given(NamedTuple):
-    """A prompt, its place in the run, and how to answer it: with a seed of its own."""
+@dataclass(frozen=True)
+class PromptToAnswer:
+    """A prompt, its index in the run, and a sampling with a seed of its own."""
 
-    place: int
+    index: int
     repeat: int
     prompt: BenchPrompt
     sampling: Sampling
 
-    def outcome(self) -> Result:
-        return Result(self.prompt.task, self.place, self.repeat)
+    def result(self) -> Result:
+        return Result(self.prompt.task, self.index, self.repeat)
 
 
 class Runner(Protocol):
-    def run(self, group: Sequence[Given]) -> dict[str, Any]:
-        """Answers, as a journal keeps them: `outcomes`, and what is needed to learn from them again."""
+    def run(self, group: Sequence[PromptToAnswer]) -> dict[str, Any]:
+        """The entry of a journal: `outcomes`, the results, and what is needed to learn from them again."""
 
-    def learn_from(self, entry: Mapping[str, Any], given: Iterable[Given]) -> None:
-        """What an unbroken run would have learnt when it wrote this entry; `given` are all prompts, by place."""
+    def learn_from(self, entry: Mapping[str, Any], prompts: Iterable[PromptToAnswer]) -> None:
+        """What an unbroken run would have learnt when it wrote this entry; `prompts` are all, by index."""
 
 
 @dataclass
 class PlanRunner:
-    model: LanguageModel  # with stores of its own
+    model: LanguageModel  # with its own stores
     plan: Plan
-    size: int  # prompts side by side
-    watched: bool  # someone wants to know what scorers answered
+    size: int  # prompts at once
+    recorded: bool  # what scorers answered is wanted
 
-    def run(self, group: Sequence[Given]) -> dict[str, Any]:
-        outcomes: list[Result] = []
+    def run(self, group: Sequence[PromptToAnswer]) -> dict[str, Any]:
+        results: list[Result] = []
         transcripts: list[Any] = []
-        for at in range(0, len(group), self.size):
-            found, heard = self._together(group[at : at + self.size])
-            outcomes += found
-            transcripts.append(heard)
-        return {"outcomes": [outcome.to_json() for outcome in outcomes], "transcripts": transcripts}
+        for start in range(0, len(group), self.size):
+            written, transcript = self._together(group[start : start + self.size])
+            results += written
+            transcripts.append(transcript)
+        return {"outcomes": [result.to_json() for result in results], "transcripts": transcripts}
 
-    def learn_from(self, entry: Mapping[str, Any], given: Iterable[Given]) -> None:
+    def learn_from(self, entry: Mapping[str, Any], prompts: Iterable[PromptToAnswer]) -> None:
         """Plays the answers back; where they were too large to be kept, the prompts are answered once more."""
         if not (self.plan.stores or self.plan.tiers):
             return  # nothing that could learn
-        by_place = list(given)
-        outcomes = [Result.from_json(one) for one in entry["outcomes"]]
-        for at, turns in zip(range(0, len(outcomes), self.size), entry["transcripts"], strict=True):
-            group = outcomes[at : at + self.size]
+        by_index = list(prompts)
+        results = [Result.from_json(result) for result in entry["outcomes"]]
+        for start, turns in zip(range(0, len(results), self.size), entry["transcripts"], strict=True):
+            group = results[start : start + self.size]
             if turns is None:
-                self._together([by_place[outcome.prompt] for outcome in group])
+                self._together([by_index[result.prompt] for result in group])
                 continue
             for turn, transcript in enumerate(turns):
-                here = [outcome for outcome in group if turn < outcome.turns]
+                asked = [result for result in group if turn < result.turns]
                 self._answers(
                     Playback(transcript),
-                    [outcome.asked[turn] for outcome in here],
-                    [by_place[outcome.prompt].sampling for outcome in here],
+                    [result.asked[turn] for result in asked],
+                    [by_index[result.prompt].sampling for result in asked],
                 )
 
-    def _together(self, group: Sequence[Given]) -> tuple[list[Result], list[Any] | None]:
-        """Several conversations side by side, turn by turn. The time of a turn is shared by the tokens written in it.
+    def _together(self, group: Sequence[PromptToAnswer]) -> tuple[list[Result], list[Any] | None]:
+        """Several conversations at once, turn by turn. The time of a turn is shared by the tokens written in it.
 
-        What scorers answered comes with them, by turn, where it is wanted and can be kept.
+        Also what scorers answered, by turn; None where it is not wanted or too large to keep.
         """
         model, plan = self.model, self.plan
         model.forget()  # what another plan computed must not help this one
-        outcomes = [given.outcome() for given in group]
+        results = [item.result() for item in group]
         chats = [Chat(model) for _ in group]
-        heard: list[Any] | None = [] if self.watched and not plan.synthetic else None
-        for turn in range(max(len(given.prompt.turns) for given in group)):
-            places = [place for place, given in enumerate(group) if turn < len(given.prompt.turns)]
-            for place in places:
-                outcomes[place].asked.append(chats[place].ask(group[place].prompt.turns[turn]))
-                if plan.synthetic:  # what it has to agree with is found out before time counts
-                    model.request(outcomes[place].asked[-1], plan, group[place].sampling).cancel()
-            asked, samplings = [outcomes[p].asked[-1] for p in places], [group[p].sampling for p in places]
-            engine = Engine() if heard is None else RecordingEngine()
+        transcripts: list[Any] | None = [] if self.recorded and not plan.synthetic else None
+        for turn in range(max(len(item.prompt.turns) for item in group)):
+            running = [number for number, item in enumerate(group) if turn < len(item.prompt.turns)]
+            for number in running:
+                results[number].asked.append(chats[number].ask(group[number].prompt.turns[turn]))
+                if plan.synthetic:  # what it has to agree with is computed before time counts
+                    model.request(results[number].asked[-1], plan, group[number].sampling).cancel()
+            asked = [results[number].asked[-1] for number in running]
+            engine = Engine() if transcripts is None else RecordingEngine()
             began = time.perf_counter()
-            answers = self._answers(engine, asked, samplings)
+            answers = self._answers(engine, asked, [group[number].sampling for number in running])
             seconds = time.perf_counter() - began
             if isinstance(engine, RecordingEngine):
                 transcript = engine.transcript()
-                heard = None if heard is None or transcript is None else [*heard, transcript]
+                transcripts = None if transcripts is None or transcript is None else [*transcripts, transcript]
             written = sum(len(answer.tokens) for answer in answers)
-            for place, answer in zip(places, answers, strict=True):
-                chats[place].answer(answer.tokens)
-                outcomes[place].add(replace(answer, seconds=seconds * len(answer.tokens) / written))
-                outcomes[place].alone = len(group) == 1
-        return outcomes, heard
+            for number, answer in zip(running, answers, strict=True):
+                chats[number].answer(answer.tokens)
+                results[number].add(replace(answer, seconds=seconds * len(answer.tokens) / written))
+                results[number].alone = len(group) == 1
+        return results, transcripts
 
     def _answers(self, engine: Engine, asked: Sequence[list[int]], samplings: Sequence[Sampling]) -> list[Generation]:
-        """As `LanguageModel.generate_many`, with an engine and samplings of one's own."""
+        """As `LanguageModel.generate_many`, with a given engine and a sampling for each prompt."""
         model = self.model
         writers = [
-            Writer(model.request(ids, self.plan, own), model.tokenizer)
-            for ids, own in zip(asked, samplings, strict=True)
+            Writer(model.request(ids, self.plan, sampling), model.tokenizer)
+            for ids, sampling in zip(asked, samplings, strict=True)
         ]
         by_request = {id(writer.request): writer for writer in writers}
         for request, step in engine.run([writer.request for writer in writers]):
@@ -120,30 +121,30 @@ class PlanRunner:
 
 @dataclass
 class PeerRunner:
-    model: LanguageModel  # whose tokenizer and chat template they all use
+    model: LanguageModel  # whose tokenizer and chat template all engines use
     peer: Peer
 
-    def run(self, group: Sequence[Given]) -> dict[str, Any]:
-        outcomes = []
-        for given in group:
-            outcome, chat = given.outcome(), Chat(self.model)
+    def run(self, group: Sequence[PromptToAnswer]) -> dict[str, Any]:
+        results = []
+        for item in group:
+            result, chat = item.result(), Chat(self.model)
             self.peer.forget()  # as our plans do
-            for turn in given.prompt.turns:
-                outcome.asked.append(chat.ask(turn))
-                answer = self.peer.generate(outcome.asked[-1], given.sampling)
+            for turn in item.prompt.turns:
+                result.asked.append(chat.ask(turn))
+                answer = self.peer.generate(result.asked[-1], item.sampling)
                 chat.answer(answer.tokens)
-                outcome.tokens.append(list(answer.tokens))
-                outcome.seconds += answer.seconds
-                outcome.first_tokens += answer.first_tokens
+                result.tokens.append(list(answer.tokens))
+                result.seconds += answer.seconds
+                result.first_tokens += answer.first_tokens
                 if answer.first_seconds is None:
-                    outcome.alone = False
+                    result.alone = False
                 else:
-                    outcome.first_seconds += answer.first_seconds
-            outcomes.append(outcome)
-        return {"outcomes": [outcome.to_json() for outcome in outcomes]}
+                    result.first_seconds += answer.first_seconds
+            results.append(result)
+        return {"outcomes": [result.to_json() for result in results]}
 
-    def learn_from(self, entry: Mapping[str, Any], given: Iterable[Given]) -> None:
-        """A peer that learns from its answers writes them once more, untimed."""
+    def learn_from(self, entry: Mapping[str, Any], prompts: Iterable[PromptToAnswer]) -> None:
+        """An engine that learns from its answers writes them once more, untimed."""
         if self.peer.learns:
-            by_place = list(given)
-            self.run([by_place[outcome["prompt"]] for outcome in entry["outcomes"]])
+            by_index = list(prompts)
+            self.run([by_index[result["prompt"]] for result in entry["outcomes"]])

@@ -8,7 +8,7 @@ import pytest
 
 import hierspec
 from hierspec import Plan, TierPlan
-from hierspec.assembly.auto import AUTO, keep_plan, kept_plan
+from hierspec.assembly.auto import AUTO, save_plan, saved_plan
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.testing.packs import tiny_pack
 
@@ -43,10 +43,10 @@ def test_what_was_found_for_this_machine_comes_first(tmp_path: Path) -> None:
     model = hierspec.load(tiny_checkpoint(tmp_path / "model"))
     other = hierspec.load(tiny_checkpoint(tmp_path / "other"))
     found = Plan(tiers=(TierPlan(exit_layer=2, gather=3),))
-    path = keep_plan(found, model.about, "made by a test")
+    path = save_plan(found, model.about, "made by a test")
     assert path.read_text().startswith("# made by a test\n")
     assert model.plan(AUTO) == found
     assert other.plan(AUTO) != found
     path.write_text("gather = [", encoding="utf-8")  # damaged: as if there were none
-    assert kept_plan(model.about) is None
+    assert saved_plan(model.about) is None
     assert model.plan(AUTO) == other.plan(AUTO)

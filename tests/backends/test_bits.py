@@ -10,12 +10,11 @@ from texts import Texts, states
 from hierspec.backends.base import Decoder
 from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.cpu.packing import KINDS, pack_in_memory
+from hierspec.checkpoints.families import FAMILIES
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.proposal import Proposal
 from hierspec.scorers.climb import advance
 from hierspec.testing.checkpoints import tiny_checkpoint
-
-FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "smollm3"]
 
 
 @pytest.fixture(scope="module", params=[(family, kind) for family in FAMILIES for kind in KINDS])

@@ -13,9 +13,10 @@ from texts import Texts, states
 from hierspec.backends.base import Backend
 from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.torch.backend import TorchBackend
-from hierspec.core.engine import Request
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
 from hierspec.scorers.climb import advance

@@ -12,6 +12,7 @@ from hierspec.backends.base import Decoder
 from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import Rotary
+from hierspec.checkpoints.families import FAMILIES
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.proposal import Proposal
 from hierspec.scorers.climb import advance
@@ -19,34 +20,29 @@ from hierspec.scorers.staircase import Staircase
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 NOTHING = Proposal()
-FAMILIES = {
-    "llama": {},
-    "llama-tied": {"architecture": "llama", "tied": True},
-    "llama-bias": {"architecture": "llama", "attention_bias": True, "output_bias": True, "mlp_bias": True},
+CASES = {
+    **{name: {"family": name} for name in FAMILIES},
+    "llama-tied": {"family": "llama", "tied": True},
+    "llama-bias": {"family": "llama", "attention_bias": True, "output_bias": True, "mlp_bias": True},
     "llama-llama3": {
-        "architecture": "llama",
+        "family": "llama",
         "rotary": Rotary(10_000.0, "llama3", factor=8.0, original_context=64),
     },
     "llama-yarn": {
-        "architecture": "llama",
+        "family": "llama",
         "rotary": Rotary(10_000.0, "yarn", factor=4.0, original_context=64, attention_factor=1.14),
     },
-    "mistral": {},
-    "qwen2": {},
-    "qwen2-window": {"architecture": "qwen2", "windows": (0, 0, 16, 16)},
-    "qwen3": {},
-    "smollm3": {},
+    "qwen2-window": {"family": "qwen2", "windows": (0, 0, 16, 16)},
+    "seed_oss-bias": {"family": "seed_oss", "output_bias": True, "mlp_bias": True},
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=CASES)
 def folder_and_reference(request, tmp_path_factory):
     """A tiny folder and transformers' model of it."""
     from transformers import AutoModelForCausalLM
 
-    changes = dict(FAMILIES[request.param])
-    architecture = changes.pop("architecture", request.param)
-    folder = tiny_checkpoint(tmp_path_factory.mktemp("tiny") / request.param, architecture, seed=3, **changes)
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("tiny") / request.param, seed=3, **CASES[request.param])
     reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     return folder, reference.eval()
 
@@ -126,10 +122,10 @@ def test_an_accepted_path_is_not_computed_again(pair):
     assert (staircase.heights[: staircase.used] > 0).tolist() == [True] * 33 + [False] * 3
 
 
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "smollm3"])
-def test_layer_ranges_and_random_forgetting_change_nothing(architecture, tmp_path: Path):
+@pytest.mark.parametrize("family", ["llama", "mistral", "smollm3"])
+def test_layer_ranges_and_random_forgetting_change_nothing(family, tmp_path: Path):
     """Climbing in steps, in any order, with caches cut or dropped at random, gives the same logits."""
-    checkpoint = load_checkpoint(tiny_checkpoint(tmp_path, architecture, seed=4))
+    checkpoint = load_checkpoint(tiny_checkpoint(tmp_path, family, seed=4))
     decoder = TorchBackend().decoder(checkpoint.config, checkpoint.weights, "float32")
     rng = random.Random(1)
     staircase = new_staircase(decoder, taps=(1, 2))

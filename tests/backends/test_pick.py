@@ -1,4 +1,4 @@
-"""Picks and laws on the device equal the one-row reference in core."""
+"""Picks and distributions on the device equal the one-row reference in core."""
 
 import random
 from dataclasses import replace
@@ -9,14 +9,16 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hierspec.backends.cpu import answers
 from hierspec.backends.cpu.pick import best_tokens
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch import pick
 from hierspec.core import sampling as reference
-from hierspec.core.engine import Request
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
 
@@ -24,8 +26,8 @@ VOCABULARY = 96
 LARGE = 49_152
 
 
-class Nobody:
-    name = "nobody"
+class NoScorer:
+    name = "none"
 
     def __init__(self, vocabulary: int = VOCABULARY) -> None:
         self.vocabulary = vocabulary
@@ -40,10 +42,10 @@ class Nobody:
 def ask_for(
     sampling: Sampling, prompt, written=(), tree=None, vocabulary=VOCABULARY, distributions=False, candidates=1
 ) -> Ask:
-    nobody = Nobody(vocabulary)
-    request = Request(list(prompt), sampling, Hierarchy((Tier(nobody),)))
+    scorer = NoScorer(vocabulary)
+    request = Request(list(prompt), sampling, Hierarchy((Tier(scorer),)))
     context = np.array([*prompt, *written], np.int32)
-    return Ask(nobody, context, tree or Proposal(), request, candidates, distributions, TierStats("x"))
+    return Ask(scorer, context, tree or Proposal(), request, candidates, distributions, TierStats("x"))
 
 
 def make_ask(rng: random.Random, sampling: Sampling, vocabulary=VOCABULARY, distributions=False, candidates=1) -> Ask:
@@ -98,14 +100,12 @@ def random_sampling(rng: random.Random) -> Sampling:
 
 
 @pytest.mark.parametrize("seed", range(100))
-@pytest.mark.parametrize("way", ["compiled", "torch"])
-def test_picks_and_laws_equal_the_reference(seed, way, monkeypatch):
-    if way == "torch":
-        monkeypatch.setattr(pick, "answer_rows", None)
+@pytest.mark.parametrize("backend", [answers, pick], ids=["compiled", "torch"])
+def test_picks_and_distributions_equal_the_reference(seed, backend):
     rng = random.Random(seed)
     ask = make_ask(rng, random_sampling(rng), distributions=bool(seed % 2), candidates=rng.choice([1, 3]))
     logits = torch.randn(1 + len(ask.proposal), VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
-    answer = pick.answer(ask, logits)
+    answer = backend.answer(ask, logits)
     for row in range(len(logits)):
         z = expected_row(ask, logits.numpy(), row)
         if ask.distributions:
@@ -142,8 +142,8 @@ def test_compiled_answers_are_the_reference_s_where_many_logits_are_equal(sampli
     even = logits[:, ::2]
     even[even == 0] = -0.0  # the same number
     assume(not any(is_on_the_edge(ask, logits, row) for row in range(shape[0])))
-    picks = pick.answer(ask, torch.from_numpy(logits)).picks
-    distributions = pick.answer(replace(ask, distributions=True), torch.from_numpy(logits)).distributions
+    picks = answers.answer(ask, torch.from_numpy(logits)).picks
+    distributions = answers.answer(replace(ask, distributions=True), torch.from_numpy(logits)).distributions
     for row in range(shape[0]):
         z = expected_row(ask, logits, row)
         distribution = reference.distribution(z, sampling)
@@ -176,15 +176,15 @@ def test_compiled_answers_are_the_reference_s_where_many_logits_are_equal(sampli
     ],
 )
 def test_compiled_answers_are_the_reference_s_on_a_large_vocabulary(options):
-    """From rows where one token leads by far to rows where all are alike."""
+    """From rows where one token leads by far to rows where all are nearly equal."""
     sampling = Sampling(seed=5, **options)
     rng = np.random.default_rng(3)
     spread = np.array([12, 5, 3.5, 1, 0.01])[:, None]
     logits = (rng.standard_normal((5, LARGE)) * spread).astype(np.float32)
     text, tree = rng.integers(0, LARGE, 700), Proposal((9, 9, 8, 7), (-1, 0, 0, -1))
     ask = ask_for(sampling, text[:500], text[500:], tree, LARGE, candidates=4)
-    picks = pick.answer(ask, torch.from_numpy(logits)).picks
-    distributions = pick.answer(replace(ask, distributions=True), torch.from_numpy(logits)).distributions
+    picks = answers.answer(ask, torch.from_numpy(logits)).picks
+    distributions = answers.answer(replace(ask, distributions=True), torch.from_numpy(logits)).distributions
     for row in range(len(logits)):
         z = expected_row(ask, logits, row)
         assert picks[row].tolist() == expected_picks(ask, z, row)
@@ -195,70 +195,76 @@ def test_compiled_answers_are_the_reference_s_on_a_large_vocabulary(options):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.4, 1.0, 3.0])
 def test_best_tokens_are_the_reference_s(temperature):
-    """Also where one token leads by far, where all are alike, and where the best stands first or last."""
+    """Also where one token leads by far, where all are equal, and where the best is the first or the last."""
     seed = 12
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(40, LARGE, generator=generator) * torch.linspace(0.01, 12, 40)[:, None]
     logits[3, 0], logits[4, -1], logits[5] = 90.0, 90.0, 1.0
     keys = np.array([reference.noise_keys(seed, row) for row in range(40)], np.int64)
-    found = np.empty(40, np.int64)
-    best_tokens(logits.numpy(), np.float32(temperature), keys, found)
+    picks = np.empty(40, np.int64)
+    best_tokens(logits.numpy(), np.float32(temperature), keys, picks)
     sampling = Sampling(temperature=float(np.float32(temperature)))
     for row in range(40):
         z = reference.adjust(logits[row].numpy(), np.array([0]), 1, sampling)
-        assert [found[row]] == reference.picks(z, sampling, seed, row)
+        assert [picks[row]] == reference.picks(z, sampling, seed, row)
 
 
-def test_every_token_has_its_place():
-    """All tokens in order of their scores: also one whose noise is near the least there is."""
+def test_all_tokens_are_in_order_of_their_scores():
+    """Also one whose noise is near the smallest there is."""
     vocabulary, prompt = 4096, [1, 2, 3]
     seed = next(s for s in range(1000) if reference.gumbel(s, len(prompt), vocabulary).min() < -2.6)
     ask = ask_for(Sampling(temperature=1.0, seed=seed), prompt, vocabulary=vocabulary, candidates=vocabulary)
     logits = np.random.default_rng(0).standard_normal((1, vocabulary)).astype(np.float32)
-    picks = pick.answer(ask, torch.from_numpy(logits)).picks
+    picks = answers.answer(ask, torch.from_numpy(logits)).picks
     assert picks[0].tolist() == expected_picks(ask, expected_row(ask, logits, 0), 0)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_answer_depends_on_its_own_row_alone(seed):
-    """A row of a tree is answered as alone after its text, and threads change nothing."""
+def test_an_answer_depends_on_its_row_only(seed):
+    """A row of a tree is answered as if alone after its text, and threads change nothing."""
     rng = random.Random(seed)
     sampling = Sampling(
-        temperature=rng.choice([0.0, 0.8, 1.1]), top_p=rng.choice([1.0, 0.8]), top_k=rng.choice([0, 9]),
-        repetition_penalty=1.3, frequency_penalty=0.2, presence_penalty=rng.choice([0.0, 0.4]),
-        logit_bias={3: 1.5}, seed=seed,
-    )  # fmt: skip
+        temperature=rng.choice([0.0, 0.8, 1.1]),
+        top_p=rng.choice([1.0, 0.8]),
+        top_k=rng.choice([0, 9]),
+        repetition_penalty=1.3,
+        frequency_penalty=0.2,
+        presence_penalty=rng.choice([0.0, 0.4]),
+        logit_bias={3: 1.5},
+        seed=seed,
+    )
     ask = make_ask(rng, sampling, distributions=bool(seed % 2), candidates=2)
     logits = torch.randn(1 + len(ask.proposal), VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
-    together, shared = pick.answer(ask, logits), pick.answer(ask, logits, ThreadTeam(3))
+    together, shared = answers.answer(ask, logits), answers.answer(ask, logits, ThreadTeam(3))
     for row in range(len(logits)):
         context = np.append(ask.context, ask.proposal.path(row - 1)).astype(np.int32)
         context.flags.writeable = False
-        alone = pick.answer(replace(ask, context=context, proposal=Proposal()), logits[row : row + 1])
+        alone = answers.answer(replace(ask, context=context, proposal=Proposal()), logits[row : row + 1])
         for kind in ("picks", "distributions"):
-            one, several = getattr(alone, kind), getattr(together, kind)
-            assert (one is None) == (several is None) == (kind == ("picks" if ask.distributions else "distributions"))
-            if one is not None:
-                assert np.array_equal(one[0], several[row])
-                assert np.array_equal(several, getattr(shared, kind))
+            single, all_rows = getattr(alone, kind), getattr(together, kind)
+            missing = kind == ("picks" if ask.distributions else "distributions")
+            assert (single is None) == (all_rows is None) == missing
+            if single is not None:
+                assert np.array_equal(single[0], all_rows[row])
+                assert np.array_equal(all_rows, getattr(shared, kind))
 
 
-def test_tokens_that_the_model_does_not_know_do_not_matter():
+def test_tokens_outside_the_vocabulary_do_not_matter():
     sampling = Sampling(temperature=1.0, repetition_penalty=2.0, frequency_penalty=0.5, logit_bias={40: 9.0}, seed=3)
     ask = ask_for(sampling, [1, 2, 50, 2], [60, 5], Proposal((70,), (-1,)), candidates=32)
     logits = torch.randn(2, 32)
-    picks = pick.answer(ask, logits).picks
+    picks = answers.answer(ask, logits).picks
     for row in range(2):
-        known = Sampling(**{**sampling.__dict__, "logit_bias": None})
-        z = reference.adjust(logits[row].numpy(), np.array([1, 2, 2, 5]), 3, known)
-        assert picks[row].tolist() == reference.picks(z, known, 3, 6 + row, 32)
+        without_bias = Sampling(**{**sampling.__dict__, "logit_bias": None})
+        z = reference.adjust(logits[row].numpy(), np.array([1, 2, 2, 5]), 3, without_bias)
+        assert picks[row].tolist() == reference.picks(z, without_bias, 3, 6 + row, 32)
 
 
-def test_logits_are_left_as_they_were():
+def test_logits_are_not_changed():
     ask = make_ask(random.Random(1), Sampling(repetition_penalty=2.0, logit_bias={3: 1.5}, temperature=1.0, top_p=0.5))
     logits = torch.randn(1 + len(ask.proposal), VOCABULARY)
     before = logits.clone()
-    pick.answer(ask, logits)
+    answers.answer(ask, logits)
     assert torch.equal(logits, before)
 
 
@@ -266,7 +272,7 @@ def test_logits_are_left_as_they_were():
 def test_any_temperature_gives_a_pick(temperature):
     ask = make_ask(random.Random(0), Sampling(temperature=temperature, top_p=0.9, min_p=0.1, seed=4))
     logits = torch.randn(1 + len(ask.proposal), VOCABULARY)
-    picks = pick.answer(ask, logits).picks[:, 0]
+    picks = answers.answer(ask, logits).picks[:, 0]
     assert picks.tolist() == logits.argmax(dim=1).tolist() or temperature > 1
     assert ((picks >= 0) & (picks < VOCABULARY)).all()
 
@@ -274,9 +280,9 @@ def test_any_temperature_gives_a_pick(temperature):
 def test_equal_logits_give_the_lowest_token():
     logits = torch.zeros(1, 64)
     logits[0, [37, 21, 53]] = 2.0
-    found = np.empty(1, np.int64)
-    best_tokens(logits.numpy(), np.float32(0), np.zeros((1, 2), np.int64), found)
-    assert found[0] == 21
+    picks = np.empty(1, np.int64)
+    best_tokens(logits.numpy(), np.float32(0), np.zeros((1, 2), np.int64), picks)
+    assert picks[0] == 21
 
 
 def test_noise_equals_the_reference():
@@ -288,41 +294,39 @@ def test_noise_equals_the_reference():
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_p": 0.9}, {"repetition_penalty": 1.1}])
 @pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_are_told(bad, options):
+def test_logits_that_are_not_numbers_raise(bad, options):
     ask = make_ask(random.Random(0), Sampling(**options))
     logits = torch.zeros(1 + len(ask.proposal), VOCABULARY)
     logits[-1, 5] = bad
     with pytest.raises(HierspecError, match="not numbers"):
-        pick.answer(ask, logits)
+        answers.answer(ask, logits)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_minus_infinity_is_a_token_that_cannot_be(temperature):
+def test_minus_infinity_is_an_impossible_token(temperature):
     ask = ask_for(Sampling(temperature=temperature, seed=1), [1], candidates=3)
     logits = torch.full((1, VOCABULARY), -float("inf"))
     logits[0, [70, 20]] = torch.tensor([5.0, 2.0])
-    picks = pick.answer(ask, logits).picks
+    picks = answers.answer(ask, logits).picks
     assert sorted(picks[0, :2].tolist()) == [20, 70]
     assert picks[0, 2] == 0
 
 
-def test_forbidding_every_token_is_told():
+def test_forbidding_every_token_raises():
     ask = ask_for(Sampling(logit_bias=dict.fromkeys(range(VOCABULARY), -np.inf)), [1])
     with pytest.raises(HierspecError, match="logit_bias forbids every token"):
-        pick.answer(ask, torch.zeros(1, VOCABULARY))
+        answers.answer(ask, torch.zeros(1, VOCABULARY))
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("way", ["compiled", "torch"])
-def test_a_lead_is_that_of_the_best_over_the_second(seed, way, monkeypatch):
-    if way == "torch":
-        monkeypatch.setattr(pick, "answer_rows", None)
+@pytest.mark.parametrize("backend", [answers, pick], ids=["compiled", "torch"])
+def test_a_lead_is_that_of_the_best_over_the_second(seed, backend):
     rng = random.Random(seed)
     sampling = Sampling(temperature=rng.choice([0, 0.7]), seed=seed)
     ask = make_ask(rng, sampling, candidates=rng.choice([1, 3]))
     logits = torch.randn(1 + len(ask.proposal), VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
-    without, found = pick.answer(ask, logits), pick.answer(replace(ask, leads=True), logits)
+    without, answer = backend.answer(ask, logits), backend.answer(replace(ask, leads=True), logits)
     assert without.leads is None
-    assert np.array_equal(found.picks[:, : ask.candidates], without.picks)
+    assert np.array_equal(answer.picks[:, : ask.candidates], without.picks)
     scores = pick.perturbed(logits, ask).sort(dim=1, descending=True).values
-    assert np.allclose(found.leads, (scores[:, 0] - scores[:, 1]).numpy(), atol=1e-3)
+    assert np.allclose(answer.leads, (scores[:, 0] - scores[:, 1]).numpy(), atol=1e-3)

@@ -1,4 +1,4 @@
-"""GGUF files: every quantisation and architecture comes out as the numbers that went in, and damage is one sentence."""
+"""GGUF files: every quantisation and family comes out as the numbers that went in, and damage is one sentence."""
 
 import errno
 import json
@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from hierspec.checkpoints import gguf_file
-from hierspec.checkpoints.config import DecoderConfig, Rotary, from_huggingface, inverse_frequencies
-from hierspec.checkpoints.gguf_file import convert, converted
+from hierspec.checkpoints.config import DecoderConfig, Rotary, inverse_frequencies
+from hierspec.checkpoints.families import FAMILIES, family_named, from_huggingface
+from hierspec.checkpoints.gguf_file import convert, converted, gguf_config
 from hierspec.checkpoints.gguf_header import read_header
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
@@ -69,9 +70,12 @@ def write_gguf(
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Writes `path` and returns the numbers that its tensors stand for, by Hugging Face name."""
-    architecture = architecture or {"mistral": "llama"}.get(config.architecture, config.architecture)
+    """Writes `path` and returns the numbers in its tensors, by canonical name."""
+    form = family_named(config.family).gguf
+    architecture = architecture or form.architecture
     writer = gguf.GGUFWriter(path, architecture)
+    if any(config.windows):
+        writer.add_sliding_window(max(config.windows))
     writer.add_context_length(config.context)
     writer.add_block_count(config.layers)
     writer.add_embedding_length(config.hidden)
@@ -99,9 +103,9 @@ def write_gguf(
             raw = gguf.quants.quantize(values, stored_kind)
         expected[name] = gguf.quants.dequantize(raw, stored_kind).reshape(values.shape)
         heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(name.split(".")[-2])
-        if heads and architecture == "llama":
+        if heads and form.interleaved:
             raw = permute(raw, heads)
-        stored = gguf_file._gguf_name(name)
+        stored = form.names(name)
         if stored in (reshape or {}):
             raw = raw.reshape(reshape[stored])
         if stored not in drop:
@@ -136,11 +140,10 @@ def test_every_quantisation(kind: Kind, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
-def test_every_architecture(architecture: str, tied: bool, tmp_path: Path) -> None:
-    config = tiny_config(architecture, tied=tied)
-    extra = {"llama.attention.sliding_window": 24} if architecture == "mistral" else {}
-    expected = write_gguf(tmp_path / "m.gguf", config, Kind.Q8_0, extra=extra)
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.gguf.architecture])
+def test_every_family(family: str, tied: bool, tmp_path: Path) -> None:
+    config = tiny_config(family, tied=tied)
+    expected = write_gguf(tmp_path / "m.gguf", config, Kind.Q8_0)
     assert config_of(assert_converted(tmp_path / "m.gguf", expected)) == config
     loaded = load_checkpoint(tmp_path / "m.gguf")
     assert loaded.config == config
@@ -160,6 +163,26 @@ def test_biases_of_llama_are_put_back_in_order_and_completed_with_zeros(tmp_path
     for name in ("self_attn.o_proj.bias", "mlp.up_proj.bias"):
         expected[f"model.layers.0.{name}"] = np.zeros_like(expected[f"model.layers.0.{name}"])
     assert config_of(assert_converted(tmp_path / "m.gguf", expected)) == config
+
+
+@pytest.mark.parametrize("bias", ["attn_output", "ffn_up"])
+def test_biases_that_a_family_does_not_have_are_not_dropped_silently(bias: str, tmp_path: Path) -> None:
+    path, config = tmp_path / "m.gguf", tiny_config("qwen2", **SMALL)
+    write_gguf(path, config, tensors={f"blk.0.{bias}.bias": np.ones(32, np.float32)})
+    _assert_one_sentence(path, "not supported for qwen2 models")
+    write_gguf(path, config, drop=("blk.0.attn_q.bias",))  # and those that it always has are not filled with zeros
+    _assert_one_sentence(path, r"attn_q\.bias \[32\] is missing")
+
+
+def test_a_window_tells_mistral_from_llama(tmp_path: Path) -> None:
+    path, window = tmp_path / "m.gguf", {"llama.attention.sliding_window": 16}
+    write_gguf(path, tiny_config("llama", **SMALL), extra=window)
+    assert gguf_config(path) == tiny_config("mistral", **SMALL, windows=(16,))
+    biased = tiny_config("llama", **SMALL, attention_bias=True, output_bias=True)
+    write_gguf(path, biased, extra=window)
+    assert gguf_config(path) == biased
+    write_gguf(path, tiny_config("seed_oss", **SMALL))
+    assert gguf_config(path) == tiny_config("seed_oss", **SMALL)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +205,7 @@ def test_rotary_scaling_in_the_metadata(rotary: Rotary, extra: dict[str, Any], t
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_llama3_scaling_is_found_from_its_outcome(factor: float, tmp_path: Path) -> None:
+def test_llama3_scaling_is_recovered_from_its_result(factor: float, tmp_path: Path) -> None:
     rotary = Rotary(500_000.0, "llama3", factor, 8192)
     config = tiny_config("llama", **WIDE, rotary=rotary)
     divisors = inverse_frequencies(Rotary(500_000.0), 64)[0] / inverse_frequencies(rotary, 64)[0]
@@ -209,7 +232,7 @@ def test_our_header_is_that_of_the_gguf_package(tmp_path: Path) -> None:
         stored = ours.tensors[tensor.name]
         assert (stored.start, stored.size) == (tensor.data_offset, tensor.n_bytes)
         assert list(stored.shape) == tensor.shape.tolist()[::-1]
-        assert stored.kind.name == tensor.tensor_type.name
+        assert stored.quantisation.name == tensor.tensor_type.name
 
 
 def test_the_second_use_touches_nothing(tmp_path: Path) -> None:
@@ -309,7 +332,7 @@ def test_models_that_do_not_add_up(tmp_path: Path) -> None:
         write_gguf(path, config, **changes)
         _assert_one_sentence(path, message)
 
-    check("llama, qwen2 and qwen3", architecture="gemma3")
+    check("llama, qwen2, qwen3 and seed_oss", architecture="gemma3")
     check(r"blk\.0\.ffn_up\.weight \[32, 32\] is missing", drop=("blk.0.ffn_up.weight",))
     check(r"token_embd\.weight is missing", drop=("token_embd.weight",))
     check(r"attn_k\.weight should be \[16, 32\] and is \[32, 16\]", reshape={"blk.0.attn_k.weight": (32, 16)})
@@ -328,7 +351,7 @@ def test_an_unsupported_quantisation_is_named(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    _assert_one_sentence(path, "as Q2_K, which is not supported: hierspec knows F32, .* and Q6_K")
+    _assert_one_sentence(path, "as Q2_K, which is not supported: hierspec reads F32, .* and Q6_K")
 
 
 def test_a_truncated_file(tmp_path: Path) -> None:
@@ -390,9 +413,9 @@ def test_damage_anywhere_is_one_sentence_and_quick(tmp_path: Path, data: st.Data
     header = read_header(pristine, np.frombuffer(bytes(content), np.uint8))
     first = min(tensor.start for tensor in header.tensors.values())
     for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(4, first - 1))
+        offset = data.draw(st.integers(4, first - 1))
         patch = data.draw(st.one_of(st.binary(min_size=1, max_size=2), st.just(b"\xff" * 8), st.just(bytes(8))))
-        content[place : place + len(patch)] = patch
+        content[offset : offset + len(patch)] = patch
     if data.draw(st.booleans()):
         content = content[: data.draw(st.integers(0, len(content)))]
     path.write_bytes(content)
@@ -401,15 +424,15 @@ def test_damage_anywhere_is_one_sentence_and_quick(tmp_path: Path, data: st.Data
 
 
 def test_a_dtype_may_depend_on_the_shapes(tmp_path: Path) -> None:
-    """They are asked before anything is converted, and later read from what was."""
+    """They are read from the file before it is converted, and from the folder afterwards."""
     path, seen = tmp_path / "m.gguf", []
     config = tiny_config("llama", **SMALL)
     write_gguf(path, config)
 
-    def chosen(found: DecoderConfig) -> torch.dtype:
-        seen.append((found.hidden, converted(path)))
+    def choose(read: DecoderConfig) -> torch.dtype:
+        seen.append((read.hidden, converted(path)))
         return torch.bfloat16
 
     for _ in range(2):
-        assert load_checkpoint(path, chosen).dtype == torch.bfloat16
+        assert load_checkpoint(path, choose).dtype == torch.bfloat16
     assert seen == [(config.hidden, None), (config.hidden, convert(path, torch.bfloat16))]

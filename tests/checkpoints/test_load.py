@@ -1,4 +1,4 @@
-"""Checkpoints: whole folders load without copies, anything else is one sentence; and the paths they are kept in."""
+"""Checkpoints: whole folders load without copies, anything else is one sentence; and the paths of the cache."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from hierspec.checkpoints.config import ARCHITECTURES
+from hierspec.checkpoints.families import FAMILIES
 from hierspec.checkpoints.load import expected_tensors, load_checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.paths import cache_folder, whole_file, whole_folder
@@ -26,18 +26,18 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_loads_as_transformers_wrote_it(architecture: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_loads_as_transformers_wrote_it(family: str, tmp_path: Path) -> None:
     import transformers
 
-    folder = tiny_checkpoint(tmp_path / "ours", architecture)
+    folder = tiny_checkpoint(tmp_path / "ours", family)
     model, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     model.save_pretrained(tmp_path / "theirs")
     for source in (folder, tmp_path / "theirs"):
         loaded = load_checkpoint(source)
-        assert loaded.config == tiny_config(architecture)
+        assert loaded.config == tiny_config(family)
         assert list(loaded.weights) == list(expected_tensors(loaded.config))
         for name, tensor in loaded.weights.items():
             assert torch.equal(tensor, model.state_dict()[name]), name
@@ -55,15 +55,15 @@ def test_weights_are_mapped_not_read(tmp_path: Path) -> None:
 
 
 def test_other_dtypes_shards_and_extra_tensors(tmp_path: Path) -> None:
-    one = load_checkpoint(tiny_checkpoint(tmp_path / "one", dtype=torch.bfloat16), torch.float16)
+    whole = load_checkpoint(tiny_checkpoint(tmp_path / "whole", dtype=torch.bfloat16), torch.float16)
     many = load_checkpoint(str(tiny_checkpoint(tmp_path / "many", dtype=torch.bfloat16, shards=3)), torch.float16)
-    assert list(one.weights) == list(many.weights)
-    assert all(torch.equal(one.weights[name], many.weights[name]) for name in one.weights)
-    assert {tensor.dtype for tensor in one.weights.values()} == {torch.float16}
-    stored = load_file(tmp_path / "one" / "model.safetensors")
+    assert list(whole.weights) == list(many.weights)
+    assert all(torch.equal(whole.weights[name], many.weights[name]) for name in whole.weights)
+    assert {tensor.dtype for tensor in whole.weights.values()} == {torch.float16}
+    stored = load_file(tmp_path / "whole" / "model.safetensors")
     stored["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
-    save_file(stored, tmp_path / "one" / "model.safetensors")
-    assert list(load_checkpoint(tmp_path / "one").weights) == list(one.weights)
+    save_file(stored, tmp_path / "whole" / "model.safetensors")
+    assert list(load_checkpoint(tmp_path / "whole").weights) == list(whole.weights)
 
 
 def test_a_tied_head_may_be_stored_or_not(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def test_a_tied_head_may_be_stored_or_not(tmp_path: Path) -> None:
     assert "lm_head.weight" not in load_checkpoint(folder).weights
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    loaded = load_checkpoint(tiny_checkpoint(tmp_path / "m"), progress=lambda *step: told.append(step))
-    assert told[-1] == ("Loading weights", len(loaded.weights), len(loaded.weights))
+def test_progress_is_reported(tmp_path: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    loaded = load_checkpoint(tiny_checkpoint(tmp_path / "m"), progress=lambda *step: steps.append(step))
+    assert steps[-1] == ("Loading weights", len(loaded.weights), len(loaded.weights))
 
 
 def test_the_tiny_tokenizer_round_trips_any_text(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_the_real_hub_library_respects_offline(tmp_path: Path, monkeypatch: pyte
     _assert_one_sentence("org/name-that-is-not-here", "the hub did not give it")
 
 
-def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == tmp_path / "cache"
     assert cache_folder().is_dir()
     monkeypatch.delenv("HIERSPEC_CACHE")
@@ -205,8 +205,8 @@ def test_where_the_cache_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert cache_folder() == tmp_path / "home" / ".cache" / "hierspec"
     (tmp_path / "file").write_text("in the way")
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        monkeypatch.setenv("HIERSPEC_CACHE", str(place))
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setenv("HIERSPEC_CACHE", str(path))
         with pytest.raises(HierspecError, match=r"cannot be written .*set HIERSPEC_CACHE"):
             cache_folder()
 

@@ -1,4 +1,4 @@
-"""Packs: known by hash and fingerprint, found by themselves, refused with one sentence; the early-exit variant."""
+"""Packs: identified by hash and fingerprint, opened without being named, refused with one sentence; the variant."""
 
 import json
 import shutil
@@ -41,13 +41,13 @@ def copied(folders, tmp_path):
 
 
 def test_a_fingerprint_survives_another_dtype_and_tells_models_apart(folders):
-    found = {}
+    fingerprints = {}
     for name in ("target", "other", "wider", "foreign"):
-        both = [load_checkpoint(folders / name, dtype, pack="none") for dtype in (torch.float32, torch.bfloat16)]
-        prints = {fingerprint(checkpoint.config, checkpoint.weights) for checkpoint in both}
-        assert len(prints) == 1
-        found[name] = prints.pop()
-    assert len(set(found.values())) == 4
+        checkpoints = [load_checkpoint(folders / name, dtype, pack="none") for dtype in (torch.float32, torch.bfloat16)]
+        of_both = {fingerprint(checkpoint.config, checkpoint.weights) for checkpoint in checkpoints}
+        assert len(of_both) == 1
+        fingerprints[name] = of_both.pop()
+    assert len(set(fingerprints.values())) == 4
 
 
 def test_a_shipped_pack_is_found_by_the_model_it_belongs_to(folders, monkeypatch):
@@ -61,14 +61,14 @@ def test_a_shipped_pack_is_found_by_the_model_it_belongs_to(folders, monkeypatch
 
 def test_a_pack_keeps_its_other_files_when_one_is_written_again(folders, copied):
     checkpoint = load_checkpoint(folders / "target", pack=copied)
-    known = checkpoint.pack
+    pack = checkpoint.pack
     tokens = {"tokens": torch.arange(16, dtype=torch.int32)}
-    about = {"hidden": known.hidden, "vocabulary": known.vocabulary}
-    write_pack(copied, known.model, known.target, {VOCABULARY: tokens}, texts={"README.md": "how it was made"}, **about)
+    about = {"hidden": pack.hidden, "vocabulary": pack.vocabulary}
+    write_pack(copied, pack.model, pack.target, {VOCABULARY: tokens}, texts={"README.md": "how it was made"}, **about)
     again = load_checkpoint(folders / "target", pack=copied).pack
     assert again.draft_vocabulary().tolist() == list(range(16))
     assert again.exits() == (1, 2)
-    assert again.hashes[FEATURE] == known.hashes[FEATURE]
+    assert again.hashes[FEATURE] == pack.hashes[FEATURE]
     assert (copied / "README.md").read_text() == "how it was made"
     write_pack(copied, "another", "0" * 64, {VOCABULARY: tokens}, **about)  # of another model: nothing stays
     assert sorted(path.name for path in copied.iterdir()) == ["pack.json", VOCABULARY]
@@ -86,7 +86,7 @@ def changed(folder, **changes):
 
 
 @pytest.mark.parametrize(
-    ("model", "change", "told"),
+    ("model", "change", "message"),
     [
         ("other", lambda f: None, "made for another model"),
         ("wider", lambda f: None, "hidden size 64, and this one has 128"),
@@ -98,15 +98,15 @@ def changed(folder, **changes):
         ("target", lambda f: (f / "pack.json").unlink(), "is not a pack"),
     ],
 )
-def test_a_pack_that_does_not_belong_is_refused_at_once(folders, copied, model, change, told):
+def test_a_pack_that_does_not_belong_is_refused_at_once(folders, copied, model, change, message):
     change(copied)
-    with pytest.raises(HierspecError, match=told) as error:
+    with pytest.raises(HierspecError, match=message) as error:
         hierspec.load(folders / model, pack=copied)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "plan", "told"),
+    ("change", "plan", "message"),
     [
         (lambda f: damaged(f, EXITS), {"exit_layer": 1}, "its hash is not the one"),
         (lambda f: damaged(f, FEATURE), {"draft": "feature"}, "its hash is not the one"),
@@ -116,23 +116,23 @@ def test_a_pack_that_does_not_belong_is_refused_at_once(folders, copied, model, 
         (lambda f: damaged(f, VOCABULARY), {"exit_layer": 1}, "its hash is not the one"),
     ],
 )
-def test_a_damaged_file_is_told_when_it_is_needed(folders, copied, change, plan, told):
+def test_a_damaged_file_is_reported_when_it_is_needed(folders, copied, change, plan, message):
     change(copied)
     model = hierspec.load(folders / "target", backend="torch", pack=copied)
     assert model.generate("x", plan="plain", max_tokens=2).tokens
-    with pytest.raises(HierspecError, match=told) as error:
+    with pytest.raises(HierspecError, match=message) as error:
         model.generate("x", plan=hierspec.Plan(tiers=(hierspec.TierPlan(**plan),)))
     assert "\n" not in str(error.value)
     assert "--pack none" in str(error.value)
 
 
-def test_a_foreign_vocabulary_and_a_wrong_shape_are_told(folders, copied):
-    known = load_checkpoint(folders / "target", pack=copied).pack
-    about = {"hidden": known.hidden, "vocabulary": known.vocabulary}
+def test_a_foreign_vocabulary_and_a_wrong_shape_are_reported(folders, copied):
+    pack = load_checkpoint(folders / "target", pack=copied).pack
+    about = {"hidden": pack.hidden, "vocabulary": pack.vocabulary}
     feature = load_file(copied / FEATURE) | {"feature.fc.weight": torch.zeros(64, 64)}
     small = load_file(copied / SMALL) | {"small.norm.weight": torch.zeros(128)}
     files = {VOCABULARY: {"tokens": torch.tensor([1, 320], dtype=torch.int32)}, FEATURE: feature, SMALL: small}
-    write_pack(copied, known.model, known.target, files, **about)
+    write_pack(copied, pack.model, pack.target, files, **about)
     again = load_checkpoint(folders / "target", pack=copied)
     with pytest.raises(HierspecError, match="outside the model's vocabulary"):
         again.pack.draft_vocabulary()
@@ -143,7 +143,7 @@ def test_a_foreign_vocabulary_and_a_wrong_shape_are_told(folders, copied):
 
 
 @pytest.mark.parametrize(
-    ("taps", "changes", "told"),
+    ("taps", "changes", "message"),
     [
         ((3, 1), {}, "taps should be rising layer numbers between 1 and 3, not 3, 1"),
         ((1, 4), {}, "between 1 and 3"),
@@ -153,13 +153,13 @@ def test_a_foreign_vocabulary_and_a_wrong_shape_are_told(folders, copied):
         ((1, 3), {"feature.layers.2.norm": torch.zeros(1)}, "feature.layers.2.input_layernorm.weight should be"),
     ],
 )
-def test_a_feature_drafter_that_does_not_fit_is_told(folders, copied, taps, changes, told):
-    known = load_checkpoint(folders / "target", pack=copied).pack
+def test_a_feature_drafter_that_does_not_fit_is_reported(folders, copied, taps, changes, message):
+    pack = load_checkpoint(folders / "target", pack=copied).pack
     feature = load_file(copied / FEATURE) | {"feature.taps": torch.tensor(taps, dtype=torch.int32)} | changes
-    about = {"hidden": known.hidden, "vocabulary": known.vocabulary}
-    write_pack(copied, known.model, known.target, {FEATURE: feature}, **about)
+    about = {"hidden": pack.hidden, "vocabulary": pack.vocabulary}
+    write_pack(copied, pack.model, pack.target, {FEATURE: feature}, **about)
     again = load_checkpoint(folders / "target", pack=copied)
-    with pytest.raises(HierspecError, match=told) as error:
+    with pytest.raises(HierspecError, match=message) as error:
         again.pack.feature(again.config)
     assert "\n" not in str(error.value)
 
@@ -214,15 +214,15 @@ def test_the_early_exit_variant_is_the_model_with_the_delta(folders, monkeypatch
     assert texts[1] == texts[2] != texts[0]
     assert variant.name == "Tiny-ee"
     assert variant.encode("abc") == default.encode("abc")
-    assert variant.home.folder != default.home.folder  # what one writes is no history of the other
-    # Adapters were trained on the states of the default model; the variant has its own, or only a norm.
+    assert variant.home.folder != default.home.folder  # their histories are separate
+    # Adapters were trained on the states of the default model; the variant has others, or only a norm.
     assert variant.pack.exits() == (2,)
-    own = variant.pack.adapter(2, variant.config).layer["model.layers.0.mlp.up_proj.weight"]
-    assert torch.equal(own, delta["exit.2.layer.mlp.up_proj.weight"])
-    assert not torch.equal(own, default.pack.adapter(2, default.config).layer["model.layers.0.mlp.up_proj.weight"])
-    assert type(variant._catalogue.exit(2)) is AdapterScorer
+    adapter = variant.pack.adapter(2, variant.config).layer["model.layers.0.mlp.up_proj.weight"]
+    assert torch.equal(adapter, delta["exit.2.layer.mlp.up_proj.weight"])
+    assert not torch.equal(adapter, default.pack.adapter(2, default.config).layer["model.layers.0.mlp.up_proj.weight"])
+    assert type(variant.assembler.catalogue.exit(2)) is AdapterScorer
     with pytest.raises(HierspecError, match="has adapters for exits 2, not for exit_layer 1"):
-        variant._catalogue.exit(1, "adapter")
+        variant.assembler.catalogue.exit(1, "adapter")
     scorer = variant.hierarchy(variant.plan("layerskip")).tiers[1].scorer
     assert type(scorer) is ModelScorer
     np.testing.assert_allclose(scorer.head.norm.float(), delta["exit.1.norm.weight"], rtol=1e-6)
@@ -237,8 +237,8 @@ def test_without_a_delta_there_is_no_early_exit_variant(folders, copied, monkeyp
     monkeypatch.setattr(packs, "SHIPPED", folders / "nowhere")
     with pytest.raises(HierspecError, match="there is no pack for the default model"):
         hierspec.load("default-ee")
-    known = json.loads((copied / "pack.json").read_text())["files"]
-    changed(copied, files={name: about for name, about in known.items() if name != EARLY_EXIT})
+    files = json.loads((copied / "pack.json").read_text())["files"]
+    changed(copied, files={name: about for name, about in files.items() if name != EARLY_EXIT})
     with pytest.raises(HierspecError, match=f"has no {EARLY_EXIT}"):
         hierspec.load("default-ee", pack=copied)
 

@@ -49,11 +49,11 @@ def test_json_is_one_document(tiny, capsys):
     assert [tier["tier"] for tier in found["tiers"]] == ["target", "exit 2"]
 
 
-def test_colour_marks_guessed_tokens(tiny, capsys, monkeypatch):
+def test_colour_marks_drafted_tokens(tiny, capsys, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert main(["generate", tiny, "-p", "abab abab", "--max-tokens", "60", "--colour"]) == 0
     out, err = capsys.readouterr()
-    assert "guessed by:" in err
+    assert "drafted by:" in err
     assert ("\x1b[" in out) == ("context" in err)
     monkeypatch.setenv("NO_COLOR", "1")
     assert main(["generate", tiny, "-p", "abab abab", "--max-tokens", "60", "--colour"]) == 0
@@ -73,7 +73,7 @@ def test_chat_answers_line_by_line(tiny):
 def test_bench_ends_with_the_document_and_writes_it(tiny, tmp_path, capsys):
     prompts, output = tmp_path / "p.jsonl", tmp_path / "result.json"
     prompts.write_text('{"task": "a", "turns": ["abc", "more"]}\n')
-    arguments = ["bench", tiny, "--prompts", str(prompts), "--plans", "lookup", "--max-tokens", "6"]
+    arguments = ["bench", "run", tiny, "--prompts", str(prompts), "--plans", "lookup", "--max-tokens", "6"]
     assert main([*arguments, "--output", str(output)]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document == json.loads(output.read_text())
@@ -85,15 +85,15 @@ def test_bench_does_not_ask_of_other_rules_what_they_do_not_promise(tiny, tmp_pa
     prompts, plan = tmp_path / "p.jsonl", tmp_path / f"{rule}.toml"
     prompts.write_text('{"task": "a", "turns": ["abc"]}\n')
     plan.write_text(f'rule = "{rule}"\n[[tier]]\nexit_layer = 2\n')
-    arguments = ["bench", tiny, "--prompts", str(prompts), "--plans", str(plan), "--max-tokens", "30", "--json"]
+    arguments = ["bench", "run", tiny, "--prompts", str(prompts), "--plans", str(plan), "--max-tokens", "30", "--json"]
     assert main([*arguments, "--temperature", "1", "--seed", "1"]) == 0
     found = json.loads(capsys.readouterr().out)["plans"]
     assert found[str(plan)]["identical"] == 0
     assert (found[str(plan)]["rule"], found[str(plan)]["promises_text"]) == (rule, False)
     assert (found["plain"]["rule"], found["plain"]["promises_text"]) == ("coupled", True)
     assert main([*arguments[:-1], "--temperature", "1", "--seed", "1"]) == 0
-    assert "same law" in capsys.readouterr().err
-    assert main(arguments) == 0  # greedy there is only one law
+    assert "same distribution" in capsys.readouterr().err
+    assert main(arguments) == 0  # greedy there is only one text
     assert json.loads(capsys.readouterr().out)["plans"][str(plan)]["identical"] == 1
 
 

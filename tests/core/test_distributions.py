@@ -1,96 +1,36 @@
-"""The output law equals plain decoding's, exactly: every outcome of the real program is enumerated.
+"""The output's distribution equals plain decoding's, exactly: every outcome of the real program is enumerated.
 
-METHODS section 5 says what must hold; the negative controls at the end break those points one by one and show that
-this harness sees it.
+The negative controls at the end break what this rests on point by point and show that this harness sees it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from enumerate_distributions import (
     Branches,
-    DrawnTree,
     EnumeratingScorer,
+    SampledTree,
     TooManyBranches,
     forests,
-    law_error,
-    output_law,
-    plain_law,
     renumbered,
-    step_error,
-    step_law,
+    step_distribution,
 )
+from random_hierarchies import EXACT, PROMPT, SEEN, errors, markov, random_hierarchy, random_sampling, report
 
 from hierspec.core import hierarchy as hierarchy_module
 from hierspec.core import verify as verify_module
-from hierspec.core.engine import Request
-from hierspec.core.hierarchy import Hierarchy, Scorer, Tier
-from hierspec.core.proposal import Distribution, Proposal
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Answer, Written
+from hierspec.core.proposal import Candidate, Distribution, Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Dice, Sampling
-from hierspec.core.verify import RULES, Answer, Candidate, Verdict
-from hierspec.testing.fakes import FakeStore, markov_logits, random_trees
+from hierspec.core.verify import RULES, Verdict
+from hierspec.testing.fakes import FakeStore, random_trees
 
-EXACT = 1e-12
-SEEN = 1e-6  # a wrong rule must be off by more than this
 SHAPES = [shape for nodes in range(7) for shape in forests(nodes)]
-PROMPT = [1, 0, 1]
-
-
-def random_sampling(generator: np.random.Generator, vocabulary: int, max_tokens: int) -> Sampling:
-    """Any law a user can ask for; most settings are off in a case, so that each also stands alone."""
-
-    def sometimes(value: Any, off: Any) -> Any:
-        return value if generator.random() < 0.3 else off
-
-    return Sampling(
-        max_tokens=max_tokens,
-        temperature=float(generator.choice([0.6, 1.0, 1.5])),
-        top_k=sometimes(int(generator.integers(2, vocabulary + 1)), 0),
-        top_p=sometimes(float(generator.uniform(0.5, 1)), 1.0),
-        min_p=sometimes(float(generator.uniform(0, 0.3)), 0.0),
-        repetition_penalty=sometimes(float(generator.uniform(0.7, 2)), 1.0),
-        presence_penalty=sometimes(float(generator.uniform(-1, 1)), 0.0),
-        frequency_penalty=sometimes(float(generator.uniform(-1, 1)), 0.0),
-        logit_bias=sometimes({int(generator.integers(vocabulary)): float(generator.normal())}, None),
-        stop_ids=sometimes((int(generator.integers(vocabulary)),), ()),
-        seed=0,
-    )
-
-
-def markov(name: str, vocabulary: int, seed: int, noise: float = 0.0, noise_seed: int = 1) -> EnumeratingScorer:
-    logits = markov_logits(vocabulary, seed, order=2, sharpness=1.0, noise=noise, noise_seed=noise_seed)
-    return EnumeratingScorer(name, vocabulary, logits)
-
-
-def errors(
-    tiers: Callable[[Branches], tuple[Tier, ...]], rule: str, sampling: Sampling, step: bool, most: int = 1_000_000
-) -> tuple[float, int]:
-    """How far a hierarchy's law is from plain decoding's, of its first step or of the whole output."""
-    targets: list[Scorer] = []
-
-    def make(branches: Branches) -> Request:
-        built = tiers(branches)
-        targets.append(built[0].scorer)
-        return Request(PROMPT, sampling, Hierarchy(built, rule))
-
-    found, leaves = (step_law if step else output_law)(make, most)
-    target = targets[0]
-    assert isinstance(target, EnumeratingScorer)
-    if step:
-        return step_error(found, target, PROMPT, sampling), leaves
-    return law_error(found, plain_law(target, PROMPT, sampling)), leaves
-
-
-def report(record: Callable[[str, object], None], cases: int, outcomes: int, largest: float) -> None:
-    """Numbers for the JUnit file, and for `pytest -s`."""
-    record("cases", cases)
-    record("outcomes", outcomes)
-    record("largest_error", largest)
-    print(f"\n{cases} cases, {outcomes} outcomes, largest law error {largest:.1e}")
 
 
 def test_number_of_shapes() -> None:
@@ -100,14 +40,14 @@ def test_number_of_shapes() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("equal_siblings", [False, True])
-def test_every_guessed_tree(rule: str, equal_siblings: bool, record_property: Callable[[str, object], None]) -> None:
-    """Every tree shape up to 6 nodes as a store's guess: the first pass to its full depth, and whole outputs."""
+def test_every_drafted_tree(rule: str, equal_siblings: bool, record_property: Callable[[str, object], None]) -> None:
+    """Every tree shape up to 6 nodes as a store's draft: the first pass to its full depth, and whole outputs."""
     largest, cases, outcomes = 0.0, 0, 0
-    for place, shape in enumerate(SHAPES):
-        generator = np.random.default_rng([1, equal_siblings, place])
+    for index, shape in enumerate(SHAPES):
+        generator = np.random.default_rng([1, equal_siblings, index])
         vocabulary = int(generator.integers(2, 5))
         tree = random_tokens(renumbered(shape, generator), vocabulary, equal_siblings, generator)
-        target = markov("target", vocabulary, place)
+        target = markov("target", vocabulary, index)
         store = FakeStore("store", lambda context, budget, tree=tree: tree)  # type: ignore[misc]
         tiers = (Tier(target, stores=(store,)),)
         for step, length in ((True, 7), (False, int(generator.integers(2, 4)))):
@@ -131,27 +71,27 @@ def random_tokens(
     return Proposal(tuple(tokens), parents)
 
 
-def test_every_drawn_tree(record_property: Callable[[str, object], None]) -> None:
-    """Every tree shape up to 6 nodes drawn from a draft's law: residual rule, several candidates a position."""
+def test_every_sampled_tree(record_property: Callable[[str, object], None]) -> None:
+    """Every tree shape up to 6 nodes sampled from a draft model: residual rule, several candidates a position."""
     largest, cases, outcomes = 0.0, 0, 0
-    for place, shape in enumerate(SHAPES):
-        generator = np.random.default_rng([2, place])
+    for index, shape in enumerate(SHAPES):
+        generator = np.random.default_rng([2, index])
         parents = renumbered(shape, generator)
-        vocabulary = max(v for v in (2, 3, 4) if v == 2 or drawings(parents, v) <= 150)
-        target = markov("target", vocabulary, place)
-        draft = markov("draft", vocabulary, place, noise=float(generator.uniform(0.2, 2)))
+        vocabulary = max(v for v in (2, 3, 4) if v == 2 or count_samples(parents, v) <= 150)
+        target = markov("target", vocabulary, index)
+        draft = markov("draft", vocabulary, index, noise=float(generator.uniform(0.2, 2)))
         sampling = random_sampling(generator, vocabulary, 7)
-        # Any law may be drawn from, if it is the one handed up: the draft needs no penalties, filters or temperature.
-        drawn_with = sampling if generator.random() < 0.5 else Sampling(temperature=1.0)
+        # Any distribution may be sampled from, if it is the one handed up: a draft needs no penalties or filters.
+        sampled_with = sampling if generator.random() < 0.5 else Sampling(temperature=1.0)
 
         def tiers(
             branches: Branches,
             parents: tuple[int, ...] = parents,
             target: EnumeratingScorer = target,
             draft: EnumeratingScorer = draft,
-            drawn_with: Sampling = drawn_with,
+            sampled_with: Sampling = sampled_with,
         ) -> tuple[Tier, ...]:
-            return (Tier(target, stores=(DrawnTree("draft", parents, draft, drawn_with, branches),)),)
+            return (Tier(target, stores=(SampledTree("draft", parents, draft, sampled_with, branches),)),)
 
         error, leaves = errors(tiers, "residual", sampling, step=True)
         largest, cases, outcomes = max(largest, error), cases + 1, outcomes + leaves
@@ -159,36 +99,12 @@ def test_every_drawn_tree(record_property: Callable[[str, object], None]) -> Non
     report(record_property, cases, outcomes, largest)
 
 
-def drawings(parents: tuple[int, ...], vocabulary: int) -> int:
-    """In how many ways a tree can be drawn."""
-    ways = 1
+def count_samples(parents: tuple[int, ...], vocabulary: int) -> int:
+    """How many trees of this shape can be sampled."""
+    count = 1
     for node, parent in enumerate(parents):
-        ways *= max(1, vocabulary - parents[:node].count(parent))
-    return ways
-
-
-def random_hierarchy(
-    generator: np.random.Generator, depth: int, vocabulary: int, seed: int, with_stores: bool
-) -> tuple[Tier, ...]:
-    tiers = []
-    for level in range(depth):
-        noise = 0.0 if level == 0 else float(generator.uniform(0.1, 1.5))
-        scorer = markov(f"tier{level}", vocabulary, seed, noise, noise_seed=level + 1)
-        stores = tuple(
-            FakeStore(f"store{level}.{i}", random_trees(vocabulary, seed=10 * seed + 3 * level + i, silence=0.4))
-            for i in range(int(generator.integers(0, 3)) if with_stores else 0)
-        )
-        tiers.append(
-            Tier(
-                scorer,
-                gather=int(generator.integers(1, 4)),
-                stores=stores,
-                budget=int(generator.integers(1, 7)),
-                merge=bool(generator.integers(2)),
-                candidates=int(generator.integers(1, 4)) if level else 1,
-            )
-        )
-    return tuple(tiers)
+        count *= max(1, vocabulary - parents[:node].count(parent))
+    return count
 
 
 # Outcomes grow with every tier; a case that would cost too much gives way to the next, never to none.
@@ -223,11 +139,11 @@ def test_random_hierarchies(
 
 
 def drafted(change: Callable[[Proposal, EnumeratingScorer], Proposal], parents: tuple[int, ...]) -> float:
-    """The error of a hierarchy whose drawn proposal was changed on the way."""
+    """The error of a hierarchy whose sampled proposal was changed on the way."""
     target, draft = markov("target", 3, 7), markov("draft", 3, 7, noise=1.0)
     sampling = Sampling(max_tokens=3, temperature=1.0, seed=0)
 
-    class Changed(DrawnTree):
+    class Changed(SampledTree):
         def propose(self, context: np.ndarray, budget: int) -> Proposal:
             return change(super().propose(context, budget), target)
 
@@ -246,7 +162,7 @@ def test_control_dropped_for_its_value() -> None:
     assert drafted(lambda proposal, target: proposal if proposal.tokens[0] else Proposal(), (-1,)) > SEEN
 
 
-def test_control_a_law_it_was_not_drawn_from() -> None:
+def test_control_a_distribution_it_was_not_sampled_from() -> None:
     def lie(proposal: Proposal, target: EnumeratingScorer) -> Proposal:
         uniform = np.full(target.vocabulary, 1 / target.vocabulary)
         return Proposal(proposal.tokens, proposal.parents, proposal.sources, (uniform,) * len(proposal))
@@ -254,8 +170,8 @@ def test_control_a_law_it_was_not_drawn_from() -> None:
     assert drafted(lie, (-1,)) > SEEN
 
 
-def test_drawn_guesses_taken_as_chosen() -> None:
-    """Not wrong: a guess without a law is exact whatever it depends on, but the target's randomness. Only slower."""
+def test_sampled_drafts_taken_as_fixed() -> None:
+    """Not wrong: a draft without a distribution is exact, unless it depends on the target's randomness. Only slower."""
 
     def forget(proposal: Proposal, target: EnumeratingScorer) -> Proposal:
         return Proposal(proposal.tokens, proposal.parents, proposal.sources)
@@ -264,7 +180,7 @@ def test_drawn_guesses_taken_as_chosen() -> None:
 
 
 def wrong_hierarchy(rule: str, merge: bool = False) -> float:
-    """Three tiers, a store beside the first draft, runners-up: exact as it stands (see the first control)."""
+    """Three tiers, a store beside the first draft, runners-up: exact unless broken (see the first control)."""
     tiers = tuple(
         Tier(
             markov(f"tier{level}", 3, 5, noise=0.8 * level, noise_seed=level + 1),
@@ -286,9 +202,9 @@ def test_control_hierarchy_as_it_is(rule: str, merge: bool) -> None:
 
 
 def test_control_merged_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stored guesses first, and drawn ones dropped where they equal a stored one."""
+    """Fixed drafts first, and sampled ones dropped where they equal a fixed one."""
 
-    def stored_first(self: Proposal, other: Proposal, nodes: int) -> Proposal:
+    def fixed_first(self: Proposal, other: Proposal, nodes: int) -> Proposal:
         if not other.tokens or not self.tokens:
             return self if self.tokens else other
         tokens, parents, distributions = list(other.tokens), list(other.parents), list(other.distributions)
@@ -302,33 +218,33 @@ def test_control_merged_in_the_wrong_order(monkeypatch: pytest.MonkeyPatch) -> N
                 distributions.append(self.distributions[node])
         return Proposal(tuple(tokens), tuple(parents), (), tuple(distributions))
 
-    monkeypatch.setattr(Proposal, "merge", stored_first)
+    monkeypatch.setattr(Proposal, "merge", fixed_first)
     assert wrong_hierarchy("residual", merge=True) > SEEN
 
 
-def test_control_handed_up_with_the_law_from_below(monkeypatch: pytest.MonkeyPatch) -> None:
-    def law_from_below(proposal: Proposal, answer: Answer, dice: Dice, candidates: int) -> Verdict:
+def test_control_handed_up_with_the_distribution_from_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    def distribution_from_below(proposal: Proposal, answer: Answer, dice: Dice, candidates: int) -> Verdict:
         verdict = verify_module.residual(proposal, answer, dice, candidates)
-        written = [list(found) for found in verdict.written]
+        written = [list(candidates) for candidates in verdict.written]
         for position, node in enumerate(verdict.accepted):
             if proposal.distributions[node] is not None:
                 written[position][0] = (written[position][0][0], proposal.distributions[node])
         return Verdict(verdict.accepted, written)
 
-    monkeypatch.setitem(RULES, "residual", law_from_below)
+    monkeypatch.setitem(RULES, "residual", distribution_from_below)
     assert wrong_hierarchy("residual") > SEEN
 
 
-def test_control_refused_guess_stays_in_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    def kept(weights: np.ndarray, otherwise: Distribution) -> Distribution:
+def test_control_a_rejected_draft_keeps_its_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unchanged(weights: np.ndarray, otherwise: Distribution) -> Distribution:
         return otherwise
 
-    monkeypatch.setattr(verify_module, "_normalised", kept)
+    monkeypatch.setattr(verify_module, "_normalised", unchanged)
     assert wrong_hierarchy("residual") > SEEN
 
 
-def test_control_runner_up_stands_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The coupled rule with a guess taken when it is any of the scorer's candidates."""
+def test_control_a_runner_up_is_accepted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coupled rule with a draft accepted when it is any of the scorer's candidates."""
 
     def lenient(proposal: Proposal, answer: Answer, dice: Dice, candidates: int) -> Verdict:
         assert answer.picks is not None
@@ -336,10 +252,10 @@ def test_control_runner_up_stands_too(monkeypatch: pytest.MonkeyPatch) -> None:
         written: list[list[Candidate]] = []
         node = -1
         while True:
-            found = answer.picks[node + 1].tolist()
-            node = next((c for c in proposal.children()[node + 1] if proposal.tokens[c] in found), -1)
+            picks = answer.picks[node + 1].tolist()
+            node = next((c for c in proposal.children()[node + 1] if proposal.tokens[c] in picks), -1)
             if node < 0:
-                return Verdict(accepted, [*written, [(found[0], None)]])
+                return Verdict(accepted, [*written, [(picks[0], None)]])
             accepted.append(node)
             written.append([(proposal.tokens[node], None)])
 
@@ -348,15 +264,15 @@ def test_control_runner_up_stands_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_control_stops_drafting_after_seeing_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tier that does not hand up a last token it finds unlikely: decided after the draw, so wrong."""
-    honest = hierarchy_module._handed_up
+    """A tier that does not hand up a last token it finds unlikely: decided after it was sampled, so wrong."""
+    honest = hierarchy_module._proposal
 
-    def shy(written: list[tuple[list[Candidate], str]], tier: str) -> Proposal:
-        token, own = written[-1][0][0]
-        assert own is not None
-        return honest(written[:-1] if own[token] < 0.4 and len(written) > 1 else written, tier)
+    def shy(written: list[Written], tier: str) -> Proposal:
+        token, distribution = written[-1].candidates[0]
+        assert distribution is not None
+        return honest(written[:-1] if distribution[token] < 0.4 and len(written) > 1 else written, tier)
 
-    monkeypatch.setattr(hierarchy_module, "_handed_up", shy)
+    monkeypatch.setattr(hierarchy_module, "_proposal", shy)
     assert wrong_hierarchy("residual") > SEEN
 
 
@@ -370,8 +286,8 @@ def tokens_a_pass(rule: str, seed: int) -> float:
         made.append(Request(PROMPT, Sampling(max_tokens=8, temperature=1.0, seed=0), Hierarchy(tiers, rule)))
         return made[-1]
 
-    found, _ = step_law(make, 1_000_000)
-    return sum(weight * len(tokens) for tokens, weight in found.items())
+    weights, _ = step_distribution(make, 1_000_000)
+    return sum(weight * len(tokens) for tokens, weight in weights.items())
 
 
 @pytest.mark.parametrize("seed", range(4))

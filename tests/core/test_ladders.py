@@ -1,7 +1,7 @@
-"""Ladders of four judges: their law is plain decoding's, exactly, whatever their tiers decide on the way.
+"""Ladders of four scorers: their distribution is plain decoding's, exactly, whatever their tiers decide on the way.
 
-Four tiers need four tokens of room before the lowest one is asked at all, so these cases are chosen, not left to
-chance: every one of them has the lowest tier guess.
+Four tiers need four tokens of room before the lowest one is asked at all, so these cases are selected, not left to
+chance: in every one of them the lowest tier drafts.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from core.test_distributions import EXACT, SEEN, errors, markov, random_hierarchy, random_sampling, report
 from enumerate_distributions import Branches, TooManyBranches
-from pacing.test_blocks import costs, with_policies
+from paced_tiers import costs, ladder_costs, ladder_policies, paced
+from random_hierarchies import EXACT, SEEN, errors, markov, random_hierarchy, random_sampling, report
 
 from hierspec.core import hierarchy as hierarchy_module
 from hierspec.core.hierarchy import Tier
+from hierspec.core.interfaces import Written
 from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import Sampling
 from hierspec.core.verify import BY_DISTRIBUTION, RULES
 from hierspec.pacing.appraisal import Appraiser
-from hierspec.pacing.blocks import UntilCorrection, WhileWorthwhile, Written
+from hierspec.pacing.blocks import UntilCorrection, WhileWorthwhile
 from hierspec.testing.fakes import FakeScorer
 
 FOUR = 4
@@ -32,11 +33,11 @@ class Counting(Appraiser):
 
     left_out = 0
 
-    def choose(self, proposals: Iterable[Proposal], budget: int, rate: float, requests: int = 1) -> Proposal:
+    def choose(self, proposals: Iterable[Proposal], budget: int, speed: float, requests: int = 1) -> Proposal:
         given = list(proposals)
-        found = super().choose(given, budget, rate, requests)
-        Counting.left_out += any(len(proposal) > len(found) for proposal in given)
-        return found
+        chosen = super().choose(given, budget, speed, requests)
+        Counting.left_out += any(len(proposal) > len(chosen) for proposal in given)
+        return chosen
 
 
 def ladder(generator: np.random.Generator, vocabulary: int, seed: int, with_stores: bool) -> tuple[Tier, ...]:
@@ -50,26 +51,25 @@ def ladder(generator: np.random.Generator, vocabulary: int, seed: int, with_stor
 
 
 def deciding(tiers: tuple[Tier, ...], kinds: list[str], dear: float) -> tuple[Tier, ...]:
-    """The same tiers, which end blocks and leave guesses out by what they have seen; each run begins alike."""
-    found = with_policies(tiers, kinds, eager=True)
-    for level, tier in enumerate(found):
-        if isinstance(
-            tier.policy, WhileWorthwhile
-        ):  # drafting pays to begin with at every level, a second round seldom
-            tier.policy._round, tier.policy._brought[-1] = [1.0, 1.0, 0.6 / level], [8.0, 8.0]
-    return tuple(
-        replace(tier, appraiser=Counting(costs(1.0 / (level + 1), dear))) if level < FOUR - 1 else tier
-        for level, tier in enumerate(found)
-    )
+    """The same tiers, which end blocks and leave drafts out by what they have seen; each begins with nothing learnt."""
+    policies = ladder_policies(tiers, kinds, eager=True)
+    for level, policy in enumerate(policies, 1):
+        if isinstance(policy, WhileWorthwhile):  # drafting pays to begin with at every level, a second round seldom
+            policy._round, policy._gains[-1] = [1.0, 1.0, 0.6 / level], [8.0, 8.0]
+    appraisers = {level: Counting(costs(1.0 / (level + 1), dear)) for level in range(FOUR - 1)}
+    return paced(tiers, ladder_costs(tiers), policies, appraisers=appraisers)
 
 
 @pytest.mark.parametrize("decides", [False, True], ids=["fixed", "deciding"])
 @pytest.mark.parametrize("with_stores", [False, True], ids=["drafts", "stores"])
 @pytest.mark.parametrize("rule", RULES)
 def test_ladders_of_four(
-    rule: str, with_stores: bool, decides: bool, record_property: Callable[[str, object], None],
+    rule: str,
+    with_stores: bool,
+    decides: bool,
+    record_property: Callable[[str, object], None],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """The first pass of the target to its full depth, and whole outputs."""
     ended = 0
     for kind in (WhileWorthwhile, UntilCorrection):
@@ -79,9 +79,9 @@ def test_ladders_of_four(
             self: WhileWorthwhile, block: list[Written], requests: int = 1, honest: Callable[..., bool] = honest
         ) -> bool:
             nonlocal ended
-            found = honest(self, block, requests)
-            ended += bool(block) and not found
-            return found
+            going_on = honest(self, block, requests)
+            ended += bool(block) and not going_on
+            return going_on
 
         monkeypatch.setattr(kind, "go_on", watched)
     Counting.left_out = 0
@@ -115,12 +115,12 @@ def test_ladders_of_four(
     assert cases == wanted
     if decides:
         assert ended > 0
-        assert Counting.left_out > 0 or not with_stores  # what was drawn always stays
+        assert Counting.left_out > 0 or not with_stores  # what was sampled always stays
 
 
 @pytest.mark.parametrize("rule", sorted(BY_DISTRIBUTION))
 def test_control_a_ladder_that_keeps_a_token_back(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was drawn must be handed up: to leave it out for its value bends the law, and is seen."""
+    """What was sampled must be handed up: to leave it out for its value changes the distribution, and is seen."""
     tiers = tuple(
         Tier(markov(f"tier{level}", 2, 5, noise=0.8 * level, noise_seed=level + 1), gather=2) for level in range(FOUR)
     )
@@ -130,12 +130,12 @@ def test_control_a_ladder_that_keeps_a_token_back(rule: str, monkeypatch: pytest
         return errors(lambda branches: tiers, rule, sampling, step=True)[0]
 
     assert off() < EXACT
-    honest = hierarchy_module._handed_up
+    honest = hierarchy_module._proposal
 
     def shy(written: list[Written], tier: str) -> Proposal:
-        token, own = written[-1].candidates[0]
-        assert own is not None
-        return honest(written[:-1] if own[token] < 0.5 and len(written) > 1 else written, tier)
+        token, distribution = written[-1].candidates[0]
+        assert distribution is not None
+        return honest(written[:-1] if distribution[token] < 0.5 and len(written) > 1 else written, tier)
 
-    monkeypatch.setattr(hierarchy_module, "_handed_up", shy)
+    monkeypatch.setattr(hierarchy_module, "_proposal", shy)
     assert off() > SEEN

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hierspec.core.engine import Engine, Request, Step
+from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.proposal import Proposal
+from hierspec.core.request import Request, Step
 from hierspec.core.sampling import Sampling, adjust, picks
 from hierspec.core.stats import Stats
-from hierspec.core.verify import Answer
 from hierspec.testing.fakes import FakeScorer, FakeStore, markov_logits, random_trees, scripted
 
 
@@ -93,9 +94,9 @@ def check_stats(request: Request, steps: list[Step]) -> None:
         assert sum(tier.accepted.values()) == sum(tier.accepted_at.values())
         assert sum(tier.proposed.values()) == sum(tier.proposed_at.values())
         # A pass adds one token of its own to what it accepts, but for a pass that ends on an accepted stop id.
-        own = tier.written - sum(tier.accepted.values())
-        assert own in (tier.calls, tier.calls - 1) or tier is not target
-        assert own <= tier.calls
+        added = tier.written - sum(tier.accepted.values())
+        assert added in (tier.calls, tier.calls - 1) or tier is not target
+        assert added <= tier.calls
 
 
 def make_scorers(seed: int, vocabulary: int, count: int, noise: float) -> list[FakeScorer]:
@@ -136,18 +137,18 @@ def test_random_hierarchies_write_plain_text(temperature: float, part: int) -> N
 def mixed_requests(scorers: list[FakeScorer], seed: int, rules: Sequence[str] = ("coupled",)) -> list[Request]:
     """Eight requests that differ in everything but the scorers."""
     requests = []
-    for place in range(8):
-        generator = np.random.default_rng([seed, place])
+    for number in range(8):
+        generator = np.random.default_rng([seed, number])
         prompt = generator.integers(0, scorers[0].vocabulary, int(generator.integers(1, 9))).tolist()
         sampling = random_sampling(generator, scorers[0].vocabulary, float(generator.choice([0.0, 0.7, 1.0])))
         tiers = random_tiers(generator, scorers, prompt + plain(scorers[0], prompt, sampling))
-        requests.append(Request(prompt, sampling, Hierarchy(tiers, rules[place % len(rules)])))
+        requests.append(Request(prompt, sampling, Hierarchy(tiers, rules[number % len(rules)])))
     return requests
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_a_batch_writes_what_each_writes_alone(seed: int) -> None:
-    """Every rule: a request's dice are its own, so even residual text does not depend on who runs beside it."""
+    """Every rule: a request's dice are its own, so even residual text does not depend on what runs beside it."""
     rules = ("coupled", "residual", "block")
     scorers = make_scorers(seed, 9, 3, 0.4)
     alone = mixed_requests(scorers, seed, rules)
@@ -243,7 +244,7 @@ def test_an_error_fails_only_its_requests(good: int) -> None:
         if seed % 2:
             assert request.ended == "error"
             assert str(request.error) == "Out of memory; use a smaller batch."
-            assert request.output == expected[: len(request.output)]  # what was handed out before stands
+            assert request.output == expected[: len(request.output)]  # what was returned before stays
         else:
             assert request.error is None
             assert request.output == expected
@@ -275,7 +276,7 @@ def test_an_error_in_a_store_fails_only_its_request(good: int, breaks: str) -> N
     assert all(target.released.count(request) == 1 for request in requests)
 
 
-def test_a_good_guess_saves_passes_and_is_named() -> None:
+def test_a_good_draft_saves_passes_and_is_named() -> None:
     scorer = FakeScorer("target", 9)
     sampling = Sampling(max_tokens=10, seed=0)
     text = plain(scorer, [3], sampling)
@@ -289,7 +290,7 @@ def test_a_good_guess_saves_passes_and_is_named() -> None:
 
 
 def test_the_same_model_below_is_always_right() -> None:
-    """Coupled: the noise is shared, so a draft equal to the target is never refused, sampled or greedy."""
+    """Coupled: the noise is shared, so a draft equal to the target is never rejected, sampled or greedy."""
     scorers = [FakeScorer(name, 30, seed=4) for name in ("target", "middle", "bottom")]
     tiers = tuple(Tier(scorer, gather=3) for scorer in scorers)
     request = Request([5], Sampling(max_tokens=30, temperature=1.0, seed=8), Hierarchy(tiers))

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.interfaces import Answer
 from hierspec.core.proposal import Distribution, Proposal
 from hierspec.core.sampling import Dice, Sampling, adjust, distribution, gumbel, noise_keys, picks, softmax
 from hierspec.core.stats import Stats, TierStats
-from hierspec.core.verify import RULES, Answer, coupled, residual
+from hierspec.core.verify import RULES, coupled, residual
 
 FEW = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -77,34 +78,34 @@ def test_cut_and_first(tree: Proposal, size: int) -> None:
 
 @FEW
 @given(trees(), trees(), st.integers(1, 20))
-def test_merge(one: Proposal, other: Proposal, nodes: int) -> None:
-    merged = one.merge(other, nodes)
-    if one.tokens:  # self is kept as it stands: a drawn token is never dropped
-        assert merged.tokens[: len(one)] == one.tokens
-        assert merged.parents[: len(one)] == one.parents
-        assert len(merged) <= max(nodes, len(one))
+def test_merge(first: Proposal, other: Proposal, nodes: int) -> None:
+    merged = first.merge(other, nodes)
+    if first.tokens:  # self stays as it is: a sampled token is never dropped
+        assert merged.tokens[: len(first)] == first.tokens
+        assert merged.parents[: len(first)] == first.parents
+        assert len(merged) <= max(nodes, len(first))
     else:
         assert len(merged) <= nodes
-    assert paths(one) <= paths(merged) <= paths(one) | paths(other)
-    if nodes >= len(one) + len(other):
-        assert paths(merged) == paths(one) | paths(other)
-    elif one.tokens and len(merged) < nodes:
+    assert paths(first) <= paths(merged) <= paths(first) | paths(other)
+    if nodes >= len(first) + len(other):
+        assert paths(merged) == paths(first) | paths(other)
+    elif first.tokens and len(merged) < nodes:
         assert paths(other) <= paths(merged)  # what was left out, was left out for want of room
-    if one.tokens and len(paths(one)) == len(one):
+    if first.tokens and len(paths(first)) == len(first):
         assert len(paths(merged)) == len(merged)  # nothing twice
 
 
-def test_merge_keeps_sources_and_laws() -> None:
-    drawn_from = np.array([0.5, 0.5])
-    drawn = Proposal((1, 0), (-1, 0), ("draft",) * 2, (drawn_from,) * 2)
-    stored = Proposal((1, 0, 1, 0), (-1, 0, 0, -1), ("store",) * 4)
-    merged = drawn.merge(stored, 8)
+def test_merge_keeps_sources_and_distributions() -> None:
+    sampled_from = np.array([0.5, 0.5])
+    sampled = Proposal((1, 0), (-1, 0), ("draft",) * 2, (sampled_from,) * 2)
+    fixed = Proposal((1, 0, 1, 0), (-1, 0, 0, -1), ("store",) * 4)
+    merged = sampled.merge(fixed, 8)
     assert merged.tokens == (1, 0, 1, 0)
     assert merged.parents == (-1, 0, 0, -1)
     assert merged.sources == ("draft", "draft", "store", "store")
-    assert [found is drawn_from for found in merged.distributions] == [True, True, False, False]
+    assert [distribution is sampled_from for distribution in merged.distributions] == [True, True, False, False]
     with pytest.raises(ValueError, match="must come first"):
-        stored.merge(drawn, 8)
+        fixed.merge(sampled, 8)
 
 
 # Sampling
@@ -148,7 +149,7 @@ def test_sampling_takes_one_stop_for_a_tuple() -> None:
 
 
 def naive(logits: list[float], text: list[int], prompt_length: int, s: Sampling) -> list[float]:
-    """Adjusted law in plain Python, one rule after the other, on probabilities where `adjust` works on logits."""
+    """Adjusted distribution in plain Python, setting by setting, on probabilities where `adjust` works on logits."""
     z = list(logits)
     for token in range(len(z)):
         if token in text:
@@ -161,19 +162,19 @@ def naive(logits: list[float], text: list[int], prompt_length: int, s: Sampling)
     if s.top_k:
         p = [value if value >= p[ranked[min(s.top_k, len(p)) - 1]] else 0.0 for value in p]
     if s.top_p < 1:
-        kept, mass = set[int](), 0.0
+        nucleus, mass = set[int](), 0.0
         for token in ranked:
             if mass >= s.top_p:
                 break
-            kept.add(token)
+            nucleus.add(token)
             mass += p[token] / sum(p)
-        p = [value if token in kept else 0.0 for token, value in enumerate(p)]
+        p = [value if token in nucleus else 0.0 for token, value in enumerate(p)]
     p = [value if value >= s.min_p * max(p) else 0.0 for value in p]
     return [value / sum(p) for value in p]
 
 
-def test_adjusted_law() -> None:
-    """2,000 random settings. Not by hypothesis: its round numbers stand on the edges of filters, where logits and
+def test_adjusted_distribution() -> None:
+    """2,000 random settings. Not by hypothesis: its round numbers are at the edges of filters, where logits and
     probabilities may round to different sides."""
     for case in range(2000):
         generator = np.random.default_rng(case)
@@ -195,29 +196,29 @@ def test_adjusted_law() -> None:
             logit_bias=sometimes({int(generator.integers(6)): float(generator.normal(0, 3))}, None),
         )
         before = logits.tolist()
-        found = distribution(adjust(logits, text, prompt_length, sampling), sampling)
+        adjusted = distribution(adjust(logits, text, prompt_length, sampling), sampling)
         assert logits.tolist() == before  # a scorer's logits are not written to
         expected = naive(before, text.tolist(), prompt_length, sampling)
-        np.testing.assert_allclose(found, expected, atol=1e-12, err_msg=str(case))
+        np.testing.assert_allclose(adjusted, expected, atol=1e-12, err_msg=str(case))
 
 
 def test_filters_by_hand() -> None:
     logits = np.log([0.5, 0.25, 0.15, 0.1])
     text = np.array([0])
 
-    def kept(**settings: Any) -> list[int]:
+    def possible(**settings: Any) -> list[int]:
         return np.flatnonzero(
             distribution(adjust(logits, text, 1, s := Sampling(temperature=1.0, **settings)), s)
         ).tolist()
 
-    assert kept() == [0, 1, 2, 3]
-    assert kept(top_k=2) == [0, 1]
-    assert kept(top_k=9) == [0, 1, 2, 3]
-    assert kept(top_p=0.6) == [0, 1]
-    assert kept(top_p=0.01) == [0]  # the most likely token always stays
-    assert kept(min_p=0.25) == [0, 1, 2]
-    assert kept(min_p=1.0) == [0]
-    assert kept(logit_bias={0: -math.inf}) == [1, 2, 3]
+    assert possible() == [0, 1, 2, 3]
+    assert possible(top_k=2) == [0, 1]
+    assert possible(top_k=9) == [0, 1, 2, 3]
+    assert possible(top_p=0.6) == [0, 1]
+    assert possible(top_p=0.01) == [0]  # the most likely token always stays
+    assert possible(min_p=0.25) == [0, 1, 2]
+    assert possible(min_p=1.0) == [0]
+    assert possible(logit_bias={0: -math.inf}) == [1, 2, 3]
 
 
 def test_temperature_zero_is_the_best_token() -> None:
@@ -246,8 +247,8 @@ def chi_square(counts: np.ndarray, expected: Distribution) -> float:
 
 
 @pytest.mark.parametrize("over", ["positions", "seeds", "large seeds"])
-def test_law_of_the_pick(over: str) -> None:
-    """Over neighbouring positions and over neighbouring seeds the picks have the law of softmax."""
+def test_distribution_of_the_pick(over: str) -> None:
+    """Over neighbouring positions and over neighbouring seeds the picks have the distribution of softmax."""
     sampling, draws = Sampling(temperature=1.0), 20_000
     z = np.array([0.3, -1.0, 1.2, 0.0, -0.4, -3.0])
     counts = np.zeros(6)
@@ -257,8 +258,8 @@ def test_law_of_the_pick(over: str) -> None:
     assert chi_square(counts, softmax(z)) < 20.5  # 5 degrees of freedom: passed by chance once in 1,000
 
 
-def test_runners_up_are_drawn_without_replacement() -> None:
-    """The first two picks together have the law of two draws without replacement."""
+def test_runners_up_are_sampled_without_replacement() -> None:
+    """The first two picks together have the distribution of two samples without replacement."""
     sampling, z = Sampling(temperature=1.0), np.array([0.3, -1.0, 1.2, 0.0])
     p = softmax(z)
     counts = np.zeros((4, 4))
@@ -271,7 +272,7 @@ def test_runners_up_are_drawn_without_replacement() -> None:
 
 
 def test_noise_is_gumbel() -> None:
-    """Kolmogorov's distance of 200,000 values to the Gumbel law, and its mean and spread."""
+    """Kolmogorov's distance of 200,000 values to the Gumbel distribution, and its mean and spread."""
     noise = np.sort(np.concatenate([gumbel(seed, 17, 2000) for seed in range(100)]))
     ranks = (np.arange(len(noise)) + 0.5) / len(noise)
     assert np.abs(np.exp(-np.exp(-noise)) - ranks).max() < 1.95 / math.sqrt(len(noise))  # once in 1,000
@@ -328,13 +329,13 @@ def test_noise_stays_what_it_is() -> None:
 # Dice
 
 
-def test_dice_choose_has_the_law() -> None:
-    own = np.array([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
+def test_dice_choose_has_the_distribution() -> None:
+    p = np.array([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
     dice, counts = Dice(9), np.zeros(6)
     for _ in range(20_000):
-        counts[dice.choose(own)] += 1
-    assert counts[own == 0].sum() == 0
-    assert chi_square(counts[own > 0], own[own > 0]) < 13.8  # 2 degrees of freedom, once in 1,000
+        counts[dice.choose(p)] += 1
+    assert counts[p == 0].sum() == 0
+    assert chi_square(counts[p > 0], p[p > 0]) < 13.8  # 2 degrees of freedom, once in 1,000
     assert abs(np.mean([dice.accept(0.3) for _ in range(20_000)]) - 0.3) < 0.011
 
 
@@ -343,9 +344,9 @@ def test_dice_keep_to_the_possible() -> None:
         def __init__(self, value: float) -> None:
             self._generator = type("Fixed", (), {"random": lambda self: value})()
 
-    own = np.array([0.0, 0.1, 0.2, 0.7, 0.0])
-    assert Edge(0.0).choose(own) == 1
-    assert Edge(1 - 2**-53).choose(own) == 3
+    p = np.array([0.0, 0.1, 0.2, 0.7, 0.0])
+    assert Edge(0.0).choose(p) == 1
+    assert Edge(1 - 2**-53).choose(p) == 3
     thirds = np.array([1 / 3] * 3 + [0.0])
     assert Edge(1 - 2**-53).choose(thirds) == 2
     assert not Edge(0.0).accept(0.0)
@@ -353,26 +354,26 @@ def test_dice_keep_to_the_possible() -> None:
 
 
 def test_dice_are_repeatable() -> None:
-    own = np.full(50, 1 / 50)
-    one, same, other = Dice(-3), Dice(-3), Dice(4)
-    first = [one.choose(own) for _ in range(30)]
-    assert first == [same.choose(own) for _ in range(30)]
-    assert first != [other.choose(own) for _ in range(30)]
+    p = np.full(50, 1 / 50)
+    dice, same, other = Dice(-3), Dice(-3), Dice(4)
+    first = [dice.choose(p) for _ in range(30)]
+    assert first == [same.choose(p) for _ in range(30)]
+    assert first != [other.choose(p) for _ in range(30)]
 
 
 # Verify
 
 
 class Fixed(Dice):
-    """Dice that fall as told."""
+    """Dice that fall as given."""
 
     def __init__(self, accepts: list[bool], choices: list[int] | None = None) -> None:
         self.accepts, self.choices = list(accepts), list(choices or [])
-        self.chances: list[float] = []
+        self.probabilities: list[float] = []
         self.distributions: list[list[float]] = []
 
     def accept(self, probability: float) -> bool:
-        self.chances.append(probability)
+        self.probabilities.append(probability)
         return self.accepts.pop(0)
 
     def choose(self, distribution: Distribution) -> int:
@@ -385,7 +386,7 @@ def test_no_proposal_gives_one_token(rule: str) -> None:
     answer = Answer(picks=np.array([[2]]), distributions=np.array([[0.0, 0.0, 1.0]]))
     verdict = RULES[rule](Proposal(), answer, Dice(0), 1)
     assert verdict.accepted == []
-    assert [[token for token, _ in found] for found in verdict.written] == [[2]]
+    assert [[token for token, _ in candidates] for candidates in verdict.written] == [[2]]
 
 
 def test_coupled_walks_the_tree() -> None:
@@ -404,41 +405,41 @@ def test_coupled_follows_the_first_of_equal_siblings() -> None:
     assert coupled(twins, answer, Dice(0), 1).accepted == [0, 2]
 
 
-def test_residual_with_a_chosen_guess() -> None:
-    own = np.array([[0.2, 0.5, 0.3], [0.1, 0.1, 0.8]])
-    guess = Proposal((1,), (-1,))
+def test_residual_with_a_fixed_draft() -> None:
+    p = np.array([[0.2, 0.5, 0.3], [0.1, 0.1, 0.8]])
+    draft = Proposal((1,), (-1,))
     dice = Fixed([True], [2])
-    verdict = residual(guess, Answer(distributions=own), dice, 1)
+    verdict = residual(draft, Answer(distributions=p), dice, 1)
     assert verdict.accepted == [0]
-    assert dice.chances == [0.5]
-    assert [found[0][0] for found in verdict.written] == [1, 2]
+    assert dice.probabilities == [0.5]
+    assert [candidates[0][0] for candidates in verdict.written] == [1, 2]
     assert verdict.written[0][0][1] is not None
     dice = Fixed([False], [0])
-    verdict = residual(guess, Answer(distributions=own), dice, 1)
+    verdict = residual(draft, Answer(distributions=p), dice, 1)
     assert verdict.accepted == []
     assert dice.distributions[0] == pytest.approx([0.4, 0, 0.6])
-    np.testing.assert_array_equal(verdict.written[0][0][1], own[0])  # it hands up its own law, not what was left
+    np.testing.assert_array_equal(verdict.written[0][0][1], p[0])  # it hands up its own distribution, not what was left
 
 
-def test_residual_with_drawn_guesses() -> None:
-    own, q = np.array([[0.2, 0.5, 0.3]] * 3), np.array([0.6, 0.2, 0.2])
+def test_residual_with_sampled_drafts() -> None:
+    p, q = np.array([[0.2, 0.5, 0.3]] * 3), np.array([0.6, 0.2, 0.2])
     rest = np.array([0, 0.5, 0.5])
     dice = Fixed([False, False], [1])
-    verdict = residual(Proposal((0, 2), (-1, -1), (), (q, rest)), Answer(distributions=own), dice, 1)
-    assert dice.chances == pytest.approx([1 / 3, (0.1 / 0.4) / 0.5])
+    verdict = residual(Proposal((0, 2), (-1, -1), (), (q, rest)), Answer(distributions=p), dice, 1)
+    assert dice.probabilities == pytest.approx([1 / 3, (0.1 / 0.4) / 0.5])
     assert dice.distributions[0] == pytest.approx([0, 1, 0])
     assert verdict.written[0][0][0] == 1
     dice = Fixed([True], [0])
-    residual(Proposal((1,), (-1,), (), (q,)), Answer(distributions=own), dice, 1)
-    assert dice.chances == [1.0]  # likelier to the scorer than to the draft: always right
+    residual(Proposal((1,), (-1,), (), (q,)), Answer(distributions=p), dice, 1)
+    assert dice.probabilities == [1.0]  # likelier to the scorer than to the draft: always right
 
 
-def test_residual_runners_up_are_drawn_without_replacement() -> None:
-    own = np.array([[0.2, 0.5, 0.3, 0.0]])
+def test_residual_runners_up_are_sampled_without_replacement() -> None:
+    p = np.array([[0.2, 0.5, 0.3, 0.0]])
     dice = Fixed([], [1, 0, 2])
-    found = residual(Proposal(), Answer(distributions=own), dice, 9).written[0]
-    assert [token for token, _ in found] == [1, 0, 2]  # three tokens are possible, so no more than three
-    distributions = [drawn_from.tolist() for _, drawn_from in found if drawn_from is not None]
+    candidates = residual(Proposal(), Answer(distributions=p), dice, 9).written[0]
+    assert [token for token, _ in candidates] == [1, 0, 2]  # three tokens are possible, so no more than three
+    distributions = [sampled_from.tolist() for _, sampled_from in candidates if sampled_from is not None]
     assert distributions == [
         pytest.approx([0.2, 0.5, 0.3, 0]),
         pytest.approx([0.4, 0, 0.6, 0]),
@@ -446,10 +447,10 @@ def test_residual_runners_up_are_drawn_without_replacement() -> None:
     ]
 
 
-def test_residual_survives_a_certain_guess_refused_by_rounding() -> None:
-    own = np.array([[0.0, 1.0], [0.5, 0.5]])
+def test_residual_survives_a_certain_draft_rejected_by_rounding() -> None:
+    p = np.array([[0.0, 1.0], [0.5, 0.5]])
     for distributions in ((None,), (np.array([0.0, 1.0]),)):
-        verdict = residual(Proposal((1,), (-1,), (), distributions), Answer(distributions=own), Fixed([False], [1]), 1)
+        verdict = residual(Proposal((1,), (-1,), (), distributions), Answer(distributions=p), Fixed([False], [1]), 1)
         assert verdict.written[0][0][0] == 1
 
 

@@ -1,4 +1,4 @@
-"""Two documents beside each other, the table of the README, and prompt sets by name."""
+"""Two records beside each other, the table of the README, and prompt sets by name."""
 
 import copy
 import hashlib
@@ -16,8 +16,9 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.sampling import Sampling
 from hierspec.prompt_sets import PromptSet, find_prompts
 from hierspec.prompts import BenchPrompt
-from hierspec_bench.compare import compare_documents
+from hierspec_bench.compare import compare_records
 from hierspec_bench.readme import with_results, write_results
+from hierspec_bench.record import Record
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "docs" / "results" / "auto-greedy.json"
@@ -36,12 +37,16 @@ def figures(speedup=1.0, spread=0.05, **changes):
     )
 
 
+def compared(before, after, tolerance=0.05):
+    return compare_records(Record.of(before), Record.of(after), tolerance)
+
+
 def document(**plans):
     return {"model": "m", "temperature": 0.0, "plans": {"plain": figures()} | plans, "peers": {"other": figures(0.5)}}
 
 
 def test_changes_within_the_intervals_pass():
-    found = compare_documents(document(lookup=figures(1.30)), document(lookup=figures(1.27)))
+    found = compared(document(lookup=figures(1.30)), document(lookup=figures(1.27)))
     assert found["passed"]
     [row] = [row for row in found["rows"] if row["name"] == "lookup"]
     assert (row["change"], row["outside"], row["slower"]) == (pytest.approx(1.27 / 1.3, abs=1e-4), False, False)
@@ -51,29 +56,29 @@ def test_changes_within_the_intervals_pass():
 
 def test_slower_beyond_intervals_and_tolerance_fails():
     before, after = document(lookup=figures(1.30)), document(lookup=figures(1.10))
-    assert compare_documents(before, after)["slower"] == ["lookup"]
-    assert not compare_documents(before, after)["passed"]
-    assert compare_documents(after, before)["passed"]  # faster
-    assert compare_documents(before, after, tolerance=0.2)["passed"]
+    assert compared(before, after)["slower"] == ["lookup"]
+    assert not compared(before, after)["passed"]
+    assert compared(after, before)["passed"]  # faster
+    assert compared(before, after, tolerance=0.2)["passed"]
     wide = document(lookup=figures(1.10, spread=0.3))
-    assert compare_documents(before, wide)["passed"]  # nobody can tell
-    assert compare_documents(document(), document() | {"peers": {"other": figures(0.2)}})["passed"]  # not ours
+    assert compared(before, wide)["passed"]  # nobody can tell
+    assert compared(document(), document() | {"peers": {"other": figures(0.2)}})["passed"]  # not ours
 
 
 def test_lost_equality_fails_and_ties_do_not():
     before = document(lookup=figures(1.3))
-    assert compare_documents(before, document(lookup=figures(1.3, identical=9)))["lost_equality"] == ["lookup"]
-    assert compare_documents(before, document(lookup=figures(1.3, identical=9, ties=1)))["passed"]
+    assert compared(before, document(lookup=figures(1.3, identical=9)))["lost_equality"] == ["lookup"]
+    assert compared(before, document(lookup=figures(1.3, identical=9, ties=1)))["passed"]
     distribution = figures(1.3, identical=0, promises_text=False)
-    assert compare_documents(before, document(lookup=distribution))["passed"]
+    assert compared(before, document(lookup=distribution))["passed"]
 
 
 def test_a_stopped_run_passes_no_comparison():
     whole, stopped = document(lookup=figures(1.3)), document(lookup=figures(1.3)) | {"complete": False}
-    assert compare_documents(whole, whole)["passed"]
-    found = compare_documents(whole, stopped)
+    assert compared(whole, whole)["passed"]
+    found = compared(whole, stopped)
     assert (found["passed"], found["incomplete"]) == (False, ["after"])
-    assert compare_documents(stopped, whole)["incomplete"] == ["before"]
+    assert compared(stopped, whole)["incomplete"] == ["before"]
 
 
 def test_a_tie_is_one_of_the_two_tokens_that_differ(monkeypatch):
@@ -94,7 +99,7 @@ def test_temperatures_and_strangers_are_kept_apart():
     before["other_temperatures"] = [{"temperature": 1.0, "plans": {"plain": figures(), "a": figures(1.2)}, "peers": {}}]
     after["other_temperatures"] = copy.deepcopy(before["other_temperatures"])
     after["other_temperatures"][0]["plans"]["a"] = figures(1.0)
-    found = compare_documents(before, after)
+    found = compared(before, after)
     assert (found["only_before"], found["only_after"]) == (["old"], ["new"])
     assert found["other_settings"] == ["model"]
     assert found["slower"] == ["a at 1"]
@@ -104,23 +109,23 @@ def test_the_command_compares(tmp_path, capsys):
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     for path, speedup in zip(paths, (1.3, 1.0), strict=True):
         path.write_text(json.dumps(document(lookup=figures(speedup))))
-    command = ["bench", "--compare", *map(str, paths)]
+    command = ["bench", "compare", *map(str, paths)]
     assert main(command) == 1
     out, err = capsys.readouterr()
     assert json.loads(out.splitlines()[-1])["slower"] == ["lookup"]
     assert "lookup is slower" in err
-    assert main(["bench", "--compare", str(paths[0]), str(paths[0])]) == 0
+    assert main(["bench", "compare", str(paths[0]), str(paths[0])]) == 0
     assert "at most 0.0% apart" in capsys.readouterr().err
     assert main([*command, "--tolerance", "0.5"]) == 0
     assert main([*command, "--tolerance", "2"]) == 1
     paths[1].write_text("{}")
     assert main(command) == 1
-    assert "not a document of the bench" in capsys.readouterr().err
+    assert "not a bench record" in capsys.readouterr().err
 
 
 def test_documents_of_before_are_read(capsys):
     """Those in docs/results were written before there were intervals by task."""
-    assert main(["bench", "--compare", str(COMMITTED), str(COMMITTED), "--json"]) == 0
+    assert main(["bench", "compare", str(COMMITTED), str(COMMITTED), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["passed"]
 
 
@@ -151,7 +156,7 @@ def test_tables_take_their_places_between_the_marks(tmp_path):
     assert "not run" not in part
     assert "| `draft` | " not in part
     page.write_text(block.format(" nobody"))
-    with pytest.raises(HierspecError, match="no plan or peer 'nobody'"):
+    with pytest.raises(HierspecError, match="no plan or engine 'nobody'"):
         write_results(page)
     page.write_text("no marks")
     with pytest.raises(HierspecError, match="no place for results"):

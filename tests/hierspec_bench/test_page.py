@@ -14,13 +14,18 @@ from hypothesis import strategies as st
 from made_up_record import RESULTS, made_up_record
 
 from hierspec.core.errors import HierspecError
-from hierspec_bench.page import report_page, write_report
+from hierspec_bench.page import report_page as page_of_record
+from hierspec_bench.page import write_report
 from hierspec_bench.page.__main__ import main
 from hierspec_bench.page.charts import column_chart
-from hierspec_bench.page.reading import PLAN, Entry
+from hierspec_bench.record import PLAN, Entry, Record
 
 _VOID = {"meta", "link", "br"}
 _BENCH = sorted(path for path in RESULTS.glob("*.json") if isinstance(json.loads(path.read_text()).get("plans"), dict))
+
+
+def report_page(document: dict) -> str:
+    return page_of_record(Record.of(document))
 
 
 class _Tree(HTMLParser):
@@ -129,7 +134,7 @@ def test_the_table_holds_the_figures_of_the_record(record, tree):
             assert cell == "–" if key not in figures else float(cell.replace(",", "")) == figures[key]
 
 
-def test_the_sentence_names_the_fastest_plan_and_the_best_peer(record, tree):
+def test_the_sentence_names_the_fastest_plan_and_the_fastest_other_engine(record, tree):
     best = max((name for name in record["plans"] if name != "plain"),
                key=lambda name: record["plans"][name]["tokens_per_second"])  # fmt: skip
     peer = max(record["peers"], key=lambda name: record["peers"][name]["tokens_per_second"])
@@ -303,7 +308,7 @@ def _rows_named(tree, name):
     return [[cell["text"] for cell in row if cell["tag"] == "td"] for row in rows if row[0]["text"] == name]
 
 
-def test_our_plan_is_set_against_the_best_peer_of_every_task(record):
+def test_our_plan_is_set_against_the_fastest_other_engine_of_every_task(record):
     rows = _rows_named(_Tree(report_page(record)), "all prompts")
     best = max(record["plans"].values(), key=lambda one: one["tokens_per_second"])["tokens_per_second"]
     peer = max(record["peers"].values(), key=lambda one: one["tokens_per_second"])["tokens_per_second"]
@@ -326,7 +331,7 @@ def test_rounded_weights_and_failed_settings_are_told(record):
     )
     page = report_page(failed)
     assert "weights rounded to int8, plain decoding too" in page
-    assert "Peers run the weights" in page
+    assert "Other engines run the weights" in page
     assert "No such thing." in page
 
 
@@ -337,31 +342,31 @@ def test_the_command_writes_a_page_or_says_why_not(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert main([str(tmp_path / "absent.json"), str(page)]) == 1
     assert main([str(RESULTS / "plan-default.json"), str(page)]) == 1  # plans in a list: another kind of record
-    assert "no bench record" in capsys.readouterr().err
+    assert "not a bench record" in capsys.readouterr().err
     assert main([]) == 2
-    with pytest.raises(HierspecError, match="no bench record"):
-        write_report({}, Path(tmp_path / "other.html"))
+    with pytest.raises(HierspecError, match="not a bench record"):
+        write_report(Record.of({}), Path(tmp_path / "other.html"))
 
 
-def test_how_sure_a_ratio_of_two_contenders_is():
+def test_the_interval_of_a_ratio():
     def entry(*seconds, **changes):
         rows = [
             {"prompt": place, "repeat": 0, "task": "qa" if place else "rag", "tokens": 10, "seconds": one} | changes
             for place, one in enumerate(seconds)
         ]
-        return Entry("a", PLAN, {"by_prompt": rows})
+        return Entry.of("a", PLAN, {"by_prompt": rows})
 
     assert entry(1.0, 1.0, 1.0).interval_over(entry(2.0, 2.0, 2.0)) == (2.0, 2.0)
     low, high = entry(1.0, 1.0, 1.0).interval_over(entry(1.0, 2.0, 3.0))
     assert 1.0 <= low < 2.0 < high <= 3.0
     assert entry(1.0, 1.0, 1.0).interval_over(entry(9.0, 2.0, 2.0), "qa") == (2.0, 2.0)
-    assert entry(1.0).interval_over(Entry("old", PLAN, {})) is None
+    assert entry(1.0).interval_over(Entry("old", PLAN)) is None
     assert entry(1.0).interval_over(entry(1.0, seconds="long")) is None
 
 
-def test_offers_of_a_tree_do_not_flatten_what_stood():
+def test_a_wide_tree_does_not_flatten_what_was_accepted():
     """A column is at most as high as the chart, with its size above."""
-    tree = _Tree(column_chart("told", [7.25, 0.5], [0.5, 0.25], 1.0, "stood"))
+    tree = _Tree(column_chart("told", [7.25, 0.5], [0.5, 0.25], 1.0, "accepted"))
     heights = [float(one["attributes"]["height"]) for one in tree.all("rect")]
     assert heights == [92.0, 46.0, 46.0, 23.0]
     assert [one["text"] for one in tree.all("text")] == ["1", "7.2", "2"]

@@ -11,6 +11,7 @@ import pytest
 from made_up_record import RESULTS, made_up_record
 
 from hierspec_bench.page import write_report
+from hierspec_bench.record import Record
 
 _BROWSER, _DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 if not _BROWSER or not _DRIVER:
@@ -56,7 +57,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
         "hostile": hostile,
     }
     for name, record in records.items():
-        write_report(record, folder / f"{name}.html")
+        write_report(Record.of(record), folder / f"{name}.html")
     return {name: folder / f"{name}.html" for name in records}
 
 
@@ -190,7 +191,7 @@ def test_prompt_and_plan_choose_the_text(browser, pages):
     assert visible == [record["texts"][1]["asked"]]
 
 
-def test_arrow_keys_and_legend_tell_who_guessed(browser, pages):
+def test_arrow_keys_and_legend_tell_who_drafted(browser, pages):
     _open(browser, pages["full"])
     words = next(one for one in browser.find_elements("css selector", ".words") if one.is_displayed())
     runs = words.find_elements("css selector", ".run")

@@ -1,4 +1,4 @@
-"""Peers: a worker may crash, hang, babble or print, and the run goes on with a sentence about it."""
+"""Other engines: a worker may crash, hang or print, and the run goes on with a sentence about it."""
 
 import json
 import os
@@ -108,12 +108,12 @@ def test_stray_prints_do_not_break_the_protocol(fake, monkeypatch):
     worker = Worker("fake", fake)
     assert worker.ask({"do": "open", "model": "m", "setting": {}}, 20)["seen"] == "nothing"
     assert worker.ask(ask(), 20)["tokens"] == [1, 1, 1]
-    assert worker.last_words() == "and from C"
+    assert worker.last_line() == "and from C"
     worker.close()
     assert worker._process.returncode == 0
 
 
-def test_a_crash_is_told_with_the_last_words(fake):
+def test_a_crash_is_told_with_its_last_line(fake):
     worker = opened_worker(fake, do="crash")
     with pytest.raises(PeerError, match=r"ended with 7 .*Segmentation fault of mine\.$"):
         worker.ask(ask(), 20)
@@ -211,7 +211,7 @@ def test_what_cannot_be_started_and_what_says_an_error(fake):
     with pytest.raises(PeerError, match="cannot be started"):
         Worker("fake", ["/no/such/python"])
     worker = Worker("fake", fake)
-    with pytest.raises(PeerError, match=r"The peer fake says: RuntimeError: no such precision\.$"):
+    with pytest.raises(PeerError, match=r"The engine fake says: RuntimeError: no such precision\.$"):
         worker.ask({"do": "open", "model": "m", "setting": {"fails": True}}, 20)
     assert worker.ask({"do": "open", "model": "m", "setting": {}}, 20)["version"] == "fake 1"  # it lives on
     worker.close()
@@ -240,7 +240,7 @@ def test_a_new_conversation_is_told_and_what_cannot_be_told_is_refused(peer):
             peer.forget()
         fresh.append(peer.generate([1, 2], asked).tokens == [6])
     assert fresh == [True, False, True]
-    with pytest.raises(PeerError, match=r"told temperature and seed, not top_p, stop\.$"):
+    with pytest.raises(PeerError, match=r"gets temperature and seed, not top_p, stop\.$"):
         peer.generate([1, 2], replace(asked, top_p=0.9, stop=("x",)))
     peer.about["searched"] = [1]
     peer.renew()
@@ -248,8 +248,8 @@ def test_a_new_conversation_is_told_and_what_cannot_be_told_is_refused(peer):
     assert peer.generate([1, 2], asked).tokens
 
 
-def test_options_that_peers_do_not_know_are_refused(model, capsys):
-    assert main(["bench", str(model.folder), "--peers", "openvino", "--top-p", "0.9", "--stop", "x"]) == 1
+def test_options_that_other_engines_do_not_know_are_refused(model, capsys):
+    assert main(["bench", "run", str(model.folder), "--baselines", "openvino", "--top-p", "0.9", "--stop", "x"]) == 1
     assert "not --top-p, --stop: leave that out, or --peers" in " ".join(capsys.readouterr().err.split())
 
 
@@ -344,10 +344,10 @@ def test_what_there_was_no_time_for_is_tried_the_next_time():
     def generate(prompt, most, limit):
         return Took(most / speeds[tried[-1]], [7] * most)
 
-    def searched(over, known=()):
+    def searched(over, earlier=()):
         return search.search(
             [{"name": one} for one in speeds], lambda setting, limit: tried.append(setting["name"]), generate,
-            [[1, 2], [3]], over=over, known=known,
+            [[1, 2], [3]], over=over, earlier=earlier,
         )  # fmt: skip
 
     first = searched(lambda: True)
@@ -377,13 +377,13 @@ def test_an_install_that_fails_is_told_and_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     wrong = Environment("vllm", ("hierspec-no-such-package==1.0",))
     monkeypatch.setitem(ENVIRONMENTS, "vllm", wrong)
-    assert main(["bench", "--install-peers", "vllm"]) == 1
+    assert main(["bench", "peers", "--install", "vllm"]) == 1
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert "No matching distribution found for hierspec-no-such-package==1.0" in said["absent_peers"]["vllm"]
     with pytest.raises(HierspecError, match=r"could not be installed \(No matching distribution"):
         python_of(wrong)
     assert sorted(path.name for path in (tmp_path / "peers").iterdir()) == ["vllm.reason.txt"]  # nothing half-made
-    with pytest.raises(HierspecError, match="not installed; run hierspec bench --install-peers openvino"):
+    with pytest.raises(HierspecError, match="not installed; run hierspec bench peers --install openvino"):
         python_of(ENVIRONMENTS["openvino"])
 
 
@@ -418,9 +418,9 @@ def test_what_has_to_be_compiled_is_installed_only_by_name(tmp_path, monkeypatch
     monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path))
     asked = []
     monkeypatch.setattr(peers, "install", lambda environment, progress: asked.append(environment.name))
-    assert main(["bench", "--install-peers"]) == 0
+    assert main(["bench", "peers", "--install"]) == 0
     assert asked == [name for name in ENVIRONMENTS if name != "llama.cpp-native"]
-    assert main(["bench", "--install-peers", "llama.cpp-native:lookup,openvino"]) == 0
+    assert main(["bench", "peers", "--install", "llama.cpp-native:lookup,openvino"]) == 0
     assert asked[-2:] == ["llama.cpp-native", "openvino"]
     with pytest.raises(HierspecError, match=r"llama\.cpp-native \(it is compiled here.* all leaves it out"):
         python_of(ENVIRONMENTS["llama.cpp-native"])
@@ -431,17 +431,17 @@ def test_what_has_to_be_compiled_is_installed_only_by_name(tmp_path, monkeypatch
 def test_names():
     assert [kind.name for kind in chosen_kinds("openvino,openvino,vllm")] == ["openvino", "vllm"]
     assert len(chosen_kinds("all")) == len(KINDS) == 14
-    with pytest.raises(HierspecError, match="Unknown peer 'nobody'"):
+    with pytest.raises(HierspecError, match="Unknown engine 'nobody'"):
         chosen_kinds("nobody")
 
 
-def test_an_unknown_peer_to_install_is_told(capsys):
-    assert main(["bench", "--install-peers", "nobody"]) != 0
-    assert "Unknown peer 'nobody'; those to install are transformers" in capsys.readouterr().err.replace("\n", " ")
+def test_an_unknown_engine_to_install_is_told(capsys):
+    assert main(["bench", "peers", "--install", "nobody"]) != 0
+    assert "Unknown engine 'nobody'; those to install are transformers" in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.parametrize("name", ["transformers", "transformers:lookup"])
-def test_an_installed_peer_writes_what_we_write(name, model):
+def test_an_installed_engine_writes_what_we_write(name, model):
     """The real thing, on a tiny model, where its environment is there."""
     try:
         python_of(ENVIRONMENTS[KINDS[name].environment])

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from hierspec.core.engine import Engine, Request
+from hierspec.core.engine import Engine
 from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.testing.fakes import FakeScorer
 from hierspec_bench.permutation_test import SAME, same_distribution

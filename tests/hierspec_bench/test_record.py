@@ -1,4 +1,4 @@
-"""A run that can be stopped and taken up: what it keeps, what it learns again, and what its document says."""
+"""A run that can be stopped and resumed: what it keeps, what it learns again, and what its document says."""
 
 import json
 import signal
@@ -12,18 +12,19 @@ import pytest
 import torch
 
 import hierspec
-from hierspec.cli.bench_table import show
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.sampling import Sampling
 from hierspec.prompts import BenchPrompt
 from hierspec.testing.checkpoints import tiny_checkpoint
-from hierspec_bench import runners as contenders
+from hierspec_bench import runners
+from hierspec_bench.cli.table import show
 from hierspec_bench.document import document_of
 from hierspec_bench.journal import Journal, journal_path
 from hierspec_bench.peers import PeerAnswer
 from hierspec_bench.provenance import file_hashes, prompt_set
+from hierspec_bench.record import Record
 from hierspec_bench.result import Result
 from hierspec_bench.run import PLAIN, SideBySide
 
@@ -81,7 +82,7 @@ def untimed(found):
 
 def stop_after(monkeypatch, calls):
     """Ctrl-C in the midst of the run: so many groups are answered by plans before."""
-    run = contenders.PlanRunner.run
+    run = runners.PlanRunner.run
 
     def counted(self, group):
         nonlocal calls
@@ -90,7 +91,7 @@ def stop_after(monkeypatch, calls):
             raise KeyboardInterrupt
         return run(self, group)
 
-    monkeypatch.setattr(contenders.PlanRunner, "run", counted)
+    monkeypatch.setattr(runners.PlanRunner, "run", counted)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def test_what_is_not_learnt_again_would_be_missed(model, tmp_path, monkeypatch):
         stop_after(patched, 4)
         with pytest.raises(KeyboardInterrupt):
             small().run(journal=Journal(path, {"x": 1}))
-    monkeypatch.setattr(contenders.PlanRunner, "learn_from", lambda *arguments: None)
+    monkeypatch.setattr(runners.PlanRunner, "learn_from", lambda *arguments: None)
     forgetful = small().run(journal=Journal(path, {"x": 1}))[0]["history"]
     assert [one.tokens for one in forgetful] == [one.tokens for one in whole]
     assert sum(one.stats.passes for one in forgetful) > sum(one.stats.passes for one in whole)
@@ -253,25 +254,25 @@ def test_peers_forget_before_each_prompt_and_learners_begin_each_repeat_anew(mod
         assert resumed.told == ["asked", *untimed_again, "forget", "asked", "asked"]
 
 
-def test_the_terminal_tells_the_ratio_to_the_fastest_peer(model, capsys):
+def test_the_terminal_tells_the_ratio_to_the_fastest_other_engine(model, capsys):
     slow, fast = FakePeer(), FakePeer()
     slow.name, slow.generate = "slow", lambda prompt, sampling: PeerAnswer([5, 6, 7, 8], 9.0)
     run = bench(model, peers=[slow, fast], batches=(2,), samplings=[Sampling(max_tokens=4)])
     run.run()
     result = document_of(run, {})
-    show(result)
+    show(Record.of(result))
     said = " ".join(capsys.readouterr().err.split())
     best = max(("history", "exit", "residual"), key=lambda name: result["plans"][name]["tokens_per_second"])
     ratio = result["plans"][best]["tokens_per_second"] / 2.0
     assert f"{best} writes {ratio:.2f}x (" in said
-    assert "the tokens/s of fake, the fastest peer." in said
+    assert "the tokens/s of fake, the fastest other engine." in said
 
 
 def test_every_size_of_batch_is_filled(model, monkeypatch):
     sizes = []
-    together = contenders.PlanRunner._together
+    together = runners.PlanRunner._together
     monkeypatch.setattr(
-        contenders.PlanRunner,
+        runners.PlanRunner,
         "_together",
         lambda own, group: sizes.append((own.size, len(group))) or together(own, group),
     )
@@ -280,7 +281,7 @@ def test_every_size_of_batch_is_filled(model, monkeypatch):
     assert set(sizes) == {(1, 1), (2, 2), (3, 3)}
 
 
-def test_a_peer_that_breaks_down_does_not_take_the_run_with_it(model, tmp_path):
+def test_an_engine_that_fails_does_not_take_the_run_with_it(model, tmp_path):
     class Fragile(FakePeer):
         def generate(self, prompt, sampling):
             if len(self.prompts) == 4:
@@ -298,7 +299,7 @@ def test_a_peer_that_breaks_down_does_not_take_the_run_with_it(model, tmp_path):
     result = document_of(run, {})
     assert result["complete"]
     assert (list(result["peers"]), list(result["absent_peers"])) == (["sound"], ["fake"])
-    said = "It broke down at prompt 2: It ran out of memory. Until then, on 2 prompts, it wrote 2.0 tokens/s."
+    said = "It failed at prompt 2: It ran out of memory. Until then, on 2 prompts, it wrote 2.0 tokens/s."
     assert result["absent_peers"]["fake"] == said
     again = small(FakePeer())  # repaired: it goes on where it broke down
     again.run(journal=Journal(path, {}))
@@ -309,9 +310,9 @@ def test_a_peer_that_breaks_down_does_not_take_the_run_with_it(model, tmp_path):
 
 def test_later_turns_read_only_what_is_new(model):
     """Rows of the decoder over a chat of two turns: every token once, not the first turn twice."""
-    own = contenders.PlanRunner(model.apart(), Plan(), 1, False)
+    own = runners.PlanRunner(model.apart(), Plan(), 1, False)
     before = model.decoder.layer_rows
-    given = contenders.Given(0, 0, BenchPrompt("a", ("hello " * 20, "again")), Sampling(max_tokens=8, seed=0))
+    given = runners.PromptToAnswer(0, 0, BenchPrompt("a", ("hello " * 20, "again")), Sampling(max_tokens=8, seed=0))
     [told] = own.run([given])["outcomes"]
     rows = (model.decoder.layer_rows - before) / model.config.layers
     whole = len(told["asked"][1]) + len(told["tokens"][1])
@@ -321,11 +322,11 @@ def test_later_turns_read_only_what_is_new(model):
 
 def test_order_rotates(model, monkeypatch):
     order = []
-    run = contenders.PlanRunner.run
+    run = runners.PlanRunner.run
     monkeypatch.setattr(
-        contenders.PlanRunner,
+        runners.PlanRunner,
         "run",
-        lambda self, group: (order.append((group[0].place, self.plan.rule)), run(self, group))[1],
+        lambda self, group: (order.append((group[0].index, self.plan.rule)), run(self, group))[1],
     )
     bench(model, batches=(), samplings=[Sampling(max_tokens=2)]).run()
     turns = [[rule for place, rule in order if place == prompt].index("residual") for prompt in range(4)]
@@ -365,7 +366,7 @@ def test_a_prompt_set_is_known_by_what_it_says():
     assert prompt_set("own", PROMPTS[:3])["sha256"] != one["sha256"]
 
 
-def test_outcomes_come_back_from_json(model):
+def test_results_come_back_from_json(model):
     run = bench(model, batches=(), samplings=[Sampling(max_tokens=6)])
     [found] = run.run()
     for outcome in found["exit"]:
@@ -379,7 +380,7 @@ def test_a_stopped_command_leaves_a_document_and_goes_on(model, tmp_path):
     """SIGTERM in the midst of it, then the same command to the end, then a command with another setting."""
     prompts, output = tmp_path / "p.jsonl", tmp_path / "result.json"
     prompts.write_text("".join(json.dumps({"task": "a", "turns": [f"abc {n}"]}) + "\n" for n in range(200)))
-    command = ["bench", str(model.folder), "--prompts", str(prompts), "--plans", "lookup", "--max-tokens", "8"]
+    command = ["bench", "run", str(model.folder), "--prompts", str(prompts), "--plans", "lookup", "--max-tokens", "8"]
     command += ["--output", str(output)]
     ours = [sys.executable, "-m", "hierspec", *command]
     process = subprocess.Popen(ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -395,7 +396,7 @@ def test_a_stopped_command_leaves_a_document_and_goes_on(model, tmp_path):
     assert not partial["complete"]
     assert 0 < partial["prompts_done"] < 200
     assert partial["plans"]["lookup"]["prompts"] == partial["prompts_done"]
-    assert "goes on from here" in err
+    assert "resumes from here" in err
     assert main([*command, "--limit", "5"]) == 1  # other prompts
     otherwise = subprocess.run([*ours, "--threads", str(partial["threads"] + 1)], capture_output=True, check=False)
     assert (otherwise.returncode, b"another setting (machine)" in otherwise.stderr) == (1, True)
@@ -417,7 +418,7 @@ def test_a_stopped_command_leaves_a_document_and_goes_on(model, tmp_path):
 def test_several_temperatures_and_mistakes_are_told(model, tmp_path, capsys):
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"turns": ["abc"]}\n')
-    command = ["bench", str(model.folder), "--prompts", str(prompts), "--plans", "lookup", "--max-tokens", "4"]
+    command = ["bench", "run", str(model.folder), "--prompts", str(prompts), "--plans", "lookup", "--max-tokens", "4"]
     assert main([*command, "--temperature", "0,0.8", "--repeats", "2"]) == 0
     out, err = capsys.readouterr()
     assert "temperature 0.8" in err

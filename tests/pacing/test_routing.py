@@ -1,4 +1,5 @@
-"""Tiers in the middle that are left out while they are in the way: laws and texts stay, and what is decided pays."""
+"""Tiers in the middle that are skipped while they are in the way: distributions and texts stay, and what is decided
+pays."""
 
 from __future__ import annotations
 
@@ -6,42 +7,42 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from core.test_distributions import EXACT, errors, random_hierarchy, random_sampling
 from enumerate_distributions import Branches, TooManyBranches
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pacing.test_blocks import TEXT, TOKENS, Reciting, costs, random_tiers, with_policies
+from paced_tiers import TEXT, TOKENS, Reciting, costs, ladder_costs, ladder_policies, paced, random_tiers
+from random_hierarchies import EXACT, errors, random_hierarchy, random_sampling
 
-from hierspec.core.engine import Engine, Request
+from hierspec.core.engine import Engine
 from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.verify import RULES
-from hierspec.pacing.appraisal import Costs
 from hierspec.pacing.blocks import WhileWorthwhile
+from hierspec.pacing.costs import Costs
 from hierspec.pacing.routing import Route, Router
 from hierspec.scorers.synthetic import Rates, References, SyntheticScorer
 
 
-def with_ways(tiers: tuple[Tier, ...], eager: bool = False) -> tuple[Tier, ...]:
+def with_routes(tiers: tuple[Tier, ...], eager: bool = False) -> tuple[Tier, ...]:
     """The same tiers, each of which may ask any below it; eager ones decide from the first round on."""
-    found = list(with_policies(tiers, ["worth"] * (len(tiers) - 1), eager))
-    for level, tier in enumerate(found[:-2]):
-        above = costs(1.0 / (level + 1), 0.05)
-        ways = [
-            Route(policy, above) for lower in found[level + 1 :] if isinstance(policy := lower.policy, WhileWorthwhile)
-        ]
-        ways[1:] = [Route(WhileWorthwhile(above), above) for _ in ways[1:]]
-        chooser = Router(ways)
+    prices = ladder_costs(tiers)
+    policies = ladder_policies(tiers, ["worth"] * (len(tiers) - 1), eager)
+    routers = {}
+    for level, price in enumerate(prices[:-2]):
+        nearest = policies[level]
+        assert isinstance(nearest, WhileWorthwhile)
+        further = [WhileWorthwhile(price) for _ in policies[level + 1 :]]
+        routers[level] = router = Router([Route(policy, price) for policy in (nearest, *further)])
         if eager:  # each has been tried; which is faster, and whether one is tried again, the text decides
-            for place, way in enumerate(ways):
-                way.policy._blocks, way.policy._brought[-1] = 100, [8.0, 6.0]
-                chooser._rounds[place], chooser._brought[place] = 100, [1.5, 1.4]
-        found[level] = replace(tier, ways=chooser)
-    return tuple(found)
+            for index, route in enumerate(router.routes):
+                route.policy._blocks, route.policy._gains[-1] = 100, [8.0, 6.0]
+                router._rounds[index], router._brought[index] = 100, [1.5, 1.4]
+    return paced(tiers, prices, policies, routers)
 
 
 class Watched(Router):
-    """Counts the ways that were taken."""
+    """Notes the routes that were taken."""
 
     taken: list[int | None]
 
@@ -52,8 +53,8 @@ class Watched(Router):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("depth", [3, 4])
-def test_the_law_is_plain_decodings(rule, depth, monkeypatch):
-    """Every outcome of ladders that leave tiers out by what was written before."""
+def test_the_distribution_is_plain_decodings(rule, depth, monkeypatch):
+    """Every outcome of ladders that skip tiers by what was written before."""
     taken: list[int | None] = []
     honest = Router.choose
 
@@ -72,7 +73,7 @@ def test_the_law_is_plain_decodings(rule, depth, monkeypatch):
         )
 
         def tiers(branches: Branches, plain=plain) -> tuple[Tier, ...]:
-            return with_ways(plain, eager=True)  # each run of an enumeration begins alike
+            return with_routes(plain, eager=True)  # each run begins with nothing learnt
 
         taken.clear()
         try:
@@ -87,7 +88,7 @@ def test_the_law_is_plain_decodings(rule, depth, monkeypatch):
         if cases == 6 and both >= 2:
             break
     assert cases >= 6
-    assert both >= 2  # outcomes of one request really take several ways
+    assert both >= 2  # outcomes of one request really take several routes
 
 
 @settings(max_examples=25, deadline=None)
@@ -95,7 +96,7 @@ def test_the_law_is_plain_decodings(rule, depth, monkeypatch):
 def test_the_text_is_plain_decodings(seed, temperature, depth):
     rng = np.random.default_rng(seed)
     tiers = random_tiers(rng, depth, seed, 4)
-    shared = Hierarchy(with_ways(tiers, eager=bool(rng.integers(2))))
+    shared = Hierarchy(with_routes(tiers, eager=bool(rng.integers(2))))
     sampling = Sampling(max_tokens=60, temperature=temperature, seed=seed)
     plain = [Request([1, k], sampling, Hierarchy((Tier(tiers[0].scorer),))) for k in range(3)]
     fast = [Request([1, k], sampling, shared) for k in range(3)]
@@ -123,33 +124,34 @@ class Phases(SyntheticScorer):
 
 
 def run(rates, prices, gathers, later=None, over=True) -> tuple[float, list[int | None], list[int]]:
-    """Expected seconds a token of one long text; the ways that were taken, and how much was written after each."""
+    """Expected seconds a token of one long text; the routes that were taken, and how much was written after each."""
     references = References()
-    tiers = [Tier(Reciting("target", TEXT), budget=40, costs=prices[0])]
-    for place, gather in enumerate(gathers):
-        inner = Reciting(f"exit {place}", TEXT)
-        scorer = Phases(inner, rates, later or rates, TOKENS // 2, place, references)
-        tiers.append(Tier(scorer, gather, (), 40, policy=WhileWorthwhile(prices[place]), costs=prices[place + 1]))
-    ways = Watched([Route(WhileWorthwhile(prices[0]), prices[0]) for _ in gathers])
-    ways.taken = []
-    tiers[0] = replace(tiers[0], ways=ways if over else None)
-    request = Request(TEXT[:1], Sampling(max_tokens=TOKENS), Hierarchy(tuple(tiers)))
+    tiers = [Tier(Reciting("target", TEXT), budget=40)]
+    for level, gather in enumerate(gathers):
+        inner = Reciting(f"exit {level}", TEXT)
+        scorer = Phases(inner, rates, later or rates, TOKENS // 2, level, references)
+        tiers.append(Tier(scorer, gather, (), 40))
+    router = Watched([Route(WhileWorthwhile(prices[0]), prices[0]) for _ in gathers])
+    router.taken = []
+    policies = [WhileWorthwhile(price) for price in prices[: len(gathers)]]
+    hierarchy = Hierarchy(paced(tiers, prices, policies, {0: router} if over else {}))
+    request = Request(TEXT[:1], Sampling(max_tokens=TOKENS), hierarchy)
     references[request] = TEXT[1:]
     written = [len(request.output) for _ in Engine().run([request])]
     assert request.output == TEXT[1 : TOKENS + 1]
-    return sum(tier.expected_seconds for tier in request.stats.tiers) / TOKENS, ways.taken, written
+    return sum(tier.expected_seconds for tier in request.stats.tiers) / TOKENS, router.taken, written
 
 
 PRICES = [costs(1.0, 0.05), costs(0.4, 0.02), costs(0.1)]
 
 
-def test_a_worthless_tier_in_the_middle_is_left_out():
-    """It lets nearly all stand that the target will not: the plan without it is met but for what trying costs."""
+def test_a_worthless_tier_in_the_middle_is_skipped():
+    """It accepts nearly all that the target will not: the plan without it is met but for what trials cost."""
     with_it = run((Rates(0.7, 0.7), Rates(0.98, 0.98)), PRICES, [12, 6], over=False)[0]
     without, _, _ = run((Rates(0.686, 0.686),), [PRICES[0], PRICES[2]], [6], over=False)
-    found, taken, _ = run((Rates(0.7, 0.7), Rates(0.98, 0.98)), PRICES, [12, 6])
+    routed, taken, _ = run((Rates(0.7, 0.7), Rates(0.98, 0.98)), PRICES, [12, 6])
     assert with_it > 1.25 * without
-    assert found < 1.05 * without, (found, without)
+    assert routed < 1.05 * without, (routed, without)
     assert taken[len(taken) // 2 :].count(1) > 0.9 * len(taken[len(taken) // 2 :])
 
 
@@ -157,35 +159,35 @@ def test_a_tier_in_the_middle_that_pays_is_kept():
     rates, prices = (Rates(0.95, 0.6), Rates(0.8, 0.8)), [costs(1.0, 0.1), costs(0.1, 0.01), costs(0.03)]
     ladder = run(rates, prices, [12, 6], over=False)[0]
     without = run((Rates(0.76, 0.76),), [prices[0], prices[2]], [6], over=False)[0]
-    found, taken, _ = run(rates, prices, [12, 6])
+    routed, taken, _ = run(rates, prices, [12, 6])
     assert without > 1.08 * ladder
-    assert found < 1.05 * ladder, (found, ladder)
+    assert routed < 1.05 * ladder, (routed, ladder)
     assert taken[len(taken) // 2 :].count(0) > 0.8 * len(taken[len(taken) // 2 :])
 
 
 def test_where_nothing_pays_nothing_is_drafted():
-    found, taken, _ = run((Rates(0.03, 0.03), Rates(0.5, 0.5)), PRICES, [12, 6])
-    assert found < 1.07
+    routed, taken, _ = run((Rates(0.03, 0.03), Rates(0.5, 0.5)), PRICES, [12, 6])
+    assert routed < 1.07
     assert taken.count(None) > 0.8 * len(taken)
 
 
 GOOD, IN_THE_WAY = (Rates(0.98, 0.98), Rates(0.3, 0.3)), (Rates(0.7, 0.7), Rates(0.98, 0.98))
 
 
-@pytest.mark.parametrize(("first", "later", "way"), [(GOOD, IN_THE_WAY, 1), (IN_THE_WAY, GOOD, 0)])
-def test_the_decision_follows_the_text(first, later, way):
-    """From 300 tokens after the change on at least two rounds in three go the better way."""
+@pytest.mark.parametrize(("first", "later", "better"), [(GOOD, IN_THE_WAY, 1), (IN_THE_WAY, GOOD, 0)])
+def test_the_decision_follows_the_text(first, later, better):
+    """From 300 tokens after the change on at least two rounds in three take the better route."""
     prices = [costs(1.0, 0.1), costs(0.2, 0.01), costs(0.05)]
     _, taken, written = run(first, prices, [12, 6], later)
     assert len(taken) == len(written) or len(taken) == len(written) - 1  # the last token may leave no room
-    before = [one for one, at in zip(taken, written, strict=False) if TOKENS // 4 < at < TOKENS // 2]
-    after = [one for one, at in zip(taken, written, strict=False) if at > TOKENS // 2 + 300]
-    assert before.count(1 - way) > 2 / 3 * len(before), (before.count(0), before.count(1))
-    assert after.count(way) > 2 / 3 * len(after), (after.count(0), after.count(1))
+    before = [route for route, at in zip(taken, written, strict=False) if TOKENS // 4 < at < TOKENS // 2]
+    after = [route for route, at in zip(taken, written, strict=False) if at > TOKENS // 2 + 300]
+    assert before.count(1 - better) > 2 / 3 * len(before), (before.count(0), before.count(1))
+    assert after.count(better) > 2 / 3 * len(after), (after.count(0), after.count(1))
 
 
 def test_a_hopeless_load_asks_nobody():
     full = Costs((1, 8, 9, 128), (1.0, 1.0, 1.1, 13.0))
-    ways = Router([Route(WhileWorthwhile(full), full), Route(WhileWorthwhile(full), full)])
-    assert ways.choose() is not None
-    assert ways.choose(requests=16) is None
+    router = Router([Route(WhileWorthwhile(full), full), Route(WhileWorthwhile(full), full)])
+    assert router.choose() is not None
+    assert router.choose(requests=16) is None

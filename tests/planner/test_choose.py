@@ -1,4 +1,4 @@
-"""`hierspec plan`: the plan that is found was run, it is kept for auto, and what it writes is the text of plain."""
+"""`hierspec plan`: the chosen plan was run, it is stored for auto, and it writes the same text as plain decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hierspec import Plan, Sampling
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
 from hierspec.planner.choose import candidate_tiers, choose
-from hierspec.planner.explain import as_played, charts, explained
+from hierspec.planner.explain import charts, explained, simulated_score
 from hierspec.planner.simulation.acceptance import TARGET
 from hierspec.prompts import own_prompts
 from hierspec.testing.checkpoints import tiny_checkpoint
@@ -22,7 +22,7 @@ PROMPTS = [("a", "hello there"), ("b", "some words, some words, some words"), ("
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path / "cache"))
 
 
@@ -34,34 +34,34 @@ def model(tmp_path: Path) -> hierspec.LanguageModel:
 
 def test_the_best_plan_was_run(model: hierspec.LanguageModel) -> None:
     choice = choose(model, PROMPTS, Sampling(), max_tokens=16, runs=2, seconds=0.2)
-    run = [one for one in choice.tried if one.measured is not None]
+    run = [result for result in choice.results if result.measured is not None]
     assert choice.best is run[0]
-    assert choice.best.seconds == min(one.seconds for one in run)
+    assert choice.best.seconds == min(result.seconds for result in run)
     assert 2 <= len(run) <= 3  # the best two, and plain if it is not one of them
     assert choice.plain in run
-    names = [one.name for one in choice.tried]
+    names = [result.name for result in choice.results]
     assert {"plain", "lookup", "draft", "hsd", "stores and feature"} <= set(names)
-    assert len(set(names)) == len(names) == len({one.plan.to_toml() for one in choice.tried})
-    # What is predicted of plain decoding has one token a pass, and the whole time is shared out.
+    assert len(set(names)) == len(names) == len({result.plan.to_toml() for result in choice.results})
+    # Plain decoding is predicted to write one token per pass, and shares of the time add up to 1.
     assert choice.plain.predicted.tokens_per_pass == pytest.approx(1.0)
-    for one in choice.tried:
-        assert sum(one.predicted.shares().values()) == pytest.approx(1.0)
+    for result in choice.results:
+        assert sum(result.predicted.shares().values()) == pytest.approx(1.0)
     json.dumps(choice.to_json())
     assert "<svg" in charts(choice)["predicted"]
     drawn = charts(choice)["hierarchy"]
     assert all(tier.name in drawn for tier in choice.best.predicted.stats.tiers)
-    draft = next(one for one in choice.tried if one.name == "draft")
-    target, drafter = as_played(draft).rungs
-    assert target.gathered == pytest.approx(draft.predicted.tokens_per_pass)
-    assert 0 <= drafter.stands <= 1
+    draft = next(result for result in choice.results if result.name == "draft")
+    target, drafter = simulated_score(draft).tiers
+    assert target.block_tokens == pytest.approx(draft.predicted.tokens_per_pass)
+    assert 0 <= drafter.accepted <= 1
     assert target.share + drafter.share <= 1
-    said = explained(choice)
-    assert choice.best.name in said[0]
-    assert any(sentence.startswith("draft feature is ") for sentence in said)
+    sentences = explained(choice)
+    assert choice.best.name in sentences[0]
+    assert any(sentence.startswith("draft feature is ") for sentence in sentences)
 
 
 def test_the_search_knows_what_exits_share(model: hierspec.LanguageModel) -> None:
-    """The target over tokens of an exit pays less for them than over those of a stranger."""
+    """The target pays less for tokens of its own exits than for those of other drafters."""
     figures = choose(model, PROMPTS[:2], Sampling(), max_tokens=12, runs=1, seconds=0.1).figures
     assert figures.tiers[0].name == TARGET
     exits = [tier.name for tier in figures.tiers if tier.name.startswith("exit")]
@@ -119,12 +119,12 @@ def test_the_command_writes_a_plan_and_auto_is_it(
     assert model.generate("hello", **options).tokens == model.generate("hello", plan="plain", **options).tokens
 
 
-def test_answers_that_are_too_short_are_told(model: hierspec.LanguageModel) -> None:
+def test_answers_that_are_too_short_are_refused(model: hierspec.LanguageModel) -> None:
     with pytest.raises(HierspecError, match="No answer to these prompts has 4 tokens"):
         choose(model, PROMPTS, Sampling(), max_tokens=3, runs=1, seconds=0.1)
 
 
-def test_wrong_numbers_are_told(model: hierspec.LanguageModel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_numbers_are_refused(model: hierspec.LanguageModel, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(model.folder), "--runs", "0"]) != 0
     assert "--runs, --limit and --seconds must be more than 0" in capsys.readouterr().err
 
@@ -138,7 +138,7 @@ def test_our_own_prompts_are_six_of_each_family() -> None:
     assert any(len(prompt.turns) > 1 for prompt in prompts)
 
 
-def test_a_plan_without_coupling_cannot_be_played(model: hierspec.LanguageModel) -> None:
+def test_a_plan_without_coupling_cannot_be_predicted(model: hierspec.LanguageModel) -> None:
     from hierspec.planner.simulation.prediction import predict
 
     with pytest.raises(HierspecError, match="cannot be predicted"):

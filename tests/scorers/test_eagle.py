@@ -94,7 +94,7 @@ def test_a_head_step_by_step_is_its_definition_over_the_whole_text(model, folder
     assert isinstance(branch, Eagle3Branch)
     assert branch.taps == TAPS
     naive = Naive(folders / "target", folders / name)
-    check_walk(model._judge(TierPlan(draft=str(folders / name))), naive.logits, seed)
+    check_walk(model.assembler.tier_scorer(TierPlan(draft=str(folders / name))), naive.logits, seed)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -142,7 +142,7 @@ def test_a_head_that_does_not_fit_is_told(folders, tmp_path, config, change, tol
     folder = tiny_eagle3(tmp_path / "head", tiny_config("llama", **config) if config else model.config)
     save_file(load_file(folder / "model.safetensors") | change, folder / "model.safetensors")
     with pytest.raises(HierspecError, match=told) as error:
-        model._judge(TierPlan(draft=str(folder)))
+        model.assembler.tier_scorer(TierPlan(draft=str(folder)))
     assert "\n" not in str(error.value)
 
 
@@ -150,12 +150,12 @@ def test_what_a_head_cannot_do_is_told(folders, tmp_path):
     model = hierspec.load(folders / "target", backend="compiled")
     for changes, told in (({"vocabulary": "full"}, "leave vocabulary out"), ({"weights": "int8"}, "leave weights out")):
         with pytest.raises(HierspecError, match=told):
-            model._judge(TierPlan(draft=str(folders / "head"), **changes))
+            model.assembler.tier_scorer(TierPlan(draft=str(folders / "head"), **changes))
     folder = tiny_eagle3(tmp_path / "other", model.config)
     described = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(described | {"norm_before_residual": True}))
     with pytest.raises(HierspecError, match="sets norm_before_residual"):
-        model._judge(TierPlan(draft=str(folder)))
+        model.assembler.tier_scorer(TierPlan(draft=str(folder)))
     shallow = hierspec.load(tiny_checkpoint(tmp_path / "shallow", "llama", layers=5), backend="torch")
     with pytest.raises(HierspecError, match="models of 7 layers and more, and this one has 5"):
-        shallow._judge(TierPlan(draft=str(folders / "head")))
+        shallow.assembler.tier_scorer(TierPlan(draft=str(folders / "head")))

@@ -49,7 +49,7 @@ class Watched:
 
         def run(memory, batch, hidden, start, stop):
             token_of: dict[int, int] = {}
-            for staircase in model._pool.staircases():
+            for staircase in model.assembler.catalogue.pool.staircases():
                 token_of.update(zip(staircase.slots.tolist(), staircase.tokens.tolist(), strict=False))
             for number, table in enumerate(batch.tables):
                 slots = (table[:, None] * memory.page + np.arange(memory.page)).ravel()
@@ -63,7 +63,7 @@ class Watched:
             for ask in asks:
                 self._asked(ask, scorer.layers)
             found = plain_logits(scorer, asks)
-            self.slots = max(self.slots, *(staircase.used for staircase in model._pool._use))
+            self.slots = max(self.slots, *(staircase.used for staircase in model.assembler.catalogue.pool._use))
             return found
 
         monkeypatch.setattr(model.decoder, "run", run)
@@ -112,7 +112,7 @@ def test_keys_and_values_take_what_plain_decoding_takes(folder):
     for name in ("plain", "layerskip", "hispec"):
         model = hierspec.load(folder)
         model.generate(PROMPTS[0], plan=name, max_tokens=40)
-        [staircase] = model._pool.staircases()
+        [staircase] = model.assembler.catalogue.pool.staircases()
         memory = staircase.memory
         # Besides, a state at every exit.
         assert len(memory.taps) == {"plain": 1, "layerskip": 2, "hispec": 3}[name]
@@ -172,7 +172,7 @@ def test_what_wrote_the_reference_does_not_help(model):
     plan = synthetic(1.0, 1.0, 1.0)
     model.request("abc", plan, Sampling(max_tokens=30, seed=0)).cancel()
     request = model.request("abc", plan, Sampling(max_tokens=30, seed=0))
-    assert model._pool.bytes_held() == 0
+    assert model.assembler.catalogue.pool.bytes_held() == 0
     request.cancel()
 
 
@@ -228,7 +228,7 @@ def test_the_target_is_never_synthetic(model):
 def test_leaving_layers_out_equals_a_model_without_them(folder, tmp_path, backend):
     from safetensors.torch import load_file, save_file
 
-    from hierspec.checkpoints.config import to_huggingface
+    from hierspec.checkpoints.families import to_huggingface
 
     skipped = (2, 3, 6)
     model = hierspec.load(folder, backend=backend)
@@ -249,8 +249,9 @@ def test_leaving_layers_out_equals_a_model_without_them(folder, tmp_path, backen
     plain = model.generate("abc abc", plan="plain", max_tokens=30)
     assert drafted.tokens == plain.tokens
     [_, tier] = model.hierarchy(plan).tiers
-    from hierspec.core.engine import Engine, Request
+    from hierspec.core.engine import Engine
     from hierspec.core.hierarchy import Hierarchy, Tier
+    from hierspec.core.request import Request
 
     alone = Request(model.encode("abc abc"), Sampling(max_tokens=30), Hierarchy((Tier(tier.scorer),)), model.stop_ids)
     for _ in Engine().run([alone]):

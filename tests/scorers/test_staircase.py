@@ -11,10 +11,10 @@ from texts import states
 
 from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.torch.backend import TorchBackend
-from hierspec.core.engine import Request
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.proposal import Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.scorers.climb import advance
 from hierspec.scorers.pool import StaircasePool

@@ -1,13 +1,14 @@
-"""Lookahead as a store against the algorithm written out with whole texts instead of a tree."""
+"""The lookahead store against the paper's algorithm, written with whole texts instead of a tree."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hierspec.core.interfaces import Answer
 from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import Dice
-from hierspec.core.verify import Answer, coupled
+from hierspec.core.verify import coupled
 from hierspec.stores.lookahead import WINDOW_EVIDENCE, LookaheadStore
 
 VOCABULARY = 23
@@ -23,10 +24,10 @@ def picks_of(context: list[int], proposal: Proposal) -> np.ndarray:
 
 
 class Reference:
-    """The window as in the paper's code: past[0] is the spine, past[l] the tokens of level l, one a column."""
+    """The window as in the paper's code: past[0] is the spine, past[l] the tokens of level l, one per column."""
 
-    def __init__(self, prompt: list[int], spine: list[int], columns: int, size: int, most: int) -> None:
-        self.past, self.columns, self.size, self.most = [spine], columns, size, most
+    def __init__(self, prompt: list[int], spine: list[int], columns: int, size: int, candidates: int) -> None:
+        self.past, self.columns, self.size, self.candidates = [spine], columns, size, candidates
         self.pool: dict[int, list[tuple[int, ...]]] = {}
         self.text: list[int] = []
         self.learn(prompt)
@@ -35,14 +36,14 @@ class Reference:
         for token in tokens:
             self.text.append(token)
             if len(self.text) >= self.size:
-                self.keep(self.text[-self.size], tuple(self.text[-self.size + 1 :]))
+                self.add_to_pool(self.text[-self.size], tuple(self.text[-self.size + 1 :]))
 
-    def keep(self, key: int, gram: tuple[int, ...]) -> None:
+    def add_to_pool(self, key: int, gram: tuple[int, ...]) -> None:
         grams = [other for other in self.pool.get(key, []) if other != gram]
-        self.pool[key] = [*grams, gram][-self.most :]
+        self.pool[key] = [*grams, gram][-self.candidates :]
 
     def look_ahead(self) -> None:
-        """One pass of the window, before the tokens it found are learnt."""
+        """Moves the window by one pass, before the tokens of that pass are learnt."""
         text, past = self.text, self.past
         count = len(past[0]) + 1
         columns = [[past[level][column] for level in range(1, len(past))] for column in range(count)]
@@ -51,7 +52,7 @@ class Reference:
             self.past = [past[0][1:], *(level[1:] for level in [*past[1:], new])]
             return
         for column, key in enumerate([text[-1], *past[0]]):
-            self.keep(key, (*columns[column], new[column]))
+            self.add_to_pool(key, (*columns[column], new[column]))
         levels = [*past[1:], new]
         self.past = [levels[0][1:], *levels[1:]]
 
@@ -64,12 +65,12 @@ class Reference:
     st.lists(st.integers(1, 3), min_size=1, max_size=12),
 )
 @settings(deadline=None)
-def test_window_and_pool_are_those_of_the_paper(prompt, columns, size, most, steps):
-    store = LookaheadStore(columns, size, most).begin(np.array(prompt, np.int32))
-    reference = Reference(prompt, list(store._spine), columns, size, most)
+def test_window_and_pool_are_those_of_the_paper(prompt, columns, size, candidates, steps):
+    store = LookaheadStore(columns, size, candidates).begin(np.array(prompt, np.int32))
+    reference = Reference(prompt, list(store._spine), columns, size, candidates)
     assert len(store._spine) == columns + size - 3
     text = list(prompt)
-    for taken in steps:
+    for accepted in steps:
         assert store._pool == reference.pool
         assert [store._spine, *store._levels] == reference.past
         proposal = store.propose(np.array(text, np.int32), 1000)
@@ -79,26 +80,26 @@ def test_window_and_pool_are_those_of_the_paper(prompt, columns, size, most, ste
         store.observe(proposal, picks_of(text, proposal))
         reference.look_ahead()
         new = []
-        for _ in range(taken):
+        for _ in range(accepted):
             new.append(model(text + new))
         text += new
         store.learn(new)
         reference.learn(new)
 
 
-def test_a_begun_window_depends_on_the_prompt_alone():
+def test_the_first_window_depends_on_the_prompt_alone():
     prompt = np.arange(40, 60, dtype=np.int32)
-    one, two = LookaheadStore().begin(prompt), LookaheadStore().begin(prompt, "someone")
-    assert one._spine == two._spine
-    assert len(set(one._spine)) > 4
-    assert set(one._spine) <= set(prompt.tolist())
+    store, other = LookaheadStore().begin(prompt), LookaheadStore().begin(prompt, "someone")
+    assert store._spine == other._spine
+    assert len(set(store._spine)) > 4
+    assert set(store._spine) <= set(prompt.tolist())
 
 
 def test_candidates_come_first_and_the_window_whole_or_not_at_all():
     prompt = np.array([1, 2, 3, 4, 5, 9, 8, 1, 2, 3, 4, 6, 9, 8, 1], np.int32)
     store = LookaheadStore().begin(prompt)
     full = store.propose(prompt, 100)
-    assert full.tokens[:5] == (2, 3, 4, 6, 5)  # the newest first, joined with the older one
+    assert full.tokens[:5] == (2, 3, 4, 6, 5)  # the newest first, merged with the older one
     assert full.evidence[:5] == (1, 1, 1, 1, 2)
     assert set(full.evidence[5:]) == {WINDOW_EVIDENCE}
     assert store.propose(prompt, len(full)) == full
@@ -106,7 +107,7 @@ def test_candidates_come_first_and_the_window_whole_or_not_at_all():
     assert store.propose(prompt, 3) == full.first(3)
 
 
-def test_a_window_that_was_cut_waits():
+def test_a_window_that_was_not_verified_whole_stays():
     prompt = np.arange(10, dtype=np.int32)
     store = LookaheadStore().begin(prompt)
     before = store.propose(prompt, 60)
@@ -118,16 +119,16 @@ def test_a_window_that_was_cut_waits():
     assert store.propose(prompt, 60) != before
 
 
-def test_the_least_recently_seen_n_gram_goes():
+def test_the_least_recently_seen_ngram_is_dropped():
     store = LookaheadStore(candidates=2)
     for gram in ([1, 2, 2, 2, 2], [1, 3, 3, 3, 3], [1, 2, 2, 2, 2], [1, 4, 4, 4, 4]):
-        store._remember(gram[0], tuple(gram[1:]))
+        store._add_to_pool(gram[0], tuple(gram[1:]))
     assert store._pool[1] == [(2, 2, 2, 2), (4, 4, 4, 4)]
     assert store.propose(np.array([1]), 4).tokens == (4, 4, 4, 4)
 
 
-def test_the_window_finds_what_was_never_written_yet():
-    text = [7, 8, 9]  # the model then counts: a token is its own position, so it depends on no guess before it
+def test_the_window_drafts_tokens_that_are_not_in_the_text_yet():
+    text = [7, 8, 9]  # then the model counts: a token is its position, so it does not depend on wrong drafts before it
     store = LookaheadStore().begin(np.array(text, np.int32))
     passes, written = 0, 0
     while written < 200:
@@ -135,7 +136,7 @@ def test_the_window_finds_what_was_never_written_yet():
         picks = len(text) + np.array([0] + [depth + 1 for depth in proposal.depths()])
         verdict = coupled(proposal, Answer(picks=picks[:, None]), Dice(0))
         store.observe(proposal, picks)
-        new = [found[0][0] for found in verdict.written]
+        new = [candidates[0][0] for candidates in verdict.written]
         store.learn(new)
         text += new
         passes, written = passes + 1, written + len(new)
@@ -144,6 +145,6 @@ def test_the_window_finds_what_was_never_written_yet():
 
 
 @pytest.mark.parametrize("settings", [(0, 5, 7), (7, 1, 7), (7, 5, 0)])
-def test_it_refuses_what_is_no_window(settings):
+def test_it_refuses_impossible_windows(settings):
     with pytest.raises(ValueError, match="lookahead needs"):
         LookaheadStore(*settings)

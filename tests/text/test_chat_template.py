@@ -9,7 +9,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from hierspec.core.errors import HierspecError
-from hierspec.text.chat import ChatTemplate
+from hierspec.text.chat_template import ChatTemplate
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}"

@@ -31,6 +31,11 @@ LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+SEED_CODER = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}"
+    r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 
 def texts(count: int = 150) -> list[str]:
     choose = random.Random(0)
@@ -45,7 +50,7 @@ def original(pre: str) -> Backend:
     if pre == "smollm":
         steps = [pre_tokenizers.Digits(individual_digits=True), level]
     elif pre != "gpt-2":
-        pattern = LLAMA3 if pre == "llama-bpe" else LLAMA3.replace("{1,3}", "")
+        pattern = {"llama-bpe": LLAMA3, "seed-coder": SEED_CODER}.get(pre, LLAMA3.replace("{1,3}", ""))
         steps = [pre_tokenizers.Split(Regex(pattern), behavior="isolated"), level]
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
@@ -77,7 +82,7 @@ def metadata_of(backend: Backend, pre: str, **more: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2", "seed-coder"])
 def test_byte_level_ids_equal_the_original(pre: str, tmp_path: Path) -> None:
     backend = original(pre)
     write_tokenizer(metadata_of(backend, pre, add_bos_token=False), tmp_path)
@@ -157,8 +162,8 @@ def naive_sentencepiece(text: str, metadata: dict[str, Any]) -> list[int]:
     score = {token: metadata["tokenizer.ggml.scores"][i] for token, i in ids.items()}
     parts = list("▁" + text.replace(" ", "▁")) if text else []
     while pairs := [(-score[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in score]:
-        _, place = min(pairs)
-        parts[place : place + 2] = [parts[place] + parts[place + 1]]
+        _, index = min(pairs)
+        parts[index : index + 2] = [parts[index] + parts[index + 1]]
     return [i for part in parts for i in ([ids[part]] if part in ids else [3 + byte for byte in part.encode()])]
 
 

@@ -1,31 +1,24 @@
-"""The plan `auto`: what `hierspec plan` found for this model on this machine, else all that there is for the model.
+"""The plan `auto`: what `hierspec plan` chose for this model on this machine, else all that there is for the model.
 
-Whichever it is, how much is guessed, by whom and whether at all is decided anew at every pass from what was measured
-and learnt (`core/appraisal.py`, `core/policy.py`). So a plan that does not suit a text or a load costs little.
+Either way every pass decides again how much is drafted, by whom and whether at all, from measured costs and from what
+was accepted so far (`pacing/`). So a plan that does not suit a text or a load costs little.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.packs import FEATURE, Pack
-from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
-from hierspec.machine import machine
-from hierspec.paths import cache_folder, whole_file
+from hierspec.kept import KeptFile
 
 AUTO = "auto"
-_VERSION = 1  # count up when plans found before should be found anew
+_VERSION = 1  # count up when plans saved before should be chosen again
 
 
-def usual_plan(config: DecoderConfig, pack: Pack | None) -> Plan:
+def default_plan(config: DecoderConfig, pack: Pack | None) -> Plan:
     """Stores, and beside them the best drafter that the model has."""
     tiers: tuple[TierPlan, ...] = ()
     if pack is not None and pack.has(FEATURE):
@@ -38,32 +31,26 @@ def usual_plan(config: DecoderConfig, pack: Pack | None) -> Plan:
 
 
 def beside_stores(tiers: tuple[TierPlan, ...], layers: int) -> Plan:
-    """These tiers of a model of so many layers, and all stores beside them."""
+    """These tiers, for a model of so many layers, with all stores beside them."""
     return replace(Plan.named("hd+", layers), tiers=tiers)
 
 
-def noted(plan: Plan, note: str) -> str:
-    """A plan file that begins with a note."""
+def with_note(plan: Plan, note: str) -> str:
+    """A plan file that begins with a comment."""
     return "".join(f"# {line}\n" for line in note.splitlines()) + plan.to_toml()
 
 
-def kept_plan(about: tuple[str, ...]) -> Plan | None:
-    """The plan that was found for a model on this machine, if any. `about` tells the model from others."""
-    path = _path(about)
-    with suppress(HierspecError):  # damaged, or of another version: as if there were none
-        return Plan.read(path) if path.is_file() else None
-    return None
+def saved_plan(about: tuple[str, ...]) -> Plan | None:
+    """The plan that was chosen for a model on this machine, if any. `about` tells the model from others."""
+    return _file(about).read(Plan.from_toml)
 
 
-def keep_plan(plan: Plan, about: tuple[str, ...], note: str = "") -> Path:
-    """Let `auto` be this plan for this model on this machine."""
-    path = _path(about)
-    with whole_file(path) as temporary:
-        temporary.write_text(noted(plan, note), encoding="utf-8")
-    return path
+def save_plan(plan: Plan, about: tuple[str, ...], note: str = "") -> Path:
+    """Make `auto` mean this plan for this model on this machine."""
+    file = _file(about)
+    file.write(with_note(plan, note))
+    return file.path
 
 
-def _path(about: tuple[str, ...]) -> Path:
-    identity = [machine(), torch.get_num_threads(), about, _VERSION]
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
-    return cache_folder() / "plans" / f"{key}.toml"
+def _file(about: tuple[str, ...]) -> KeptFile:
+    return KeptFile.here("plans", about, _VERSION, name="{key}.toml")

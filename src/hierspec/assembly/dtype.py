@@ -1,13 +1,10 @@
-"""The dtype in which a model is faster on this CPU: measured here once, and kept in the cache."""
+"""The dtype in which a model is faster on this CPU: measured once, and kept in the cache."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,14 +12,15 @@ import torch
 
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 from hierspec.core.errors import HierspecError
-from hierspec.machine import cpu_flags, machine
-from hierspec.paths import cache_folder, whole_file
+from hierspec.kept import KeptFile
+from hierspec.machine import cpu_flags
 from hierspec.progress import Progress, silent
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CANDIDATES = ("float32", "bfloat16")
 _PROMPT, _ANSWER = 128, 128  # tokens of a typical request
-_ROWS, _TOKENS = 3, 1.8  # of a pass that verifies a guess or two, and what it brings
-_WORTH = 0.95  # of float32's time, or less: float32 is more exact, so it has what is nearly a tie
+_ROWS, _TOKENS = 3, 1.8  # rows of a pass that verifies a draft token or two, and tokens that it writes
+_WORTH = 0.95  # bfloat16 must take at most this share of float32's time: float32 is more exact, so it wins ties
 _SMALL = 8 << 20  # weights; a smaller model is fast in any dtype
 _READ = 160 << 20  # bytes of weights that a narrow pass is timed with, whatever the dtype: more than most caches hold
 _WIDE = 4 << 20  # weights that a wide pass is timed with
@@ -31,7 +29,7 @@ _VERSION = 1  # count up when another choice might be right
 
 class Products(Protocol):
     def seconds(self, dtype: str, rows: int, most: int) -> float:
-        """Of one weight of a pass over so many rows, from at most `most` weights."""
+        """Time per weight of a pass over so many rows, measured with at most `most` weights."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +44,23 @@ class DtypeChoice:
         return f"{self.dtype}, as measured: products of {_PROMPT} tokens read and {_ANSWER} written take {parts}"
 
 
+class DtypeChooser:
+    """What `auto` means for a model: `choose` is called with its configuration, before its weights are read."""
+
+    def __init__(self, dtype: str, device: str, backend: str, weights: str, progress: Progress) -> None:
+        if dtype != "auto" and dtype not in DTYPES:
+            raise HierspecError(f"Unknown dtype {dtype!r}; choose auto, {', '.join(DTYPES)}.")
+        self.choice = DtypeChoice(dtype)
+        self._device, self._backend, self._weights, self._progress = device, backend, weights, progress
+
+    def choose(self, config: DecoderConfig) -> torch.dtype:
+        """bfloat16 on a GPU; on a CPU as measured, unless the weights are quantised anyway."""
+        self.choice = DtypeChoice("bfloat16" if self._device.startswith("cuda") else "float32")
+        if self._device == "cpu" and self._weights == "auto":
+            self.choice = choose_dtype(config, self._backend, self._progress)
+        return DTYPES[self.choice.dtype]
+
+
 def choose_dtype(config: DecoderConfig, backend: str = "auto", progress: Progress = silent) -> DtypeChoice:
     """For this model on this machine's CPU, from its file where it was measured before."""
     count = weights(config)
@@ -54,18 +69,17 @@ def choose_dtype(config: DecoderConfig, backend: str = "auto", progress: Progres
     code = _compiled_code(config) if backend != "torch" else None
     if code is None and not cpu_flags() & {"amx_bf16", "avx512_bf16", "bf16"}:
         return DtypeChoice("float32")  # without instructions for it, torch takes many times as long in bfloat16
-    identity = [machine(), torch.get_num_threads(), backend, code, config.hidden, count, _VERSION]
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
-    path = cache_folder() / "costs" / f"dtype-{key}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):  # absent or damaged: measure again
-        kept = json.loads(path.read_text(encoding="utf-8"))["seconds"]
-        return fastest({dtype: float(kept[dtype]) for dtype in CANDIDATES})
-    progress("Choosing a dtype (once)", 0, 0)
-    choice = fastest(request_seconds(_products(config, backend, code is not None), count))
-    with suppress(HierspecError), whole_file(path) as temporary:  # a full disk must not keep anyone from writing
-        document = {"dtype": choice.dtype, "seconds": choice.seconds, "about": identity}
-        temporary.write_text(json.dumps(document, indent=2, default=str) + "\n", encoding="utf-8")
-    return choice
+    file = KeptFile.here("costs", backend, code, config.hidden, count, _VERSION, name="dtype-{key}.json")
+
+    def measure() -> DtypeChoice:
+        progress("Choosing a dtype (once)", 0, 0)
+        return fastest(request_seconds(_products(config, backend, code is not None), count))
+
+    return file.read_or_measure(
+        from_json=lambda document: fastest({dtype: float(document["seconds"][dtype]) for dtype in CANDIDATES}),
+        measure=measure,
+        to_json=lambda choice: {"dtype": choice.dtype, "seconds": choice.seconds},
+    )
 
 
 def fastest(seconds: Mapping[str, float]) -> DtypeChoice:
@@ -75,28 +89,28 @@ def fastest(seconds: Mapping[str, float]) -> DtypeChoice:
 
 def request_seconds(products: Products, count: int) -> dict[str, float]:
     """What the products of a typical request take in each dtype: one wide pass, then narrow ones."""
-    found = {}
+    seconds = {}
     for dtype in CANDIDATES:
         wide, narrow = products.seconds(dtype, _PROMPT, _WIDE), products.seconds(dtype, _ROWS, _READ)
-        found[dtype] = count * (wide + _ANSWER / _TOKENS * narrow)
-    return found
+        seconds[dtype] = count * (wide + _ANSWER / _TOKENS * narrow)
+    return seconds
 
 
 def weights(config: DecoderConfig) -> int:
-    """Numbers that a pass multiplies with."""
+    """How many weights a pass multiplies with."""
     tensors = expected_tensors(config).items()
-    read = [shape for name, shape in tensors if len(shape) == 2 and (config.tied or "embed_tokens" not in name)]
-    return sum(math.prod(shape) for shape in read)
+    shapes = [shape for name, shape in tensors if len(shape) == 2 and (config.tied or "embed_tokens" not in name)]
+    return sum(math.prod(shape) for shape in shapes)
 
 
 def _compiled_code(config: DecoderConfig) -> int | None:
     """The version of the compiled code, where it can run this model."""
     try:
-        from hierspec.backends.cpu.amx import CODE
         from hierspec.backends.cpu.backend import CpuBackend
+        from hierspec.backends.cpu.compiled import kernel_version
     except ImportError:
         return None
-    return None if CpuBackend(1).refuses(config, "float32") else CODE
+    return None if CpuBackend(1).refuses(config, "float32") else kernel_version()
 
 
 def _products(config: DecoderConfig, backend: str, compiled: bool) -> Products:

@@ -1,4 +1,4 @@
-"""What the tiers of a plan need to weigh time: costs of their passes, when each hands up, and to whom."""
+"""The paces of a plan's tiers: made from measured costs, and from what was learnt under earlier plans."""
 
 from __future__ import annotations
 
@@ -6,72 +6,113 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from hierspec.assembly.measured_costs import CostBook
+from hierspec.core.hierarchy import FIXED
+from hierspec.core.interfaces import Pace
 from hierspec.core.plan import Plan, TierPlan
-from hierspec.pacing.appraisal import Costs
-from hierspec.pacing.blocks import Policy, WhileWorthwhile, open_policy
+from hierspec.pacing.appraisal import Appraiser
+from hierspec.pacing.blocks import BlockPolicy, WhileWorthwhile, open_policy
+from hierspec.pacing.costs import FREE, Costs
+from hierspec.pacing.pace import AdaptivePace
 from hierspec.pacing.routing import Route, Router
 from hierspec.scorers.base import ModelScorer, StateScorer
 from hierspec.scorers.drafters import AdapterScorer
 
-_WIDE = 32  # rows of a pass from which on each costs what it costs among many
+_WIDE = 32  # rows of a pass from which on each costs what it costs in prefill
 
 
-class PolicyBook:
-    """The policies of a model's plans. What one has learnt serves all plans that have the same tier under the same."""
+class PaceBook:
+    """Makes the paces of a model's plans and keeps what they learn: it serves all plans that have the same tier under
+    the same one.
+
+    Level 0 is the target. `scorers` are those of the plan's tiers, the target's first.
+    """
 
     def __init__(self, costs: CostBook) -> None:
         self._costs = costs
-        self._known: dict[tuple[TierPlan, TierPlan | None], Policy | None] = {}
-        self._ways: dict[tuple[TierPlan | None, tuple[TierPlan, ...]], Router] = {}
+        self._appraisers: dict[tuple[str, str, bool], Appraiser] = {}  # by the scorer's name and kind; synthetic or not
+        self._policies: dict[tuple[TierPlan, TierPlan | None], BlockPolicy] = {}  # by the tier and the one above it
+        self._routers: dict[tuple[TierPlan | None, tuple[TierPlan, ...]], Router] = {}  # by the tier and those below
 
-    def policy(self, plan: Plan, level: int, scorers: Sequence[StateScorer], above: int | None = None) -> Policy | None:
-        """When the plan's tier at this level (1: the one below the target) hands up to the one above it, or to that at
-        the level `above`; None: by count."""
-        if level == 0:
-            return None
-        above = level - 1 if above is None else above
-        tier, upper = plan.tiers[level - 1], _tier(plan, above)
-        if (tier, upper) not in self._known:
-            self._known[tier, upper] = open_policy(
-                tier.until, self.costs(plan, above, scorers, level), self._reading(plan, level, scorers)
-            )
-        return self._known[tier, upper]
+    def pace(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Pace:
+        """Of the plan's tier at this level."""
+        adapt, until = (plan.tiers[level - 1].adapt, plan.tiers[level - 1].until) if level else (plan.adapt, "count")
+        if not (adapt or plan.weighs or until != "count"):
+            return FIXED
+        appraiser = self._appraiser(plan, level, scorers) if adapt else None
+        costs = FREE if appraiser is None else appraiser.costs
+        return AdaptivePace(
+            self.costs(plan, level, scorers) if plan.weighs else costs,
+            appraiser,
+            self._router(plan, level, scorers),
+            {level - 1 - above: self._policy(plan, level, above, scorers) for above in _drafts_for(plan, level)},
+        )
 
-    def ways(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Router | None:
-        """The tiers that the one at this level may have drafted by, where it adapts: all that decide whether they are
-        worth it, down to the first that does not."""
-        lower = tuple(takewhile(lambda tier: tier.until == "worth", plan.tiers[level:]))
-        if len(lower) < 2 or not (plan.tiers[level - 1] if level else plan).adapt:
-            return None
-        key = _tier(plan, level), lower
-        if key not in self._ways:
-            ways = []
-            for place in range(level + 1, level + 1 + len(lower)):
-                policy, costs = self.policy(plan, place, scorers, level), self.costs(plan, level, scorers, place)
-                assert isinstance(policy, WhileWorthwhile)
-                assert costs is not None
-                ways.append(Route(policy, costs))
-            self._ways[key] = Router(ways)
-        return self._ways[key]
-
-    def costs(self, plan: Plan, level: int, scorers: Sequence[StateScorer], below: int | None = None) -> Costs | None:
-        """Costs of a tier's passes where the plan weighs time, over guesses of the tier below it, or of that at the
-        level `below`. An exit there has run the first layers already."""
-        if not plan.weighs:
-            return None
+    def costs(self, plan: Plan, level: int, scorers: Sequence[StateScorer], below: int | None = None) -> Costs:
+        """Costs of a tier's passes over drafts of the tier below it, or of that at the level `below`. An exit there has
+        run the first layers already."""
         below = level + 1 if below is None else below
         layer = plan.tiers[below - 1].exit_layer if below <= len(plan.tiers) else None
         shared = layer is not None and scorers[level].pool is scorers[below].pool and layer < scorers[level].layers
         return self._costs.costs(scorers[level], layer if layer is not None and shared else 0)
 
-    def _reading(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> float:
-        """Seconds for each token of a text before a tier can draft. The target's own layers have read it anyway."""
+    def _appraiser(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Appraiser:
+        """What drafts are worth to this scorer."""
+        synthetic = level > 0 and plan.tiers[level - 1].agrees is not None
+        key = scorers[level].name, scorers[level].kind, synthetic
+        if key not in self._appraisers:
+            self._appraisers[key] = Appraiser(self._costs.costs(scorers[level]))
+        return self._appraisers[key]
+
+    def _policy(self, plan: Plan, level: int, above: int, scorers: Sequence[StateScorer]) -> BlockPolicy:
+        """When the tier at this level hands up to the one at the level `above`."""
+        tier = plan.tiers[level - 1]
+        key = tier, _tier(plan, above)
+        if key not in self._policies:
+            worth = tier.until == "worth"
+            costs = self.costs(plan, above, scorers, level) if worth else None
+            self._policies[key] = open_policy(tier.until, costs, self._prefill(level, scorers) if worth else 0.0)
+        return self._policies[key]
+
+    def _router(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Router | None:
+        """The tiers that may draft for the one at this level; None: the next one always does, or there is none."""
+        lower = _drafters(plan, level)
+        if not lower:
+            return None
+        key = _tier(plan, level), lower
+        if key in self._routers:
+            return self._routers[key]
+        routes = []
+        for below in range(level + 1, level + 1 + len(lower)):
+            policy = self._policy(plan, below, level, scorers)
+            assert isinstance(policy, WhileWorthwhile)
+            routes.append(Route(policy, self.costs(plan, level, scorers, below)))
+        router = Router(routes)
+        if len(routes) > 1:  # one route is all that the router could choose: it learns nothing
+            self._routers[key] = router
+        return router
+
+    def _prefill(self, level: int, scorers: Sequence[StateScorer]) -> float:
+        """Seconds for each token of a text before a tier can draft. The target's own layers have run on it anyway."""
         scorer = scorers[level]
-        if plan.tiers[level - 1].until != "worth" or (type(scorer) is ModelScorer and scorer.pool is scorers[0].pool):
+        if type(scorer) is ModelScorer and scorer.pool is scorers[0].pool:
             return 0.0
         costs = self._costs.costs(scorer)
         each = (costs.seconds(_WIDE) - costs.seconds(_WIDE // 2)) / (_WIDE // 2)
         return each / (1 + scorer.layers) if isinstance(scorer, AdapterScorer) else each  # an adapter is one layer more
+
+
+def _drafters(plan: Plan, level: int) -> tuple[TierPlan, ...]:
+    """The tiers among which a router at this level chooses: the next, and where this tier adapts all further down that
+    decide whether they are worth it, up to the first that does not."""
+    lower = tuple(takewhile(lambda tier: tier.until == "worth", plan.tiers[level:]))
+    return lower if (plan.tiers[level - 1] if level else plan).adapt else lower[:1]
+
+
+def _drafts_for(plan: Plan, level: int) -> list[int]:
+    """Levels of the tiers that the one at this level may draft for, the nearest first."""
+    if not level:
+        return []
+    return [level - 1, *(above for above in reversed(range(level - 1)) if len(_drafters(plan, above)) >= level - above)]
 
 
 def _tier(plan: Plan, level: int) -> TierPlan | None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hierspec.checkpoints.config import DecoderConfig
-from hierspec.checkpoints.load import Checkpoint
-from hierspec.core.hierarchy import Ask
-from hierspec.core.verify import Answer
+from hierspec.core.interfaces import Answer, Ask
 from hierspec.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from hierspec.checkpoints.load import Checkpoint
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,1 +1,1 @@
-"""Where weights come from: Hugging Face folders, GGUF files, the hub, the default model. Checked before use."""
+"""Where weights come from: Hugging Face folders, GGUF files, the hub, the default model. All is checked before use."""

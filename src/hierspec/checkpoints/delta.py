@@ -11,7 +11,7 @@ from hierspec.core.errors import HierspecError
 
 
 class ChangedWeights(Mapping[str, Tensor]):
-    """W + b @ a for the matrices that a delta names, made when asked for: where packed weights are mapped, never."""
+    """W + b @ a for the matrices that a delta names. Computed on access: never where packed weights are mapped."""
 
     def __init__(self, weights: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> None:
         self._weights = weights
@@ -20,14 +20,14 @@ class ChangedWeights(Mapping[str, Tensor]):
             if not part.startswith("layers.") or not part.endswith(".a"):
                 continue
             name, a, b = f"model.{part.removesuffix('.a')}", delta[part], delta.get(f"{part.removesuffix('.a')}.b")
-            found = (
+            fits = (
                 name in weights
                 and b is not None
                 and a.ndim == b.ndim == 2
                 and a.shape[0] == b.shape[1]
                 and weights[name].shape == (b.shape[0], a.shape[1])
             )
-            if not found or b is None:
+            if not fits or b is None:
                 raise HierspecError(f"The delta of the early-exit variant does not fit the model at {name}.")
             self._factors[name] = a, b
 

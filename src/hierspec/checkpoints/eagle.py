@@ -1,9 +1,8 @@
 """EAGLE heads: public folders with config.json and safetensors, read as feature drafters.
 
-The first layout (EAGLE, EAGLE-2): `fc.weight` on embedding and feature, one layer without an input norm, no last norm,
-and the target's own embeddings and head. The second (EAGLE-3): `fc.weight` on the target's states after three of its
-layers, one layer whose attention reads embedding and feature side by side, a last norm, and a head of its own for a
-draft vocabulary.
+EAGLE and EAGLE-2: `fc.weight` on embedding and feature, one layer without an input norm, no last norm, and the target's
+embeddings and head. EAGLE-3: `fc.weight` on the target's hidden states after three of its layers, one layer whose
+attention reads embedding and feature concatenated, a last norm, and a separate head for a draft vocabulary.
 """
 
 from __future__ import annotations
@@ -17,27 +16,28 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hierspec.checkpoints.config import DecoderConfig, expected_tensors, from_huggingface
+from hierspec.checkpoints.config import DecoderConfig, expected_tensors
+from hierspec.checkpoints.families import from_huggingface
 from hierspec.checkpoints.packs import Branch, FeatureBranch
 from hierspec.core.errors import HierspecError
 
 _START, _MIDDLE = "layers.0.", "midlayer."
-_SIDE_BY_SIDE = tuple(f"self_attn.{part}_proj.weight" for part in "qkv")
+_CONCATENATED = tuple(f"self_attn.{part}_proj.weight" for part in "qkv")
 HIDDEN_NORM = "model.layers.0.hidden_norm.weight"
 
 
 @dataclass(frozen=True)
 class Eagle3Branch(Branch):
-    """An EAGLE-3 head. Where the target has been, its feature is fc on the states after the layers in `taps`.
+    """An EAGLE-3 head. At positions the target has computed, the feature is fc on its states after the layers `taps`.
 
-    The layer's queries, keys and values read the normed embedding and, beside it, the feature through the norm called
-    HIDDEN_NORM; what they find is added to the feature. What the layer gives is the feature of its own steps.
+    The layer's queries, keys and values read the normed embedding concatenated with the feature normed by HIDDEN_NORM;
+    the result of attention is added to the feature. The layer's output is the feature of the positions it drafts.
     """
 
     fc: Tensor  # [hidden, 3 * hidden]
     taps: tuple[int, ...]
     head: Tensor  # [draft vocabulary, hidden]
-    tokens: np.ndarray  # [draft vocabulary]: the target's
+    tokens: np.ndarray  # [draft vocabulary]: ids in the target's vocabulary
 
 
 def is_eagle(source: str | Path) -> bool:
@@ -46,7 +46,7 @@ def is_eagle(source: str | Path) -> bool:
     try:
         return (folder / "config.json").is_file() and any("fc.weight" in names for names in _names(folder).values())
     except (SafetensorError, OSError):
-        return False  # whoever opens it as a model says what is wrong
+        return False  # opening it as a model will say what is wrong
 
 
 def read_eagle(source: str | Path, target: DecoderConfig) -> FeatureBranch | Eagle3Branch:
@@ -58,23 +58,23 @@ def read_eagle(source: str | Path, target: DecoderConfig) -> FeatureBranch | Eag
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise HierspecError(f"{folder} is damaged or cannot be read ({error}): fetch it again.") from error
     present = {name for names in files.values() for name in names}
-    # A head is a layer of its family; keys it leaves out are those of the target.
+    # A head is a layer of its family; a norm_eps it leaves out is that of the target.
     config = replace(
         from_huggingface({"num_hidden_layers": 1, **described}), norm_eps=described.get("rms_norm_eps", target.norm_eps)
     )
-    for what, own, models in (
+    for what, of_head, of_target in (
         ("hidden size", config.hidden, target.hidden),
         ("vocabulary", config.vocabulary, target.vocabulary),
     ):
-        if own != models:
+        if of_head != of_target:
             raise HierspecError(
-                f"The head {folder} is for a model of {what} {own}, and this one has {models}: choose another."
+                f"The head {folder} is for a model of {what} {of_head}, and this one has {of_target}: choose another."
             )
     if config.layers != 1 or "layers.1.self_attn.q_proj.weight" in present:
-        raise HierspecError(f"{folder} has {config.layers} layers: heads of one layer are read.")
+        raise HierspecError(f"{folder} has {config.layers} layers: only heads of one layer are supported.")
     config = replace(config, tied=True, context=target.context)
     if any(name.startswith(_MIDDLE) for name in present):
-        return _third(folder, files, described, config, target.layers)
+        return _read_eagle3(folder, files, described, config, target.layers)
     shapes = _layer_shapes(config, _START)
     shapes.pop(f"{_START}input_layernorm.weight")
     shapes["fc.weight"] = (config.hidden, 2 * config.hidden)
@@ -91,21 +91,21 @@ def read_eagle(source: str | Path, target: DecoderConfig) -> FeatureBranch | Eag
     )
 
 
-def _third(
+def _read_eagle3(
     folder: Path, files: dict[Path, list[str]], described: dict[str, Any], config: DecoderConfig, layers: int
 ) -> Eagle3Branch:
-    more = described.get("eagle_config")
+    nested = described.get("eagle_config")
     for key in ("norm_before_residual", "norm_before_fc", "eagle_aux_hidden_state_layer_ids"):
-        if described.get(key) or (isinstance(more, dict) and more.get(key)):
+        if described.get(key) or (isinstance(nested, dict) and nested.get(key)):
             raise HierspecError(
-                f"The config.json of {folder} sets {key}, a form of EAGLE-3 that is not read: choose another head."
+                f"The config.json of {folder} sets {key}, a form of EAGLE-3 that is not supported: choose another head."
             )
     taps = (2, layers // 2, layers - 3)  # as the heads are trained: low, middle, high
     if not 0 < taps[0] < taps[1] < taps[2]:
         raise HierspecError(f"EAGLE-3 heads are for models of 7 layers and more, and this one has {layers}.")
     hidden, present = config.hidden, {name for names in files.values() for name in names}
     shapes = {
-        name: (shape[0], 2 * shape[1]) if name.endswith(_SIDE_BY_SIDE) else shape
+        name: (shape[0], 2 * shape[1]) if name.endswith(_CONCATENATED) else shape
         for name, shape in _layer_shapes(config, _MIDDLE).items()
     }
     shapes |= {f"{_MIDDLE}hidden_norm.weight": (hidden,), "norm.weight": (hidden,), "fc.weight": (hidden, 3 * hidden)}
@@ -119,7 +119,7 @@ def _third(
         shapes["d2t"] = (count,)
     tensors = _tensors(folder, files, shapes)
     tokens: np.ndarray = np.arange(count, dtype=np.int64)
-    if "d2t" in tensors:  # how far a token lies from its place in the draft vocabulary
+    if "d2t" in tensors:  # a token's id in the target's vocabulary minus its id in the draft vocabulary
         tokens = tokens + tensors["d2t"].numpy().astype(np.int64)
     if tokens.min() < 0 or tokens.max() >= config.vocabulary or len(np.unique(tokens)) != count:
         raise HierspecError(
@@ -131,18 +131,23 @@ def _third(
         if name.startswith(_MIDDLE)
     }
     return Eagle3Branch(
-        config, layer, tensors["norm.weight"], tensors["fc.weight"], taps, tensors["lm_head.weight"],
-        tokens.astype(np.int32),
-    )  # fmt: skip
+        config,
+        layer,
+        norm=tensors["norm.weight"],
+        fc=tensors["fc.weight"],
+        taps=taps,
+        head=tensors["lm_head.weight"],
+        tokens=tokens.astype(np.int32),
+    )
 
 
 def _layer_shapes(config: DecoderConfig, start: str) -> dict[str, tuple[int, ...]]:
-    """Of the tensors of a decoder layer, whose names begin with `start` here."""
-    usual = f"model.{_START}"
+    """Shapes of the tensors of a decoder layer, whose names begin with `start` here."""
+    canonical = f"model.{_START}"
     return {
-        start + name.removeprefix(usual): shape
+        start + name.removeprefix(canonical): shape
         for name, shape in expected_tensors(config).items()
-        if name.startswith(usual)
+        if name.startswith(canonical)
     }
 
 
@@ -152,17 +157,17 @@ def _tensors(folder: Path, files: dict[Path, list[str]], shapes: dict[str, tuple
         with safe_open(path, framework="pt", device="cpu") as opened:
             tensors.update({name: opened.get_tensor(name) for name in names if name in shapes})
     for name, shape in shapes.items():
-        found = list(tensors[name].shape) if name in tensors else "missing"
-        if found != list(shape):
+        stored = list(tensors[name].shape) if name in tensors else "missing"
+        if stored != list(shape):
             raise HierspecError(
-                f"{folder} does not fit its config.json: {name} should be {list(shape)} and is {found}."
+                f"{folder} does not fit its config.json: {name} should be {list(shape)} and is {stored}."
             )
     return tensors
 
 
 def _names(folder: Path) -> dict[Path, list[str]]:
-    found = {}
+    names = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt", device="cpu") as opened:
-            found[path] = list(opened.keys())
-    return found
+            names[path] = list(opened.keys())
+    return names

@@ -1,4 +1,4 @@
-"""Matrices in 8 bits with a scale for each row, as packs store them: what only guesses needs no more."""
+"""Matrices in 8 bits with a scale for each row, as packs store them: enough for what only drafts."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from torch import Tensor
 
 _SCALE = ".scale"
 _MOST = 127
-# Bits of a scale that are not used. With 16 left a scale times any of the integers is exact in float32, so what was
-# read can be written again without another rounding.
+# Bits of a scale that are left zero. With the 16 others a scale times any of the integers is exact in float32, so
+# what was read can be written again without another rounding.
 _UNUSED = (1 << 8) - 1
 
 
 def in_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Every floating matrix as integers of 8 bits and, under its name and `.scale`, a float for each row."""
-    found: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or not tensor.is_floating_point():
-            found[name] = tensor
+            stored[name] = tensor
             continue
         floats = tensor.float().cpu()
         steps = floats.abs().amax(dim=1) / _MOST if floats.shape[1] else floats.new_zeros(len(floats))
-        bits = (steps.view(torch.int32) + _UNUSED) & ~_UNUSED  # upwards: nothing lies beyond the last integer
+        bits = (steps.view(torch.int32) + _UNUSED) & ~_UNUSED  # rounded up, so that no number exceeds the last integer
         scale = bits.view(torch.float32)
         integers = (floats / scale.where(scale > 0, 1.0)[:, None]).round()
-        found[name], found[name + _SCALE] = integers.to(torch.int8), scale
-    return found
+        stored[name], stored[name + _SCALE] = integers.to(torch.int8), scale
+    return stored
 
 
 def from_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same with floats again."""
-    found: dict[str, Tensor] = {}
+    """The inverse: every matrix as floats again."""
+    floats: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dtype == torch.int8 and (scale := tensors.get(name + _SCALE)) is not None:
-            found[name] = tensor.float() * scale[:, None]
+            floats[name] = tensor.float() * scale[:, None]
         elif not (name.endswith(_SCALE) and _is_matrix(tensors.get(name.removesuffix(_SCALE)))):
-            found[name] = tensor
-    return found
+            floats[name] = tensor
+    return floats
 
 
 def _is_matrix(tensor: Tensor | None) -> bool:

@@ -4,14 +4,17 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
-from hierspec.checkpoints.config import DecoderConfig, expected_tensors, to_huggingface
-from hierspec.checkpoints.gguf_config import config_from_gguf
+from hierspec.checkpoints.config import DecoderConfig, expected_tensors
+from hierspec.checkpoints.families import family_named, from_gguf, to_huggingface
+from hierspec.checkpoints.families.family import Family
+from hierspec.checkpoints.families.gguf import may_be_absent
 from hierspec.checkpoints.gguf_header import MAGIC, GgufHeader, StoredTensor, read_header
 from hierspec.core.errors import HierspecError
 from hierspec.paths import cache_folder, whole_folder
@@ -21,21 +24,7 @@ _FORMAT_VERSION = 1  # count up when the same file would now be converted differ
 _FINGERPRINTED = 1 << 20  # bytes of the header that go into the key
 _CHUNK = 1 << 22  # numbers dequantised at a time
 _STORED_AS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_COMPLETE = "complete.json"  # sizes of the files of a finished folder, to notice one that was cut short later
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_OUTER_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_COMPLETE = "complete.json"  # file sizes of a finished folder, to notice a file that was cut short later
 
 
 def convert(path: Path, dtype: torch.dtype, progress: Progress | None = None) -> Path:
@@ -49,14 +38,31 @@ def convert(path: Path, dtype: torch.dtype, progress: Progress | None = None) ->
 
 
 def converted(path: Path) -> Path | None:
-    """The folder of a GGUF file that was converted before, in whatever dtype."""
+    """The folder of a GGUF file that was converted before, to any dtype."""
     return next((folder for dtype in _STORED_AS if _is_complete(folder := _folder(path, dtype))), None)
 
 
 def gguf_config(path: Path) -> DecoderConfig:
     """The configuration alone, read from the file itself."""
+    return _open(path).config
+
+
+@dataclass(frozen=True)
+class _GgufModel:
+    """A GGUF file, mapped, with its header read."""
+
+    path: Path
+    content: np.ndarray  # bytes
+    header: GgufHeader
+    config: DecoderConfig
+    family: Family
+
+
+def _open(path: Path) -> _GgufModel:
     content = np.memmap(path, dtype=np.uint8, mode="r")
-    return config_from_gguf(path, read_header(path, content), content)
+    header = read_header(path, content)
+    config = from_gguf(path, header, content)
+    return _GgufModel(path, content, header, config, family_named(config.family))
 
 
 def _folder(path: Path, dtype: torch.dtype) -> Path:
@@ -90,78 +96,68 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _convert_into(folder: Path, path: Path, dtype: torch.dtype, progress: Progress) -> None:
-    from hierspec.text.gguf_tokenizer import write_tokenizer  # slow to import, and a finished folder needs none of it
+    from hierspec.text.gguf_tokenizer import write_tokenizer  # slow to import, and not needed for a finished folder
 
-    content = np.memmap(path, dtype=np.uint8, mode="r")
-    header = read_header(path, content)
-    config = config_from_gguf(path, header, content)
-    sources = _sources(path, header, config)
+    model = _open(path)
+    sources = _sources(model)
+    described = {**to_huggingface(model.config), "torch_dtype": str(dtype).removeprefix("torch.")}
     with whole_folder(folder) as temporary:
-        _write_json(temporary / "config.json", {**to_huggingface(config), "torch_dtype": str(dtype)[len("torch.") :]})
+        _write_json(temporary / "config.json", described)
         try:
-            write_tokenizer(header.metadata, temporary)
+            write_tokenizer(model.header.metadata, temporary)
         except (HierspecError, OSError):
             raise
         except Exception as error:  # the tokenizers package raises bare exceptions on bad vocabularies
             raise HierspecError(f"The tokenizer in {path} is damaged or not supported ({error}).") from error
         with (temporary / "model.safetensors").open("wb") as file:
-            _write_weights(file, path, content, sources, config, dtype, progress)
+            _write_weights(file, model, sources, dtype, progress)
         sizes = {item.name: item.stat().st_size for item in temporary.iterdir()}
         _write_json(temporary / _COMPLETE, sizes)
 
 
-def _sources(path: Path, header: GgufHeader, config: DecoderConfig) -> dict[str, StoredTensor | None]:
-    """Where each tensor of the Hugging Face layout comes from; None stands for zeros."""
+def _sources(model: _GgufModel) -> dict[str, StoredTensor | None]:
+    """Where each tensor comes from, by canonical name; None means zeros."""
     sources: dict[str, StoredTensor | None] = {}
-    for name, shape in expected_tensors(config).items():
-        stored = header.tensors.get(_gguf_name(name))
-        # Hugging Face configurations switch biases on together; GGUF files may have only some: a zero bias is none.
-        if stored is None and not (name.endswith(".bias") and config.architecture != "qwen2"):
-            raise HierspecError(f"{path} is not a whole model: the tensor {_gguf_name(name)} {list(shape)} is missing.")
+    for name, shape in expected_tensors(model.config).items():
+        gguf_name = model.family.gguf.names(name)
+        stored = model.header.tensors.get(gguf_name)
+        if stored is None and not may_be_absent(model.family, name):
+            raise HierspecError(f"{model.path} is not a whole model: the tensor {gguf_name} {list(shape)} is missing.")
         if stored is not None and stored.shape != shape:
             raise HierspecError(
-                f"{path} contradicts itself: {stored.name} should be {list(shape)} and is {list(stored.shape)}."
+                f"{model.path} contradicts itself: {gguf_name} should be {list(shape)} and is {list(stored.shape)}."
             )
         sources[name] = stored
     return sources
 
 
-def _gguf_name(name: str) -> str:
-    stem, kind = name.rsplit(".", 1)
-    if stem in _OUTER_NAMES:
-        return f"{_OUTER_NAMES[stem]}.{kind}"
-    layer, part = stem.removeprefix("model.layers.").split(".", 1)
-    return f"blk.{layer}.{_LAYER_NAMES[part]}.{kind}"
-
-
 def _write_weights(
     file: BinaryIO,
-    path: Path,
-    content: np.ndarray,
+    model: _GgufModel,
     sources: dict[str, StoredTensor | None],
-    config: DecoderConfig,
     dtype: torch.dtype,
     progress: Progress,
 ) -> None:
     """Writes the safetensors format itself, so that one chunk of one tensor is all that is ever in memory."""
-    shapes = expected_tensors(config)
-    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    shapes = expected_tensors(model.config)
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     total = 0
     for name, shape in shapes.items():
         size = int(np.prod(shape)) * dtype.itemsize
-        described[name] = {"dtype": _STORED_AS[dtype], "shape": shape, "data_offsets": [total, total + size]}
+        entry = {"dtype": _STORED_AS[dtype], "shape": shape, "data_offsets": [total, total + size]}
+        entries[model.family.names(name)] = entry
         total += size
-    text = json.dumps(described).encode()
+    text = json.dumps(entries).encode()
     text += b" " * (-(8 + len(text)) % 64)  # the data starts on a cache line
     file.write(len(text).to_bytes(8, "little") + text)
     done = 0
     for name, stored in sources.items():
-        chunks = _zeros(shapes[name]) if stored is None else _values(content, stored, _row_order(name, config))
+        chunks = _zeros(shapes[name]) if stored is None else _values(model.content, stored, _row_order(name, model))
         for values in chunks:
             data = torch.from_numpy(values).to(dtype).contiguous().view(torch.uint8).numpy()
             file.write(data.data)
             done += data.nbytes
-            progress(f"Converting {path.name}", done, total)
+            progress(f"Converting {model.path.name}", done, total)
 
 
 def _zeros(shape: tuple[int, ...]) -> Iterator[np.ndarray]:
@@ -172,28 +168,29 @@ def _values(content: np.ndarray, stored: StoredTensor, order: np.ndarray | None)
     """The tensor's numbers as float32, some rows at a time, its rows in the given order."""
     dequantize = _dequantizer(stored)
     raw = content[stored.start : stored.start + stored.size]
-    rows = stored.shape[0]  # a vector is a column of rows with one number, so that it can be reordered too
+    rows = stored.shape[0]  # a vector is rows of one number, so that it can be reordered too
     row_numbers = int(np.prod(stored.shape[1:]))
-    if len(stored.shape) == 1 and stored.kind.block > 1:
+    if len(stored.shape) == 1 and stored.quantisation.block > 1:
         rows, row_numbers = 1, stored.shape[0]
     raw = raw.reshape(rows, -1)
     step = max(1, _CHUNK // row_numbers)
     for start in range(0, rows, step):
-        chosen = slice(start, start + step) if order is None else order[start : start + step]
-        yield dequantize(np.array(raw[chosen]))
+        chunk = slice(start, start + step) if order is None else order[start : start + step]
+        yield dequantize(np.array(raw[chunk]))
 
 
 def _dequantizer(stored: StoredTensor) -> Callable[[np.ndarray], np.ndarray]:
-    from gguf import GGMLQuantizationType, quants  # slow to import, and a finished folder needs none of it
+    from gguf import GGMLQuantizationType, quants  # slow to import, and not needed for a finished folder
 
-    kind = GGMLQuantizationType(stored.kind.code)
-    return lambda rows: quants.dequantize(rows, kind)
+    gguf_type = GGMLQuantizationType(stored.quantisation.code)
+    return lambda rows: quants.dequantize(rows, gguf_type)
 
 
-def _row_order(name: str, config: DecoderConfig) -> np.ndarray | None:
-    """GGUF files of the llama family interleave the two halves of each query and key head; this puts them back."""
+def _row_order(name: str, model: _GgufModel) -> np.ndarray | None:
+    """Puts the halves of query and key heads back together where the family's GGUF files interleave them."""
+    config = model.config
     heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(name.split(".")[-2])
-    if heads is None or config.architecture not in ("llama", "mistral"):
+    if heads is None or not model.family.gguf.interleaved:
         return None
     interleaved = np.arange(heads * config.head_size).reshape(heads, config.head_size // 2, 2)
     return interleaved.swapaxes(1, 2).reshape(-1)

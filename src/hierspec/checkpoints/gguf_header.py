@@ -1,7 +1,7 @@
-"""Reads what a GGUF file says about itself, trusting none of its numbers.
+"""Reads the header of a GGUF file without trusting any of its numbers.
 
-The gguf package's reader takes seconds for a large vocabulary and follows any count it finds; this one checks every
-count and length against the file before it believes it, so a damaged file costs milliseconds and one sentence.
+The gguf package's reader takes seconds for a large vocabulary and believes every count in the file. This reader checks
+each count and length against the size of the file first, so a damaged file costs milliseconds and one sentence.
 """
 
 import math
@@ -34,8 +34,8 @@ class Quantisation:
 
 
 QUANTISATIONS = {
-    kind.code: kind
-    for kind in (
+    quantisation.code: quantisation
+    for quantisation in (
         Quantisation(0, "F32", 1, 4),
         Quantisation(1, "F16", 1, 2),
         Quantisation(30, "BF16", 1, 2),
@@ -55,7 +55,7 @@ QUANTISATIONS = {
 class StoredTensor:
     name: str
     shape: tuple[int, ...]  # outermost first, as in torch; the file has it the other way round
-    kind: Quantisation
+    quantisation: Quantisation
     start: int  # first byte in the file
     size: int  # bytes
 
@@ -89,14 +89,14 @@ def read_header(path: Path, content: np.ndarray) -> GgufHeader:
         raise cursor.damaged(f"its alignment is {alignment!r}")
     data_start = -(-cursor.position // alignment) * alignment
     stored: dict[str, StoredTensor] = {}
-    for name, shape, kind, offset in described:
+    for name, shape, quantisation, offset in described:
         if name in stored:
             raise cursor.damaged(f"the tensor {name!r} appears twice")
-        size = math.prod(shape) // kind.block * kind.size
+        size = math.prod(shape) // quantisation.block * quantisation.size
         start = data_start + offset
         if start + size > cursor.size:
             raise cursor.damaged(f"{name} ends at byte {start + size} and the file at {cursor.size}")
-        stored[name] = StoredTensor(name, shape, kind, start, size)
+        stored[name] = StoredTensor(name, shape, quantisation, start, size)
     return GgufHeader(metadata, stored)
 
 
@@ -108,18 +108,18 @@ def _describe(cursor: "_Cursor") -> tuple[str, tuple[int, ...], Quantisation, in
     shape = tuple(reversed([cursor.integer("<Q", f"shape of {name!r}") for _ in range(dimensions)]))
     code, offset = cursor.integer("<I", f"type of {name!r}"), cursor.integer("<Q", f"offset of {name!r}")
     if code not in QUANTISATIONS:
-        known = listed(tuple(kind.name for kind in QUANTISATIONS.values()))
+        supported = listed(quantisation.name for quantisation in QUANTISATIONS.values())
         raise HierspecError(
-            f"{cursor.path} stores {name!r} as {_type_name(code)}, which is not supported: hierspec knows {known}."
+            f"{cursor.path} stores {name!r} as {_type_name(code)}, which is not supported: hierspec reads {supported}."
         )
-    kind = QUANTISATIONS[code]
-    if min(shape) < 1 or shape[-1] % kind.block:
-        raise cursor.damaged(f"{name!r} has the shape {list(shape)}, which {kind.name} cannot hold")
-    return name, shape, kind, offset
+    quantisation = QUANTISATIONS[code]
+    if min(shape) < 1 or shape[-1] % quantisation.block:
+        raise cursor.damaged(f"{name!r} has the shape {list(shape)}, which {quantisation.name} cannot hold")
+    return name, shape, quantisation, offset
 
 
 def _type_name(code: int) -> str:
-    from gguf import GGMLQuantizationType  # slow to import, and only this message needs it
+    from gguf import GGMLQuantizationType  # slow to import, and only needed for this message
 
     try:
         return str(GGMLQuantizationType(code).name)
@@ -128,7 +128,7 @@ def _type_name(code: int) -> str:
 
 
 class _Cursor:
-    """Walks through the header; what reaches past the end of the file is an error, not an allocation."""
+    """Reads the header from front to back; a length past the end of the file is an error, not an allocation."""
 
     def __init__(self, path: Path, content: memoryview) -> None:
         self.path = path
@@ -159,24 +159,24 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise self.damaged(f"{what} is not text") from error
 
-    def value(self, kind: int, key: str) -> Any:
-        if kind == _STRING:
+    def value(self, code: int, key: str) -> Any:
+        if code == _STRING:
             return self.text(key)
-        if kind == _ARRAY:
+        if code == _ARRAY:
             return self.items(key)
-        if kind not in _SCALARS:
-            raise self.damaged(f"{key!r} has the unknown type {kind}")
-        form = np.dtype(_SCALARS[kind])
-        return np.frombuffer(self.take(form.itemsize, key), form)[0].item()
+        if code not in _SCALARS:
+            raise self.damaged(f"{key!r} has the unknown type {code}")
+        dtype = np.dtype(_SCALARS[code])
+        return np.frombuffer(self.take(dtype.itemsize, key), dtype)[0].item()
 
     def items(self, key: str) -> list[Any]:
-        kind, count = self.integer("<I", key), self.integer("<Q", key)
+        code, count = self.integer("<I", key), self.integer("<Q", key)
         if count > _MOST_ITEMS:
             raise self.damaged(f"{key!r} claims {count} items")
-        if kind == _STRING:
+        if code == _STRING:
             return [self.text(key) for _ in range(count)]
-        if kind not in _SCALARS:  # lists of lists exist in the format but in no model that hierspec reads
-            raise self.damaged(f"{key!r} is a list of the unsupported type {kind}")
-        form = np.dtype(_SCALARS[kind])
-        values: list[Any] = np.frombuffer(self.take(count * form.itemsize, key), form).tolist()
+        if code not in _SCALARS:  # lists of lists exist in the format but in no model that hierspec reads
+            raise self.damaged(f"{key!r} is a list of the unsupported type {code}")
+        dtype = np.dtype(_SCALARS[code])
+        values: list[Any] = np.frombuffer(self.take(count * dtype.itemsize, key), dtype).tolist()
         return values

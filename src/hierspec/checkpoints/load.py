@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from hierspec.checkpoints.config import DecoderConfig, expected_tensors, from_huggingface
+from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 from hierspec.checkpoints.default import DEFAULT_NAME, default_model
 from hierspec.checkpoints.delta import ChangedWeights
+from hierspec.checkpoints.families import family_named, from_huggingface
 from hierspec.checkpoints.gguf_file import convert, converted, gguf_config
 from hierspec.checkpoints.packs import EARLY_EXIT, Pack, open_pack, shipped_pack
 from hierspec.core.errors import HierspecError
@@ -34,10 +35,10 @@ class Checkpoint:
     name: str
     folder: Path  # Hugging Face layout: config.json, weights, tokenizer
     config: DecoderConfig
-    weights: Mapping[str, torch.Tensor]  # Hugging Face names, exactly those of expected_tensors(config)
+    weights: Mapping[str, torch.Tensor]  # canonical names, exactly those of expected_tensors(config)
     dtype: torch.dtype
-    pack: Pack | None = None  # what there is for it beside its weights
-    variant: str = ""  # tells weights that were changed after reading from those in the folder
+    pack: Pack | None = None  # what was trained for it beside its weights
+    variant: str = ""  # hash of a change to the weights that was made after reading them from the folder
 
 
 def load_checkpoint(
@@ -48,25 +49,25 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Finds `source` (None or "default", a folder, a .gguf file or a hub name) and maps its weights as `dtype`.
 
-    Where the dtype depends on the model, it is asked for with the configuration, before anything is converted.
-    `pack` is the folder of its pack, "none", or nothing: the shipped one that belongs to it. "default-ee" is the
-    default model's early-exit variant, whose weights are the default ones and a delta of the pack.
+    A dtype that depends on the model is a function of its configuration, called before anything is converted.
+    `pack` is the folder of its pack, "none", or None for the one that is shipped for it. "default-ee" is the default
+    model's early-exit variant: the default weights plus a delta from the pack.
     """
     if isinstance(dtype, torch.dtype):
         _check_dtype(dtype)
-    name, place = _locate(source, progress or silent)
+    name, path = _locate(source, progress or silent)
     if not isinstance(dtype, torch.dtype):
-        dtype = dtype(_config(place))
+        dtype = dtype(_config(path))
         _check_dtype(dtype)
-    folder = place if place.is_dir() else convert(place, dtype, progress)
+    folder = path if path.is_dir() else convert(path, dtype, progress)
     config = read_config(folder)
     files = _weight_files(folder)
     weights = _read_weights(folder, files, config, dtype, progress or silent)
     if pack is None:
-        found = shipped_pack(config, weights)
+        opened = shipped_pack(config, weights)
     else:
-        found = None if str(pack) == "none" else open_pack(Path(pack).expanduser(), config, weights)
-    checkpoint = Checkpoint(name, folder, config, weights, dtype, found)
+        opened = None if str(pack) == "none" else open_pack(Path(pack).expanduser(), config, weights)
+    checkpoint = Checkpoint(name, folder, config, weights, dtype, opened)
     return _early_exit(checkpoint) if str(source) == _EARLY_EXIT_NAME else checkpoint
 
 
@@ -74,8 +75,8 @@ def _early_exit(checkpoint: Checkpoint) -> Checkpoint:
     """The early-exit variant of a model: another model, with the same tokenizer."""
     pack = checkpoint.pack
     if pack is None or not pack.has(EARLY_EXIT):
-        where = f"the pack {pack.folder.name} has no {EARLY_EXIT}" if pack else "there is no pack for the default model"
-        raise HierspecError(f"{_EARLY_EXIT_NAME} is not there: {where}; give one that has it (--pack FOLDER).")
+        why = f"the pack {pack.folder.name} has no {EARLY_EXIT}" if pack else "there is no pack for the default model"
+        raise HierspecError(f"{_EARLY_EXIT_NAME} is not available: {why}; give one that has it (--pack FOLDER).")
     weights = ChangedWeights(checkpoint.weights, pack.read(EARLY_EXIT))
     name, variant = f"{checkpoint.name}-ee", pack.hashes[EARLY_EXIT]
     return replace(checkpoint, name=name, weights=weights, pack=pack.early_exit(), variant=variant)
@@ -86,13 +87,13 @@ def _check_dtype(dtype: torch.dtype) -> None:
         raise HierspecError(f"Weights cannot be loaded as {dtype}: float32, bfloat16 and float16 are supported.")
 
 
-def _config(place: Path) -> DecoderConfig:
-    folder = place if place.is_dir() else converted(place)
-    return gguf_config(place) if folder is None else read_config(folder)
+def _config(path: Path) -> DecoderConfig:
+    folder = path if path.is_dir() else converted(path)
+    return gguf_config(path) if folder is None else read_config(folder)
 
 
 def known_config(source: str) -> DecoderConfig | None:
-    """The configuration of what is on this machine already; None where it would have to be fetched first."""
+    """The configuration of a model on this machine; None where it would have to be fetched first."""
     path = Path(source).expanduser()
     return _config(path) if path.is_dir() or (path.suffix == ".gguf" and path.is_file()) else None
 
@@ -107,7 +108,7 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def _locate(source: str | Path | None, progress: Progress) -> tuple[str, Path]:
-    """Its name, and its folder or GGUF file."""
+    """The name of a model, and its folder or GGUF file."""
     if source is None or str(source) in ("default", _EARLY_EXIT_NAME):
         return DEFAULT_NAME, default_model(progress)
     path = Path(source).expanduser()
@@ -131,9 +132,9 @@ def _download(name: str) -> Path:
         ) from error
     try:
         # Files in subfolders and "consolidated" ones repeat the weights in other layouts.
-        wanted, unwanted = ["*.safetensors", "*.json", "*.jinja"], ["*/*", "consolidated*"]
-        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=unwanted))
-    except Exception as error:  # the hub raises dozens of kinds: network, permissions, names, disks
+        include, exclude = ["*.safetensors", "*.json", "*.jinja"], ["*/*", "consolidated*"]
+        return Path(snapshot_download(name, allow_patterns=include, ignore_patterns=exclude))
+    except Exception as error:  # the hub raises dozens of types: network, permissions, names, disks
         reason = (str(error).strip().splitlines() or [""])[0].rstrip(". ") or type(error).__name__
         raise HierspecError(
             f"There is no folder {name}, and the hub did not give it ({reason}): {_OPTIONS}."
@@ -141,7 +142,7 @@ def _download(name: str) -> Path:
 
 
 def _weight_files(folder: Path) -> dict[str, str] | str:
-    """The one file that holds all tensors, or the shard of each tensor."""
+    """The single file with all tensors, or the shard of each tensor by its name."""
     if (folder / "model.safetensors").is_file():
         return "model.safetensors"
     index = folder / "model.safetensors.index.json"
@@ -165,20 +166,21 @@ def _read_weights(
     folder: Path, files: dict[str, str] | str, config: DecoderConfig, dtype: torch.dtype, progress: Progress
 ) -> dict[str, torch.Tensor]:
     expected = expected_tensors(config)
-    by_file: dict[str, list[str]] = {}
+    stored_name = family_named(config.family).names
+    by_file: dict[str, list[str]] = {}  # canonical names
     for name, shape in expected.items():
-        file = files if isinstance(files, str) else files.get(name)
+        file = files if isinstance(files, str) else files.get(stored_name(name))
         if file is None:
-            raise _missing(folder, name, shape)
+            raise _missing(folder, stored_name(name), shape)
         by_file.setdefault(file, []).append(name)
     for file, names in by_file.items():
-        _check_file(folder / file, {name: expected[name] for name in names})
+        _check_file(folder / file, {stored_name(name): expected[name] for name in names})
     weights: dict[str, torch.Tensor] = {}
     for file, names in by_file.items():
         with safe_open(folder / file, framework="pt", device="cpu") as opened:
             for name in names:
                 # Mapped, not read; a copy is made only where the stored type differs.
-                weights[name] = opened.get_tensor(name).to(dtype)
+                weights[name] = opened.get_tensor(stored_name(name)).to(dtype)
                 progress("Loading weights", len(weights), len(expected))
     return {name: weights[name] for name in expected}
 
@@ -191,10 +193,11 @@ def _check_file(path: Path, expected: dict[str, tuple[int, ...]]) -> None:
                 if name not in present:
                     raise _missing(path, name, shape)
                 stored = opened.get_slice(name)
-                found = tuple(stored.get_shape())
-                if found != shape:
+                stored_shape = tuple(stored.get_shape())
+                if stored_shape != shape:
                     raise HierspecError(
-                        f"{path} does not fit its config.json: {name} should be {list(shape)} and is {list(found)}."
+                        f"{path} does not fit its config.json: {name} should be {list(shape)} and is "
+                        f"{list(stored_shape)}."
                     )
                 if stored.get_dtype() not in _STORED_TYPES:
                     raise HierspecError(

@@ -1,8 +1,8 @@
-"""Packs: what is shipped for a model beside its weights, so that it can guess for itself.
+"""Packs: parts trained for a model and shipped beside its weights, so that it can draft for itself.
 
-A folder with pack.json and safetensors files: adapters of exits, a feature drafter, a draft vocabulary, the delta of an
-early-exit variant. A pack knows the model it was trained for by a fingerprint and every file by its hash. Matrices are
-stored in 8 bits (`eight_bits`) and are floats to whoever reads them.
+A folder with pack.json and safetensors files: adapters of exits, a feature drafter, a small model, a draft vocabulary,
+the delta of an early-exit variant. pack.json holds the fingerprint of the model and the hash of each file. Matrices are
+stored in 8 bits (`eight_bits`) and read as floats.
 """
 
 from __future__ import annotations
@@ -38,45 +38,45 @@ _INSTEAD = "fetch it again, or go without it (--pack none)"
 
 @dataclass(frozen=True)
 class Branch:
-    """Decoder layers beside the target's, mostly one: their weights by Hugging Face names, and the norm after them."""
+    """Decoder layers beside the target's, mostly one: their weights by canonical names, and the norm after them."""
 
     config: DecoderConfig  # of these layers
     layer: dict[str, Tensor]  # model.layers.0.…, model.layers.1.…; without an input norm where it has none
-    norm: Tensor | None  # None: what the layer gives is taken as it is
+    norm: Tensor | None  # None: the output of the layers is not normed
 
 
 @dataclass(frozen=True)
 class FeatureBranch(Branch):
     """A feature drafter: its layers read fc(embedding of a token, feature of the position before it).
 
-    Where the target has been, the feature is its last state, normed. With `first` that takes the place of fc there: it
-    reads beside them the states after so many layers as `taps` says, brought to one size but not weighed.
+    At positions the target has computed, the feature is its last hidden state, normed. A drafter with `first` uses
+    that instead of fc there: it also reads the hidden states after the layers `taps`, each scaled to unit RMS.
     """
 
     fc: Tensor  # [hidden, 2 * hidden]
     fc_bias: Tensor | None = None
-    skips_first: bool = False  # the text's first token, which no feature comes before, has no place in it
+    skips_first: bool = False  # leaves out the text's first token, which has no feature before it
     taps: tuple[int, ...] = ()
     first: Tensor | None = None  # [hidden, (2 + taps) * hidden]; None: fc everywhere
 
 
 @dataclass(frozen=True)
 class Pack:
-    """An opened pack. Files are read when they are needed, and checked by their hashes whenever they are read."""
+    """An opened pack. Files are read when needed and checked against their hashes each time."""
 
     folder: Path
     model: str
-    target: str  # fingerprint of the model it belongs to
+    target: str  # fingerprint of the model it was trained for
     hidden: int
     vocabulary: int
     hashes: Mapping[str, str] = field(hash=False)  # by the name of the file
-    is_variant: bool = False  # seen from the early-exit variant of its model
+    is_variant: bool = False  # only what fits the early-exit variant of its model
 
     def has(self, file: str) -> bool:
         return file in self.hashes
 
     def early_exit(self) -> Pack:
-        """The pack as the early-exit variant sees it: adapters and drafters were trained on other states."""
+        """What fits the early-exit variant: other adapters and drafters were trained on other hidden states."""
         return replace(
             self, is_variant=True, hashes={f: h for f, h in self.hashes.items() if f in (VOCABULARY, EARLY_EXIT)}
         )
@@ -96,31 +96,31 @@ class Pack:
 
     def exits(self) -> tuple[int, ...]:
         """Exits that have an adapter."""
-        return self._catalogue
+        return self._exits_with_adapter
 
     def adapter(self, exit_layer: int, config: DecoderConfig) -> Branch:
         """The adapter of one exit of a target with this configuration."""
-        if exit_layer not in (known := self.exits()):
-            there = f"has adapters for exits {', '.join(map(str, known))}" if known else "has no adapters of exits"
+        if exit_layer not in (exits := self.exits()):
+            available = f"has adapters for exits {', '.join(map(str, exits))}" if exits else "has no adapters of exits"
             raise HierspecError(
-                f"The pack {self.folder.name} {there}, not for exit_layer {exit_layer}; choose one that it has, or "
+                f"The pack {self.folder.name} {available}, not for exit_layer {exit_layer}; choose one that it has, or "
                 'head = "shared".'
             )
-        own, file = layers_like(config, [min(exit_layer, config.layers - 1)]), self._adapters
+        like_next, file = layers_like(config, [min(exit_layer, config.layers - 1)]), self._adapters
         tensors = self.read(file)
-        layer = self._layers(file, tensors, f"exit.{exit_layer}.layer.", own, "model.layers.0.")
-        return Branch(own, layer, self._tensor(file, tensors, f"exit.{exit_layer}.norm.weight", (config.hidden,)))
+        layer = self._layers(file, tensors, f"exit.{exit_layer}.layer.", like_next, "model.layers.0.")
+        return Branch(like_next, layer, self._tensor(file, tensors, f"exit.{exit_layer}.norm.weight", (config.hidden,)))
 
     def feature(self, config: DecoderConfig) -> FeatureBranch:
         """The feature drafter: as many layers as the file has, like the target's last."""
         tensors, hidden = self.read(FEATURE), config.hidden
         count = self._count(FEATURE, tensors, "feature.layers.", config)
-        own = layers_like(config, range(config.layers - count, config.layers))
-        layers = self._layers(FEATURE, tensors, "feature.layers.", own)
+        like_last = layers_like(config, range(config.layers - count, config.layers))
+        layers = self._layers(FEATURE, tensors, "feature.layers.", like_last)
         norm = self._tensor(FEATURE, tensors, "feature.norm.weight", (hidden,))
         fc = self._tensor(FEATURE, tensors, "feature.fc.weight", (hidden, 2 * hidden))
         if not {"feature.first.weight", "feature.taps"} & set(tensors):
-            return FeatureBranch(own, layers, norm, fc)
+            return FeatureBranch(like_last, layers, norm, fc)
         taps = tuple(tensors["feature.taps"].flatten().tolist()) if "feature.taps" in tensors else ()
         if list(taps) != sorted(set(taps)) or any(not 1 <= tap < config.layers for tap in taps):
             raise HierspecError(
@@ -128,17 +128,17 @@ class Pack:
                 f"1 and {config.layers - 1}, not {', '.join(map(str, taps))}; {_INSTEAD}."
             )
         first = self._tensor(FEATURE, tensors, "feature.first.weight", (hidden, (2 + len(taps)) * hidden))
-        return FeatureBranch(own, layers, norm, fc, taps=taps, first=first)
+        return FeatureBranch(like_last, layers, norm, fc, taps=taps, first=first)
 
     def small(self, config: DecoderConfig) -> Branch:
         """The small model, which shares the target's embeddings and head: as many layers as the file has."""
         tensors = self.read(SMALL)
-        own = layers_like(config, range(self._count(SMALL, tensors, "small.layers.", config)))
-        layers = self._layers(SMALL, tensors, "small.layers.", own)
-        return Branch(own, layers, self._tensor(SMALL, tensors, "small.norm.weight", (config.hidden,)))
+        like_first = layers_like(config, range(self._count(SMALL, tensors, "small.layers.", config)))
+        layers = self._layers(SMALL, tensors, "small.layers.", like_first)
+        return Branch(like_first, layers, self._tensor(SMALL, tensors, "small.norm.weight", (config.hidden,)))
 
     def draft_vocabulary(self) -> np.ndarray | None:
-        """Tokens that drafting tiers score, in rising order; None where the pack does not say."""
+        """Tokens that drafting tiers score, in ascending order; None where the pack has none."""
         if not self.has(VOCABULARY):
             return None
         tokens: np.ndarray = np.unique(self.read(VOCABULARY)["tokens"].numpy())
@@ -150,24 +150,24 @@ class Pack:
         return tokens.astype(np.int32)
 
     def exits_with_norm(self) -> tuple[int, ...]:
-        """Exits of the early-exit variant that have a norm of their own and no adapter."""
-        known = {int(name.split(".")[1]) for name in self._exit_norms} if self.is_variant else set()
-        return tuple(sorted(known - set(self.exits())))
+        """Exits of the early-exit variant that have a separate norm and no adapter."""
+        exits = {int(name.split(".")[1]) for name in self._exit_norms} if self.is_variant else set()
+        return tuple(sorted(exits - set(self.exits())))
 
     def exit_norm(self, exit_layer: int) -> Tensor | None:
-        """The norm that an exit of the early-exit variant has in place of the last one, where it has no adapter."""
+        """The norm that an exit of the early-exit variant uses instead of the last norm, where it has no adapter."""
         if not self.is_variant or exit_layer in self.exits():
             return None
         return self._exit_norms.get(f"exit.{exit_layer}.norm.weight")
 
     @property
     def _adapters(self) -> str:
-        """The file with adapters: the variant's lie beside its delta."""
+        """The file with adapters: the variant's are stored with its delta."""
         return EARLY_EXIT if self.is_variant else EXITS
 
-    # Asked for with every request, so read once.
+    # Needed for every request, so read once.
     @cached_property
-    def _catalogue(self) -> tuple[int, ...]:
+    def _exits_with_adapter(self) -> tuple[int, ...]:
         names = (name.split(".") for name in (self.read(self._adapters) if self.has(self._adapters) else ()))
         return tuple(
             sorted({int(parts[1]) for parts in names if parts[0::2][:2] == ["exit", "layer"] and parts[1].isdigit()})
@@ -175,11 +175,11 @@ class Pack:
 
     @cached_property
     def _exit_norms(self) -> dict[str, Tensor]:
-        found = self.read(EARLY_EXIT)
-        return {name: tensor for name, tensor in found.items() if name.split(".")[0::2] == ["exit", "norm"]}
+        tensors = self.read(EARLY_EXIT)
+        return {name: tensor for name, tensor in tensors.items() if name.split(".")[0::2] == ["exit", "norm"]}
 
     def _count(self, file: str, tensors: dict[str, Tensor], prefix: str, config: DecoderConfig) -> int:
-        """How many layers there are under this name."""
+        """How many layers have names with this prefix."""
         numbers = [name.removeprefix(prefix).split(".")[0] for name in tensors if name.startswith(prefix)]
         count = 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
         if count > config.layers:
@@ -192,32 +192,30 @@ class Pack:
     def _layers(
         self, file: str, tensors: dict[str, Tensor], prefix: str, config: DecoderConfig, start: str = "model.layers."
     ) -> dict[str, Tensor]:
-        """The layers of this configuration under the names that a decoder looks for, which begin with `start`."""
-        wanted = {name: shape for name, shape in expected_tensors(config).items() if name.startswith(start)}
+        """The layers of this configuration under their canonical names, which begin with `start`."""
+        expected = {name: shape for name, shape in expected_tensors(config).items() if name.startswith(start)}
         return {
             name: self._tensor(file, tensors, prefix + name.removeprefix(start), shape)
-            for name, shape in wanted.items()
+            for name, shape in expected.items()
         }
 
     def _tensor(self, file: str, tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
-        found = list(tensors[name].shape) if name in tensors else "missing"
-        if found != list(shape):
+        stored = list(tensors[name].shape) if name in tensors else "missing"
+        if stored != list(shape):
             raise HierspecError(
-                f"{self.folder / file} does not fit the model: {name} should be {list(shape)} and is {found}; "
+                f"{self.folder / file} does not fit the model: {name} should be {list(shape)} and is {stored}; "
                 f"{_INSTEAD}."
             )
         return tensors[name]
 
 
 def layers_like(config: DecoderConfig, numbers: Sequence[int]) -> DecoderConfig:
-    """A decoder of layers like the target's with these numbers: training begins with copies of them."""
-    windows = tuple(config.windows[number] for number in numbers)
-    turns = tuple(config.rotary_layers[number] for number in numbers)
-    return replace(config, layers=len(numbers), windows=windows, rotary_layers=turns, tied=True)
+    """A decoder whose layers are like these of the target: training begins with copies of them."""
+    return replace(config, layer_configs=tuple(config.layer_configs[number] for number in numbers), tied=True)
 
 
 def fingerprint(config: DecoderConfig, weights: Mapping[str, Tensor]) -> str:
-    """Tells models apart and stays the same when one is loaded in another dtype: the sizes and all norms."""
+    """Differs between models, but not between dtypes of one model: a hash of the sizes and all norms."""
     sizes = [config.hidden, config.layers, config.heads, config.kv_heads, config.vocabulary]
     digest = hashlib.sha256(json.dumps(sizes).encode())
     for layer in range(config.layers):
@@ -243,7 +241,7 @@ def write_pack(
 ) -> Path:
     """Writes a whole pack or nothing: safetensors `files` by name, and `texts` (a model card) beside them.
 
-    A pack of the same model that is there keeps the files that are not given now.
+    An existing pack of the same model keeps the files that are not given.
     """
     folder = Path(folder)
     hashes: dict[str, str] = {}
@@ -254,31 +252,35 @@ def write_pack(
                 if path.is_file():
                     shutil.copyfile(path, temporary / path.name)
         for name, tensors in files.items():
-            placed = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-            content = save(in_eight_bits(placed))
+            on_cpu = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+            content = save(in_eight_bits(on_cpu))
             (temporary / name).write_bytes(content)
             hashes[name] = hashlib.sha256(content).hexdigest()
         for name, text in (texts or {}).items():
             (temporary / name).write_text(text, encoding="utf-8")
         described = {
-            "format": FORMAT, "model": model, "target": target, "hidden": hidden, "vocabulary": vocabulary,
-            "files": {name: {"sha256": found} for name, found in sorted(hashes.items())},
-        }  # fmt: skip
+            "format": FORMAT,
+            "model": model,
+            "target": target,
+            "hidden": hidden,
+            "vocabulary": vocabulary,
+            "files": {name: {"sha256": sha256} for name, sha256 in sorted(hashes.items())},
+        }
         (temporary / _DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
 def open_pack(folder: Path | str, config: DecoderConfig, weights: Mapping[str, Tensor]) -> Pack:
-    """The pack in this folder, which must belong to the model with this configuration and these weights."""
+    """The pack in this folder, which must have been trained for the model with this configuration and these weights."""
     pack = _described(Path(folder))
-    for what, own, models in (
+    for what, of_pack, of_model in (
         ("hidden size", pack.hidden, config.hidden),
         ("vocabulary", pack.vocabulary, config.vocabulary),
     ):
-        if own != models:
+        if of_pack != of_model:
             raise HierspecError(
-                f"The pack {folder} is for a model of {what} {own}, and this one has {models}: choose another pack, "
-                "or none (--pack none)."
+                f"The pack {folder} is for a model of {what} {of_pack}, and this one has {of_model}: choose another "
+                "pack, or none (--pack none)."
             )
     if pack.target != fingerprint(config, weights):
         raise HierspecError(
@@ -289,12 +291,12 @@ def open_pack(folder: Path | str, config: DecoderConfig, weights: Mapping[str, T
 
 
 def shipped_pack(config: DecoderConfig, weights: Mapping[str, Tensor], home: Path | None = None) -> Pack | None:
-    """The pack that ships for this model, if there is one."""
+    """The pack that ships for this model, if any."""
     folders = sorted(path.parent for path in (home or SHIPPED).glob(f"*/{_DESCRIPTION}"))
     if not folders:
         return None
-    own = fingerprint(config, weights)
-    return next((pack for pack in map(_described, folders) if pack.target == own), None)
+    target = fingerprint(config, weights)
+    return next((pack for pack in map(_described, folders) if pack.target == target), None)
 
 
 def _described(folder: Path) -> Pack:
@@ -310,9 +312,9 @@ def _described(folder: Path) -> Pack:
             f"{path} has format {content.get('format')!r}, and this hierspec reads {FORMAT}: update hierspec, or go "
             "without the pack (--pack none)."
         )
-    kinds = {"model": str, "target": str, "hidden": int, "vocabulary": int, "files": dict}
-    if not isinstance(content, dict) or any(not isinstance(content.get(key), kind) for key, kind in kinds.items()):
-        raise HierspecError(f"{path} is damaged: it must hold {', '.join(kinds)}; {_INSTEAD}.")
+    types = {"model": str, "target": str, "hidden": int, "vocabulary": int, "files": dict}
+    if not isinstance(content, dict) or any(not isinstance(content.get(key), types[key]) for key in types):
+        raise HierspecError(f"{path} is damaged: it must hold {', '.join(types)}; {_INSTEAD}.")
     hashes = {}
     for name, about in content["files"].items():
         # A name with folders in it could point anywhere on this machine.

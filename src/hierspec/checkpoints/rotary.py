@@ -1,4 +1,4 @@
-"""Rotary positions: their scalings as configurations write them, and the frequencies that come out."""
+"""Rotary positions: their scalings as configurations write them, and the frequencies that result."""
 
 import math
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ SCALINGS = ("none", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class Rotary:
-    """How positions turn into angles. What a scaling does not use keeps its default."""
+    """How positions become angles. Fields that a scaling does not use keep their defaults."""
 
     theta: float
     scaling: str = "none"  # one of SCALINGS
-    factor: float = 1.0  # how many times longer the context became (linear, llama3, yarn)
+    factor: float = 1.0  # by how much the context was stretched (linear, llama3, yarn)
     original_context: int = 0  # context length before the stretch (llama3, yarn)
     low_frequency_factor: float = 1.0  # llama3
     high_frequency_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: round the borders of the ramp to whole dimensions
-    attention_factor: float = 1.0  # yarn: multiplies cosines and sines; already worked out, mscale included
+    attention_factor: float = 1.0  # yarn: multiplies cosines and sines; mscale is included
 
     def __post_init__(self) -> None:
         if self.scaling not in SCALINGS:
             raise HierspecError(
-                f"The rotary scaling {self.scaling!r} is not supported: hierspec knows {listed(SCALINGS)}."
+                f"The rotary scaling {self.scaling!r} is not supported: hierspec supports {listed(SCALINGS)}."
             )
         check(self.theta > 1, "the rotary base (rope_theta) must be greater than 1", self.theta)
         check(self.factor > 0, "the rotary scaling factor must be positive", self.factor)
@@ -49,7 +49,7 @@ class Rotary:
 def inverse_frequencies(rotary: Rotary, head_size: int) -> tuple[np.ndarray, float]:
     """Angle per position of each pair of dimensions, float32 [head_size / 2], and the factor on cosine and sine.
 
-    The same operations in the same order as transformers, in torch because its power function rounds in its own way.
+    The same operations in the same order as in transformers, in torch, because its power function rounds differently.
     """
     exponents = torch.arange(0, head_size, 2, dtype=torch.int64).to(torch.float32) / head_size
     wavelengths = rotary.theta**exponents
@@ -61,20 +61,20 @@ def inverse_frequencies(rotary: Rotary, head_size: int) -> tuple[np.ndarray, flo
     elif rotary.scaling == "yarn":
         low, high = _yarn_borders(rotary, head_size)
         ramp = ((torch.arange(head_size // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-        kept = 1 - ramp
-        frequencies = 1.0 / (rotary.factor * wavelengths) * (1 - kept) + frequencies * kept
+        unscaled = 1 - ramp
+        frequencies = 1.0 / (rotary.factor * wavelengths) * (1 - unscaled) + frequencies * unscaled
     return frequencies.numpy(), rotary.attention_factor
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all: float | None = None) -> float:
-    """The sharpening that yarn asks for when a context is stretched `factor` times."""
+    """What yarn multiplies cosines and sines with when a context is stretched `factor` times."""
 
-    def sharpening(scale: float) -> float:
+    def attention_factor(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
     if mscale and mscale_all:
-        return sharpening(mscale) / sharpening(mscale_all)
-    return sharpening(1.0)
+        return attention_factor(mscale) / attention_factor(mscale_all)
+    return attention_factor(1.0)
 
 
 def _llama3(frequencies: torch.Tensor, rotary: Rotary) -> torch.Tensor:
@@ -91,8 +91,8 @@ def _llama3(frequencies: torch.Tensor, rotary: Rotary) -> torch.Tensor:
 
 def _yarn_borders(rotary: Rotary, head_size: int) -> tuple[float, float]:
     def dimension(rotations: float) -> float:
-        turns = rotary.original_context / (rotations * 2 * math.pi)
-        return (head_size * math.log(turns)) / (2 * math.log(rotary.theta))
+        ratio = rotary.original_context / (rotations * 2 * math.pi)
+        return (head_size * math.log(ratio)) / (2 * math.log(rotary.theta))
 
     low, high = dimension(rotary.beta_fast), dimension(rotary.beta_slow)
     if rotary.truncate:
@@ -108,22 +108,22 @@ def rotary_from_huggingface(config: dict[str, Any]) -> Rotary:
     per_layer_type = [value for value in scaling.values() if isinstance(value, dict)]
     if per_layer_type:
         if any(value != per_layer_type[0] for value in per_layer_type):
-            raise HierspecError("Rotary parameters that differ between kinds of layers are not supported.")
+            raise HierspecError("Rotary parameters that differ between types of layers are not supported.")
         scaling = per_layer_type[0]
     theta = number(scaling, "rope_theta", number(config, "rope_theta"))
     if number({**config, **scaling}, "partial_rotary_factor", 1.0) != 1.0:
         raise HierspecError("Models that rotate only a part of each head (partial_rotary_factor) are not supported.")
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind in ("default", "none", None):
+    name = scaling.get("rope_type", scaling.get("type", "default"))
+    if name in ("default", "none", None):
         return Rotary(theta)
-    if kind not in SCALINGS:
-        raise HierspecError(f"The rotary scaling {kind!r} is not supported: hierspec knows {listed(SCALINGS)}.")
-    if kind == "linear":
+    if name not in SCALINGS:
+        raise HierspecError(f"The rotary scaling {name!r} is not supported: hierspec supports {listed(SCALINGS)}.")
+    if name == "linear":
         return Rotary(theta, "linear", factor=number(scaling, "factor"))
-    # A length beside the rotary parameters wins over one inside them, as in transformers.
+    # A length beside the rotary parameters overrides one inside them, as in transformers.
     key = "original_max_position_embeddings"
     original = integer({key: config["max_position_embeddings"], **scaling, **_present(config, key)}, key)
-    if kind == "llama3":
+    if name == "llama3":
         low, high = number(scaling, "low_freq_factor"), number(scaling, "high_freq_factor")
         return Rotary(theta, "llama3", number(scaling, "factor"), original, low, high)
     check(original > 0, "the original context length must be positive", original)

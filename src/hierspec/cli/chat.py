@@ -1,4 +1,4 @@
-"""Talk to a model. Earlier turns are not computed again.
+"""Talk to a model. Earlier turns stay in the KV cache.
 
 An empty line or Ctrl-D leaves, Ctrl-C stops an answer. `--json` reads one message a line from standard input and
 prints one JSON document a turn.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
     parser.add_argument("--system", help="a system message")
-    parser.add_argument("--colour", "--color", action="store_true", help="show which tier guessed each token")
+    parser.add_argument("--colour", "--color", action="store_true", help="show which tier drafted each token")
     parser.add_argument("--json", action="store_true", help="one message a line in, one JSON document a turn out")
     options.add_plan(parser)
     options.add_sampling(parser)
@@ -57,7 +57,7 @@ def _talk(chat: Chat, colours: Colours | None, arguments: argparse.Namespace) ->
                     colours.write(step.pieces)
                 else:
                     plain_write(step.pieces, sys.stdout)
-        except KeyboardInterrupt:  # the turn stays as far as it got
+        except KeyboardInterrupt:  # what was written of the turn stays
             answer.close()  # type: ignore[attr-defined]
         last = chat.last
         if last is None:

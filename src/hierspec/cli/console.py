@@ -1,4 +1,4 @@
-"""What a terminal shows: progress bars, tokens coloured by who guessed them.
+"""What a terminal shows: progress bars, and tokens coloured by who drafted them.
 
 rich is imported where it is used: without it commands run too, with no bars and no colours.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hierspec.generation import Generation, Piece
 
-# The target's own tokens stay plain, so that colour always means "guessed". Bright enough on dark and light.
+# The target's own tokens have no colour, so that colour always means "drafted". Bright enough on dark and light.
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 
@@ -39,12 +39,10 @@ def progress_bars() -> Iterator[Progress]:
     except ImportError:
         yield silent
         return
-    bars = Bars(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeRemainingColumn(),
-        console=Console(stderr=True), transient=True,
-    )  # fmt: skip
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
+    bars = Bars(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
     tasks: dict[str, Any] = {}
-    # A timer, not a look at the clock in `progress`: some work reports once and is then silent for seconds.
+    # A timer, not a check in `progress`: some work reports once and is then silent for seconds.
     start = threading.Timer(1.0, bars.start)
     start.daemon = True
     if bars.console.is_terminal:
@@ -64,7 +62,7 @@ def progress_bars() -> Iterator[Progress]:
 
 
 class Colours:
-    """A colour for every source, given out in the order in which they appear."""
+    """A colour for every source, in the order in which they appear."""
 
     def __init__(self, stream: TextIO, force: bool) -> None:
         try:
@@ -87,7 +85,7 @@ class Colours:
             self.console.print(Text(piece.text, style=self.style(piece.source)), end="")
 
     def legend(self, generation: Generation) -> Text:
-        """Each source in its colour, with the share of the tokens that it guessed."""
+        """Each source in its colour, with the share of the tokens that it drafted."""
         from rich.text import Text
 
         counts, total = Counter(generation.sources), max(1, len(generation.sources))
@@ -95,7 +93,7 @@ class Colours:
             Text(f"{source} {100 * count / total:.0f}%", style=self.style(source))
             for source, count in counts.most_common()
         ]
-        return Text("guessed by: ") + Text(", ").join(parts)
+        return Text("drafted by: ") + Text(", ").join(parts)
 
 
 def note(text: RenderableType) -> None:
@@ -126,7 +124,9 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 
 def command_line() -> str:
     """What was typed, for records."""
-    return shlex.join(["hierspec", *sys.argv[1:]])
+    script = Path(sys.argv[0])
+    program = ["python", f"experiments/{script.name}"] if script.parent.name == "experiments" else ["hierspec"]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def hand_out(result: dict[str, Any], output: Path | None) -> None:

@@ -1,7 +1,7 @@
 """Stream a model's answer to a prompt.
 
-The prompt comes from -p, from a file (-f) or from standard input. The text goes to standard output, what there is
-to say about it to standard error.
+The prompt comes from -p, from a file (-f) or from standard input. The text goes to standard output, remarks about it
+to standard error.
 
 examples:
   hierspec generate -p "Why is the sky blue?"
@@ -14,9 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hierspec.cli import options
 from hierspec.cli.console import Colours, note, plain_write
@@ -34,17 +34,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--prompt", help="the prompt")
     parser.add_argument("-f", "--file", type=Path, help="read the prompt from a file")
     parser.add_argument("--system", help="a system message for the chat template")
-    parser.add_argument("--raw", action="store_true", help="give the prompt as it is, without the chat template")
-    parser.add_argument("--colour", "--color", action="store_true", help="show which tier guessed each token")
-    parser.add_argument("--check", action="store_true", help="write it plainly first and compare")
+    parser.add_argument("--raw", action="store_true", help="use the prompt as it is, without the chat template")
+    parser.add_argument("--colour", "--color", action="store_true", help="show which tier drafted each token")
+    parser.add_argument("--check", action="store_true", help="write it with plain decoding first and compare")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the text")
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="memory (what tiers will add is said before they load), dtype, and counters of every tier",
+        help="show memory (what tiers will add before they load), dtype, and counters of every tier",
     )
     options.add_plan(parser)
     options.add_sampling(parser)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """One prompt to one model, answered under several plans."""
+
+    model: LanguageModel
+    ids: list[int]
+    sampling: Sampling
+    arguments: argparse.Namespace
+
+    def answer(self, plan: Plan, title: str, to_stderr: bool = False) -> Generation:
+        """Streamed unless --json."""
+        arguments, file = self.arguments, sys.stderr if to_stderr else sys.stdout
+        self.model.forget()  # so that every answer pays for its own prefill
+        stream = self.model.stream(self.ids, plan=plan, sampling=self.sampling)
+        colours = Colours(file, force=True) if arguments.colour else None
+        if arguments.check and not arguments.json:
+            note(f"\n--- {title}")
+        try:
+            for step in stream:
+                if arguments.json:
+                    continue
+                if colours is not None:
+                    colours.write(step.pieces)
+                else:
+                    plain_write(step.pieces, file)
+        except KeyboardInterrupt:
+            stream.cancel()
+            print(flush=True)
+            note(f"Stopped after {len(stream.generation.tokens)} tokens.")
+            raise
+        if not arguments.json:
+            print(file=file, flush=True)
+            if colours is not None and not to_stderr:
+                note(colours.legend(stream.generation))
+        return stream.generation
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,15 +94,15 @@ def run(arguments: argparse.Namespace) -> int:
         from hierspec.planner.memory import added_weights, stated
 
         note(stated(added_weights(model, plan)))
-    plain = None
     if arguments.check:
         sampling = replace(sampling, seed=sampling.seed if sampling.seed is not None else 0)
         for warming in (Plan(), plan):  # the first passes of a process pay for pages and threads
             model.generate(ids, plan=warming, sampling=replace(sampling, max_tokens=min(8, sampling.max_tokens)))
-        plain = _write(model, ids, Plan(), sampling, arguments, "plain decoding", quiet=arguments.json, to_stderr=True)
+    question = _Question(model, ids, sampling, arguments)
+    plain = question.answer(Plan(), "plain decoding", to_stderr=True) if arguments.check else None
     with model:
-        answer = _write(model, ids, plan, sampling, arguments, f"plan {arguments.plan}", quiet=arguments.json)
-    return _report(model, ids, answer, plain, plan, sampling, arguments)
+        answer = question.answer(plan, f"plan {arguments.plan}")
+    return _report(question, plan, answer, plain)
 
 
 def _prompt(arguments: argparse.Namespace) -> str:
@@ -89,66 +126,28 @@ def _messages(arguments: argparse.Namespace, prompt: str) -> str | list[dict[str
     return [{"role": "system", "content": arguments.system}, {"role": "user", "content": prompt}]
 
 
-def _write(
-    model: LanguageModel, ids: list[int], plan: Plan, sampling: Sampling, arguments: argparse.Namespace, title: str,
-    quiet: bool, to_stderr: bool = False,
-) -> Generation:  # fmt: skip
-    """One answer, streamed unless quiet."""
-    model.forget()  # so that a second run reads its prompt itself
-    stream = model.stream(ids, plan=plan, sampling=sampling)
-    colours = Colours(sys.stderr if to_stderr else sys.stdout, force=True) if arguments.colour else None
-    if arguments.check and not quiet:
-        note(f"\n--- {title}")
-    try:
-        for step in stream:
-            if quiet:
-                continue
-            if colours is not None:
-                colours.write(step.pieces)
-            else:
-                plain_write(step.pieces, sys.stderr if to_stderr else sys.stdout)
-    except KeyboardInterrupt:
-        stream.cancel()
-        print(flush=True)
-        note(f"Stopped after {len(stream.generation.tokens)} tokens.")
-        raise
-    if not quiet:
-        print(file=sys.stderr if to_stderr else sys.stdout, flush=True)
-        if colours is not None and not to_stderr:
-            note(colours.legend(stream.generation))
-    return stream.generation
-
-
-def _report(
-    model: LanguageModel, ids: list[int], answer: Generation, plain: Generation | None, plan: Plan, sampling: Sampling,
-    arguments: argparse.Namespace,
-) -> int:  # fmt: skip
+def _report(question: _Question, plan: Plan, answer: Generation, plain: Generation | None) -> int:
     """The line at the end, or the JSON document."""
     from hierspec.equality import first_difference
 
+    model, arguments = question.model, question.arguments
     line = f"{len(answer.tokens)} tokens, {answer.tokens_per_second:.1f} tokens/s, "
     line += f"{answer.stats.tokens_per_pass:.2f} tokens per target pass"
     if answer.synthetic:
         line += " (SYNTHETIC acceptance: the text is the model's, the speed is not)"
-    document = {
-        "model": model.name, "plan": arguments.plan, "dtype": model.dtype, "products": model.decoder.products,
-        "dtype_seconds": dict(model.dtype_choice.seconds), "text": answer.text,
-        "tokens": list(answer.tokens), "sources": list(answer.sources), "ended": answer.ended,
-        "seed": answer.seed, "prompt_tokens": answer.prompt_tokens, "seconds": answer.seconds,
-        "tokens_per_second": answer.tokens_per_second, "decode_tokens_per_second": answer.decode_tokens_per_second,
-        "tokens_per_pass": answer.stats.tokens_per_pass, "tiers": answer.stats.to_json(),
-        "memory": model.memory(), "synthetic": answer.synthetic,
-    }  # fmt: skip
+    document = _document(question, answer)
     status = 0
     if plain is not None:
-        difference = first_difference(model, ids, plain.tokens, answer.tokens, sampling, answer.seed)
+        difference = first_difference(model, question.ids, plain.tokens, answer.tokens, question.sampling, answer.seed)
         speedup = answer.tokens_per_second / plain.tokens_per_second
         verdict = "identical to plain" if difference is None else f"not identical to plain: {difference}"
         line += f"; plain {plain.tokens_per_second:.1f} tokens/s; speed-up {speedup:.2f}x; {verdict}"
         document |= {
-            "plain_tokens_per_second": plain.tokens_per_second, "speedup": speedup, "identical": difference is None,
+            "plain_tokens_per_second": plain.tokens_per_second,
+            "speedup": speedup,
+            "identical": difference is None,
             "difference": None if difference is None else str(difference),
-        }  # fmt: skip
+        }
         status = 0 if difference is None or difference.is_tie or plan.rule != "coupled" else 1
     if arguments.json:
         print(json.dumps(document, ensure_ascii=False))
@@ -161,3 +160,27 @@ def _report(
             for tier in answer.stats.to_json():
                 note(json.dumps(tier))
     return status
+
+
+def _document(question: _Question, answer: Generation) -> dict[str, Any]:
+    model = question.model
+    return {
+        "model": model.name,
+        "plan": question.arguments.plan,
+        "dtype": model.dtype,
+        "products": model.decoder.products,
+        "dtype_seconds": dict(model.dtype_choice.seconds),
+        "text": answer.text,
+        "tokens": list(answer.tokens),
+        "sources": list(answer.sources),
+        "ended": answer.ended,
+        "seed": answer.seed,
+        "prompt_tokens": answer.prompt_tokens,
+        "seconds": answer.seconds,
+        "tokens_per_second": answer.tokens_per_second,
+        "decode_tokens_per_second": answer.decode_tokens_per_second,
+        "tokens_per_pass": answer.stats.tokens_per_pass,
+        "tiers": answer.stats.to_json(),
+        "memory": model.memory(),
+        "synthetic": answer.synthetic,
+    }

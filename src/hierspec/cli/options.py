@@ -1,4 +1,4 @@
-"""Options that several subcommands share, and what they stand for."""
+"""Options that several commands share, and what they mean."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
         name, metavar="MODEL", help="a model folder, a GGUF file or a hub name (default: SmolLM2-135M)", **optional
     )
     group = parser.add_argument_group("model")
-    group.add_argument("--dtype", default="auto", help="float32, bfloat16, float16 or auto: as measured, on a CPU")
+    group.add_argument(
+        "--dtype", default="auto", help="float32, bfloat16, float16 or auto (on a CPU: the faster, as measured)"
+    )
     group.add_argument("--device", default="auto", help="cpu, cuda or auto")
     group.add_argument("--backend", default="auto", help="compiled (CPU), compiled-vectors, torch or auto")
     group.add_argument("--weights", default="auto", help="auto (as dtype says), int8 or int4 (CPU, compiled backend)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
-    group.add_argument("--stores", type=Path, metavar="DIR", help="where its databases lie (default: in the cache)")
+    group.add_argument("--stores", type=Path, metavar="DIR", help="folder of its databases (default: in the cache)")
     group.add_argument(
-        "--pack", metavar="DIR", help="exits and drafters trained for it (default: the shipped ones; none: none at all)"
+        "--pack", metavar="DIR", help="trained exits and drafters (default: the shipped ones; none: without any)"
     )
-    group.add_argument("--kv-memory", default="4G", metavar="SIZE", help="most memory for keys and values (default 4G)")
+    group.add_argument("--kv-memory", default="4G", metavar="SIZE", help="most memory for the KV cache (default 4G)")
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
-    """The same where other things come as arguments: the model is an option."""
+    """The same as an option, for commands whose arguments are other things."""
     add_model(parser, "--model")
 
 
@@ -53,11 +55,11 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help='add a tier: a draft model with the same vocabulary, or "feature" (the pack\'s)',
     )
-    group.add_argument("--gather", type=int, default=4, metavar="N", help="tokens those tiers hand up (default 4)")
+    group.add_argument("--gather", type=int, default=4, metavar="N", help="draft length of those tiers (default 4)")
 
 
 def add_sampling(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """`several`: temperatures may be a list; `chosen_samplings` then has one for each."""
+    """`several`: --temperature may be a list; `chosen_samplings` then gives one sampling for each."""
     group = parser.add_argument_group("sampling")
     group.add_argument("--max-tokens", type=int, default=256, metavar="N")
     if several:
@@ -106,7 +108,7 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
 
 def load_home(arguments: argparse.Namespace) -> tuple[Tokenizer, int, Home]:
     """What a model's databases need: its tokenizer, the size of its vocabulary, and where they lie."""
-    from hierspec.language_model import open_home
+    from hierspec.assembly.vocabulary import open_home
 
     with progress_bars() as progress:
         return open_home(arguments.model, arguments.stores, progress)
@@ -119,7 +121,7 @@ def chosen_plan(model: LanguageModel, arguments: argparse.Namespace) -> Plan:
         added.append(TierPlan(draft=arguments.draft, gather=arguments.gather))
     if arguments.exit is not None:
         added.append(TierPlan(exit_layer=arguments.exit, gather=arguments.gather))
-    # Whoever names tiers wants those, not what `auto` would find beside them.
+    # Tiers that were asked for replace those that `auto` would choose.
     plan = model.plan("lookup" if added and arguments.plan == "auto" else arguments.plan)
     return replace(plan, tiers=(*plan.tiers, *added))
 
@@ -139,7 +141,10 @@ def chosen_samplings(arguments: argparse.Namespace) -> list[Sampling]:
         ) from None
     if len(set(temperatures)) < len(temperatures):
         raise HierspecError(f"--temperature names one twice: {arguments.temperature}.")
-    return [chosen_sampling(argparse.Namespace(**{**vars(arguments), "temperature": own})) for own in temperatures]
+    return [
+        chosen_sampling(argparse.Namespace(**{**vars(arguments), "temperature": temperature}))
+        for temperature in temperatures
+    ]
 
 
 def parse_size(text: str) -> int:
@@ -151,7 +156,7 @@ def parse_size(text: str) -> int:
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Layer numbers that an option was given, separated by commas."""
+    """Layer numbers of an option, separated by commas."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError:

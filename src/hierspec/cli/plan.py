@@ -1,9 +1,9 @@
 """Find the hierarchy that is fastest for a model on this machine: measure, search, run the best, write a plan file.
 
-Every tier that there is for the model says what it would have picked along the model's own answers, passes are timed,
-all plans are played on that, and the best are really run. The result is a plan file, and from then on what the plan
-`auto` means for this model on this machine. --simulate plans for machines and models that one does not have, from what
-passes cost and how often tokens stand (docs/planning.md has the file's keys).
+Records what every tier of the model would have drafted along the model's own answers, times forward passes, simulates
+all plans on that record, and runs the best. The result is a plan file, and from then on what the plan `auto` means for
+this model on this machine. --simulate plans for machines and models that you do not have, from pass times and
+acceptance rates (docs/planning.md has the file's keys).
 
 examples:
   hierspec plan
@@ -44,9 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true", help="say why each tier is in or out")
     parser.add_argument("--simulate", type=Path, metavar="FILE", help="plan from the figures of a TOML file instead")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE",
+        "--output",
+        type=Path,
+        metavar="FILE",
         help="the plan file (default: plan.toml), pictures beside it; with --simulate the picture",
-    )  # fmt: skip
+    )
     parser.add_argument("--results", type=Path, metavar="FILE", help="write the JSON document to a file too")
     parser.add_argument("--json", action="store_true", help="only the JSON document, no tables")
 
@@ -56,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         return plan_simulate.run(arguments)
     if arguments.runs < 1 or arguments.limit < 1 or arguments.max_tokens < 8 or arguments.seconds <= 0:
         raise HierspecError("--runs, --limit and --seconds must be more than 0, and --max-tokens at least 8.")
-    from hierspec.assembly.auto import keep_plan, noted
+    from hierspec.assembly.auto import save_plan, with_note
     from hierspec.core.sampling import Sampling
     from hierspec.machine import machine
     from hierspec.paths import whole_file
@@ -70,9 +72,15 @@ def run(arguments: argparse.Namespace) -> int:
     model = options.load_model(arguments)
     with progress_bars() as progress:
         choice = choose(
-            model, [(prompt.task, prompt.turns[0]) for prompt in prompts], sampling, arguments.max_tokens,
-            arguments.runs, arguments.seconds, max_memory, progress,
-        )  # fmt: skip
+            model,
+            [(prompt.task, prompt.turns[0]) for prompt in prompts],
+            sampling,
+            arguments.max_tokens,
+            arguments.runs,
+            arguments.seconds,
+            max_memory,
+            progress,
+        )
     best, plain = choice.best, choice.plain
     assert best.measured is not None
     assert plain.measured is not None
@@ -83,52 +91,65 @@ def run(arguments: argparse.Namespace) -> int:
         f"{plain.measured / best.measured:.2f}x after the prompt, {model.dtype}, temperature {sampling.temperature}"
     )
     with whole_file(output) as temporary:
-        temporary.write_text(noted(best.plan, about), encoding="utf-8")
+        temporary.write_text(with_note(best.plan, about), encoding="utf-8")
     for name, chart in charts(choice).items():
         with whole_file(output.with_name(f"{output.stem}-{name}.svg")) as temporary:
             temporary.write_text(chart, encoding="utf-8")
-    keep_plan(best.plan, model.about, about)
+    save_plan(best.plan, model.about, about)
     if not arguments.json:
         _show(choice)
         for reason in explained(choice) if arguments.explain else []:
             note(reason)
-        note(f"written to {output}; the plan auto is this one for {model.name} here from now on")
+        note(f"written to {output}; from now on the plan auto is this one for {model.name} on this machine")
     document = {
-        "machine": machine(), "command": command_line(), "model": model.name, "dtype": model.dtype,
-        "temperature": sampling.temperature, "max_tokens": arguments.max_tokens, "prompts": len(prompts),
-        **choice.to_json(), "explained": explained(choice),
-    }  # fmt: skip
+        "machine": machine(),
+        "command": command_line(),
+        "model": model.name,
+        "dtype": model.dtype,
+        "temperature": sampling.temperature,
+        "max_tokens": arguments.max_tokens,
+        "prompts": len(prompts),
+        **choice.to_json(),
+        "explained": explained(choice),
+    }
     hand_out(document, arguments.results)
     return 0
 
 
 def _show(choice: Choice) -> None:
-    from hierspec.planner.explain import as_played
+    from hierspec.planner.explain import simulated_score
 
     plain, best = choice.plain, choice.best
-    rungs = as_played(best).rungs
+    tiers = simulated_score(best).tiers
     rows = [
         (
-            rung.tier, f"{1e3 * rung.seconds / rung.passes if rung.passes else 0.0:.2f}", f"{rung.passes:.2f}",
-            f"{rung.gathered:.2f}", f"{100 * rung.stands:.0f}%" if level else "", f"{100 * rung.share:.0f}%",
+            tier.tier,
+            f"{1e3 * tier.seconds / tier.passes if tier.passes else 0.0:.2f}",
+            f"{tier.passes:.2f}",
+            f"{tier.block_tokens:.2f}",
+            f"{100 * tier.accepted:.0f}%" if level else "",
+            f"{100 * tier.share:.0f}%",
         )
-        for level, rung in enumerate(rungs)
-    ]  # fmt: skip
+        for level, tier in enumerate(tiers)
+    ]
     show_table(
         f"The best hierarchy: {best.name}",
-        ("tier", "ms/pass", "passes/token", "tokens handed up", "stand above", "time"), rows,
-    )  # fmt: skip
+        ("tier", "ms/pass", "passes/token", "block", "accepted above", "time"),
+        rows,
+    )
     show_table(
         "Plans, the fastest first",
         ("plan", "predicted ms/token", "measured", "over plain", "tokens/pass"),
         [
             (
-                one.name, f"{1e3 * one.predicted.seconds_per_token:.2f}",
-                "" if one.measured is None else f"{1e3 * one.measured:.2f}",
-                f"{plain.predicted.seconds_per_token / one.predicted.seconds_per_token:.2f}x"
-                if one.measured is None or plain.measured is None else f"{plain.measured / one.measured:.2f}x",
-                f"{one.predicted.tokens_per_pass:.2f}",
+                result.name,
+                f"{1e3 * result.predicted.seconds_per_token:.2f}",
+                "" if result.measured is None else f"{1e3 * result.measured:.2f}",
+                f"{plain.predicted.seconds_per_token / result.predicted.seconds_per_token:.2f}x"
+                if result.measured is None or plain.measured is None
+                else f"{plain.measured / result.measured:.2f}x",
+                f"{result.predicted.tokens_per_pass:.2f}",
             )
-            for one in [*choice.tried[:_SHOWN], *(one for one in choice.tried[_SHOWN:] if one is plain)]
+            for result in [*choice.results[:_SHOWN], *(result for result in choice.results[_SHOWN:] if result is plain)]
         ],
-    )  # fmt: skip
+    )

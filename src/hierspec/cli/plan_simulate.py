@@ -1,4 +1,4 @@
-"""`hierspec plan --simulate`: a hierarchy for machines and models that one does not have. No model is loaded."""
+"""`hierspec plan --simulate`: a hierarchy for machines and models that you do not have. No model is loaded."""
 
 from __future__ import annotations
 
@@ -9,66 +9,78 @@ from typing import Any
 from hierspec.cli.console import command_line, progress_bars, show_table
 
 _SHOWN = 8  # hierarchies in the table
-_PLAYED = 3  # of them with coins
+_SIMULATED = 3  # of them checked by Monte Carlo
 
 
 def run(arguments: argparse.Namespace) -> int:
     from hierspec.paths import whole_file
     from hierspec.planner.formula import whatif
     from hierspec.planner.formula.figures import in_words
+    from hierspec.planner.formula.monte_carlo import monte_carlo
     from hierspec.planner.formula.picture import picture
     from hierspec.planner.formula.report import compared, explained, tier_rows
     from hierspec.planner.formula.search import search
-    from hierspec.planner.formula.simulate import play
 
     asked = whatif.read(arguments.simulate)
     figures = asked.figures
     with progress_bars() as progress:
-        found = search(figures, asked.limits)
-        progress("Playing with coins", 0, 1)
-        chosen = [one.ladder for one in found[:_PLAYED]] + list(asked.ladders.values())
-        listed = compared(figures, found, asked.ladders, {ladder: play(figures, ladder) for ladder in chosen})
-        reasons = explained(figures, found, asked.limits, progress) if arguments.explain else []
-    best = found[0].score
+        hierarchies = search(figures, asked.limits)
+        progress("Monte Carlo check", 0, 1)
+        chosen = [scored.hierarchy for scored in hierarchies[:_SIMULATED]] + list(asked.hierarchies.values())
+        checked = {hierarchy: monte_carlo(figures, hierarchy) for hierarchy in chosen}
+        listed = compared(figures, hierarchies, asked.hierarchies, checked)
+        reasons = explained(figures, hierarchies, asked.limits, progress) if arguments.explain else []
+    best = hierarchies[0].score
     rows = tier_rows(figures, best)
     if arguments.output is not None:
         with whole_file(arguments.output) as temporary:
             temporary.write_text(picture(figures, best, asked.title), encoding="utf-8")
     if arguments.json:
         document: dict[str, Any] = {
-            "command": command_line(), "title": asked.title, "plain_ms": round(1e3 * figures.target.seconds(1), 4),
-            "best": in_words(best.ladder), "tiers": rows, "hierarchies": [one.to_json() for one in listed],
-        }  # fmt: skip
+            "command": command_line(),
+            "title": asked.title,
+            "plain_ms": round(1e3 * figures.target.seconds(1), 4),
+            "best": in_words(best.hierarchy),
+            "tiers": rows,
+            "hierarchies": [row.to_json() for row in listed],
+        }
         print(json.dumps(document | ({"explained": reasons} if reasons else {}), ensure_ascii=False))
         return 0
     if asked.title:
         print(asked.title)
     show_table(
-        f"The best hierarchy: {in_words(best.ladder)}",
-        ("tier", "ms/pass", "rows", "stand above", "gathered", "time", "predicted ms/token"),
+        f"The best hierarchy: {in_words(best.hierarchy)}",
+        ("tier", "ms/pass", "rows", "accepted above", "block", "time", "predicted ms/token"),
         [
             (
                 row["tier"] + (f" + {row['store']}" if row["store"] else ""),
-                f"{row['pass_ms']:.3g}", f"{row['rows']:.1f}",
+                f"{row['pass_ms']:.3g}",
+                f"{row['rows']:.1f}",
                 "" if row["stands"] is None else f"{100 * row['stands']:.0f}%",
-                f"{row['gathered']:.2f}", f"{100 * row['share']:.0f}%", f"{row['token_ms']:.3g}",
+                f"{row['gathered']:.2f}",
+                f"{100 * row['share']:.0f}%",
+                f"{row['token_ms']:.3g}",
             )
             for row in rows
         ],
-    )  # fmt: skip
-    named = [one for one in listed[_SHOWN:] if one.name or len(one.score.ladder) == 1]
+    )
+    named = [row for row in listed[_SHOWN:] if row.name or len(row.score.hierarchy) == 1]
     show_table(
         "Hierarchies, the fastest first",
-        ("hierarchy", "ms/token", "over plain", "tokens/pass", "with coins"),
+        ("hierarchy", "ms/token", "over plain", "tokens/pass", "Monte Carlo"),
         [
             (
-                (f"{one.name}: " if one.name else "") + in_words(one.score.ladder),
-                f"{1e3 * one.score.seconds:.3g}", f"{one.speedup:.2f}x", f"{one.score.tokens_per_pass:.2f}",
-                "" if one.played is None else f"{1e3 * one.played.seconds:.3g} ± {1e3 * one.played.error:.1g}",
+                (f"{hierarchy.name}: " if hierarchy.name else "") + in_words(hierarchy.score.hierarchy),
+                f"{1e3 * hierarchy.score.seconds:.3g}",
+                f"{hierarchy.speedup:.2f}x",
+                f"{hierarchy.score.tokens_per_pass:.2f}",
+                ""
+                if hierarchy.monte_carlo is None
+                else f"{1e3 * hierarchy.monte_carlo.seconds:.3g} ± {1e3 * hierarchy.monte_carlo.error:.1g}",
             )
-            for one in listed[:_SHOWN] + named
+            for hierarchy in listed[:_SHOWN] + named
         ],
-    )  # fmt: skip
+    )
     for reason in reasons:
         print(reason)
     return 0

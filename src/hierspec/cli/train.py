@@ -1,8 +1,7 @@
-"""Train what guesses for a model: exits of its own, or drafts beside it.
+"""Train what drafts for a model: early exits of it, or draft models beside it.
 
 The model first writes conversations with itself (or answers --prompts), then the new parts learn from those and from
---text. The result is a pack: a folder that `--pack FOLDER` gives to generate, chat and bench. A stopped run
-goes on where it was.
+--text. The result is a pack: a folder that `--pack FOLDER` gives to generate, chat and bench. A stopped run resumes.
 
 examples:
   hierspec train exits --layers 4,8 --minutes 20 --output my-pack
@@ -31,31 +30,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     exits.add_argument("--recipe", choices=("adapters", "tuned"), default="adapters", help="default: adapters")
     exits.add_argument("--layers", default="", metavar="N,N", help="default: near 1/8 and 1/4 of the depth")
     exits.add_argument(
-        "--drift", type=float, default=0.075, help="tuned: nats a token it may move from the original (0.075)"
+        "--drift", type=float, default=0.075, help="tuned: nats a token that it may differ from the original (0.075)"
     )
     exits.add_argument(
-        "--rank", type=int, default=128, help="tuned: of the change before the first exit (128); less behind it"
+        "--rank", type=int, default=128, help="tuned: rank of the change before the first exit (128); less after it"
     )
     exits.add_argument(
         "--norm-layers", default="", metavar="N,N", help="tuned: more exits, each with a norm only (default none)"
     )
     draft = parts.add_parser("draft", help="a draft that shares the model's embeddings and head")
     draft.add_argument("--kind", choices=("feature", "small"), default="feature", help="default: feature")
-    draft.add_argument("--steps-ahead", type=int, default=4, metavar="N", help="feature: own steps trained on (4)")
-    draft.add_argument("--depth", type=int, metavar="N", help="its own layers (default: feature 1, small 4)")
+    draft.add_argument("--steps-ahead", type=int, default=4, metavar="N", help="feature: draft steps to train on (4)")
+    draft.add_argument("--depth", type=int, metavar="N", help="number of its layers (default: feature 1, small 4)")
     draft.add_argument(
-        "--taps", default="", metavar="N,N",
-        help="feature: layers of the model whose states it reads beside the last (default none), such as 8,16,24",
-    )  # fmt: skip
+        "--taps",
+        default="",
+        metavar="N,N",
+        help="feature: layers whose hidden states it reads besides the last (default none), such as 8,16,24",
+    )
     skip = parts.add_parser(
-        "skip", help="search for layers that the model can leave out when it drafts for itself (no training)",
-        description=train_skip.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "skip",
+        help="search for layers that the model can leave out when it drafts for itself (no training)",
+        description=train_skip.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     train_skip.add_arguments(skip)
     measure = parts.add_parser(
-        "measure", help="how often a pack's exits and drafts agree with their model, by task",
-        description=train_measure.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        "measure",
+        help="how often a pack's exits and drafts agree with their model, by task",
+        description=train_measure.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     train_measure.add_arguments(measure)
     for part in (exits, draft):
         part.add_argument("model", nargs="?", metavar="MODEL", help="a folder, a GGUF file, a hub name (default model)")
@@ -63,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--begin",
             type=Path,
             metavar="PACK",
-            help="go on from what this pack has of the same make (default: as layers)",
+            help="start from the same part of this pack (default: from layers of the model)",
         )
         part.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="the pack, made or added to")
         part.add_argument("--device", default="auto", help="cpu, cuda or auto")
@@ -90,15 +95,15 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.prompts import read_prompts
     from hierspec.train import recipes
     from hierspec.train.loop import Settings
-    from hierspec.train.material import Wanted, gather_material, text_rows
+    from hierspec.train.material import MaterialSettings, gather_material, text_rows
     from hierspec.train.measure import table
 
-    # Before anything is written or read: a slip of the pen should not wait for it.
+    # Before anything is written or read: a typing error should not wait for it.
     chosen = options.numbers("--layers", arguments.layers) if arguments.part == "exits" else []
     norms = options.numbers("--norm-layers", arguments.norm_layers) if arguments.part == "exits" else []
     taps = options.numbers("--taps", arguments.taps) if arguments.part == "draft" else []
     if both := set(chosen) & set(norms):
-        raise HierspecError(f"Exit {min(both)} stands in --layers and in --norm-layers; name it once.")
+        raise HierspecError(f"Exit {min(both)} is in --layers and in --norm-layers; name it once.")
     if arguments.begin is not None and not (arguments.begin / "pack.json").is_file():
         raise HierspecError(f"--begin {arguments.begin} is not a pack, it has no pack.json; name the folder of one.")
     given = [prompt.turns[0] for prompt in read_prompts(arguments.prompts)] if arguments.prompts else []
@@ -108,18 +113,27 @@ def run(arguments: argparse.Namespace) -> int:
     work = arguments.output.with_name(arguments.output.name + ".work")
     rate = (1e-3 if tuned else 6e-4) if arguments.rate is None else arguments.rate
     settings = Settings(
-        steps=arguments.steps, minutes=arguments.minutes, batch=arguments.batch, rate=rate, seed=arguments.seed,
+        steps=arguments.steps,
+        minutes=arguments.minutes,
+        batch=arguments.batch,
+        rate=rate,
+        seed=arguments.seed,
         checkpoint=work / name,
-    )  # fmt: skip
-    wanted = Wanted(
-        arguments.conversations, arguments.length, arguments.vocabulary, tuple(given), tuple(arguments.text),
-        arguments.seed, batch=2048 if arguments.device != "cpu" else 128,
-    )  # fmt: skip
+    )
+    wanted = MaterialSettings(
+        arguments.conversations,
+        arguments.length,
+        arguments.vocabulary,
+        tuple(given),
+        tuple(arguments.text),
+        arguments.seed,
+        batch=2048 if arguments.device != "cpu" else 128,
+    )
     with progress_bars() as progress:
         material = gather_material(arguments.model, work, wanted, arguments.device, progress)
         checkpoint = material.checkpoint
         begin = arguments.begin and open_pack(arguments.begin, checkpoint.config, checkpoint.weights)
-        common: dict[str, Any] = {"begin": begin, "prompts": measured, "progress": progress, "report": _say}
+        common: dict[str, Any] = {"begin": begin, "prompts": measured, "progress": progress, "report": _report}
         if arguments.part == "draft" and arguments.kind == "feature":
             depth = 1 if arguments.depth is None else arguments.depth
             result = recipes.train_feature(
@@ -134,9 +148,16 @@ def run(arguments: argparse.Namespace) -> int:
                 held = arguments.held_text
                 text = text_rows(material.tokenizer, held, arguments.length, progress) if held else None
                 result = recipes.train_tuned(
-                    material, layers, arguments.output, settings, arguments.drift, arguments.rank, norms, text=text,
+                    material,
+                    layers,
+                    arguments.output,
+                    settings,
+                    arguments.drift,
+                    arguments.rank,
+                    norms,
+                    text=text,
                     **common,
-                )  # fmt: skip
+                )
             else:
                 result = recipes.train_exits(material, layers, arguments.output, settings, **common)
     note(table(result.figures))
@@ -152,12 +173,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
         note(f"one step of the draft takes {more['draft step ms']} ms, a plain pass {more['target pass ms']} ms")
     note(f"written to {arguments.output}; {work} can be removed")
-    print(json.dumps({"folder": str(arguments.output), "steps": result.course.steps, "agreement": result.figures,
-                      "seconds": round(result.course.seconds, 1), **more}))  # fmt: skip
+    document = {"folder": str(arguments.output), "steps": result.run.steps, "agreement": result.figures}
+    print(json.dumps({**document, "seconds": round(result.run.seconds, 1), **more}))
     return 0
 
 
-def _say(step: int, loss: float, figures: dict[str, float]) -> None:
+def _report(step: int, loss: float, figures: dict[str, float]) -> None:
     shares = {name: value for name, value in figures.items() if name not in ("anchor", "drift")}
     agreeing = ", ".join(f"{name} {100 * value:.0f}%" for name, value in shares.items())
     note(f"step {step}: loss {loss:.3f}; {agreeing}")

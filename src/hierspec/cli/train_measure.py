@@ -1,4 +1,4 @@
-"""Measure what a pack's exits and drafts agree on with their model: on its own greedy answers to prompts, by task.
+"""Measure how often a pack's exits and drafts agree with their model: on its own greedy answers to prompts, by task.
 
 examples:
   hierspec train measure --prompts prompts.jsonl --limit 60 --output agreement.json
@@ -44,14 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
 
     with progress_bars() as progress:
         checkpoint = load_checkpoint(arguments.model, torch.float32, progress, arguments.pack)
-        found = examine(model, checkpoint, prompts, arguments.max_tokens, progress)
-    note(table(found["agreement"]))
+        result = examine(model, checkpoint, prompts, arguments.max_tokens, progress)
+    note(table(result["agreement"]))
     if arguments.output is not None:
-        for name, chart in charts(found["agreement"]).items():
+        for name, chart in charts(result["agreement"]).items():
             with whole_file(arguments.output.with_name(f"{arguments.output.stem}-{name}.svg")) as temporary:
                 temporary.write_text(chart.svg(), encoding="utf-8")
     about = {"machine": machine(), "command": command_line(), "model": model.name, "dtype": model.dtype}
     hand_out(
-        {**about, "prompts": arguments.prompts.name, "max_tokens": arguments.max_tokens, **found}, arguments.output
+        {**about, "prompts": arguments.prompts.name, "max_tokens": arguments.max_tokens, **result}, arguments.output
     )
     return 0

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of each answer (default 64)")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the plan to a TOML file, not to stdout")
-    parser.add_argument("--json", action="store_true", help="every set that was found, as one JSON document")
+    parser.add_argument("--json", action="store_true", help="all sets that were tried, as one JSON document")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,18 +42,18 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_bars() as progress:
         given = {} if prompts is None else {"prompts": prompts}
         texts = calibration(model, **given, max_tokens=arguments.max_tokens, progress=progress)
-        found = search(model, texts, progress)
-    best = found[0]
+        drafts = search(model, texts, progress)
+    best = drafts[0]
     tokens = sum(len(text.answer) for text in texts)
-    said = f"agrees on {best.agreement:.0%} of {tokens} tokens, predicted {best.speedup:.2f}x of plain decoding"
-    plan = f"# made by: hierspec train skip      {said}\n" + best.plan(arguments.model).to_toml()
+    summary = f"agrees on {best.agreement:.0%} of {tokens} tokens, predicted {best.speedup:.2f}x of plain decoding"
+    plan = f"# made by: hierspec train skip      {summary}\n" + best.plan(arguments.model).to_toml()
     if arguments.output is not None:
         with whole_file(arguments.output) as temporary:
             temporary.write_text(plan, encoding="utf-8")
     if arguments.json:
-        sets = [vars(draft) for draft in found]
+        sets = [vars(draft) for draft in drafts]
         print(json.dumps({"model": model.name, "tokens": tokens, "sets": sets}))
     elif arguments.output is None:
         print(plan, end="")
-    note(f"without layers {in_runs(best.skipped)}: {said}")
+    note(f"without layers {in_runs(best.skipped)}: {summary}")
     return 0

@@ -1,1 +1,1 @@
-"""The algorithm: proposals, laws, verification, the one recursion, the engine. numpy only; imports nothing of ours."""
+"""The algorithm: proposals, verification, the one recursion, the engine. numpy only; imports nothing of ours."""

@@ -1,4 +1,4 @@
-"""The one exception that strangers see."""
+"""The one exception that users see."""
 
 
 class HierspecError(Exception):

@@ -6,16 +6,35 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.verify import RULES
-from hierspec.pacing.blocks import UNTIL
 
 HEADS = ("auto", "shared", "adapter")
 VOCABULARIES = ("auto", "full", "small")
+UNTIL = ("count", "correction", "worth")
+# The plans that ship, in the order in which they are listed: <name>.toml in _SHIPPED.
+NAMED = (
+    "plain",
+    "lookup",
+    "lookahead",
+    "rest",
+    "hd",
+    "hd+",
+    "layerskip",
+    "layerskip+",
+    "hispec",
+    "hispec+",
+    "draft",
+    "eagle",
+    "eagle+",
+    "hsd",
+)
+_SHIPPED = Path(__file__).parents[1] / "plans"
 
 
 @dataclass(frozen=True)
@@ -24,6 +43,8 @@ class TierPlan:
     the target's own states."""
 
     exit_layer: int | None = None  # layers of the target to run
+    exit_depth: float | None = field(default=None, kw_only=True)  # the same as a share of the target's layers
+    early_exit: bool = field(default=False, kw_only=True)  # the checkpoint's own early exit, where it names one
     head: str = "auto"  # of the exit: shared (the target's own norm and head), adapter (the pack's), or what there is
     skip_layers: tuple[int, ...] = ()  # layers of the target to leave out, counted from 0
     draft: str | None = None  # a model folder, GGUF file or name; "feature" or "small" (the pack's); an EAGLE folder
@@ -40,13 +61,18 @@ class TierPlan:
     agrees_corrected: float | None = None  # the same of tokens that it corrects (default: as agrees)
 
     def __post_init__(self) -> None:
-        if (self.exit_layer is not None) + (self.draft is not None) + bool(self.skip_layers) != 1:
+        exits = (self.exit_layer is not None) + (self.exit_depth is not None)
+        if exits + (self.draft is not None) + bool(self.skip_layers) != 1:
             raise HierspecError(
-                "A tier needs either exit_layer (layers of the target), skip_layers (those to leave out) or draft (a "
-                "model)."
+                "A tier needs either exit_layer (layers of the target), exit_depth (their share), skip_layers (those "
+                "to leave out) or draft (a model)."
             )
         if self.exit_layer is not None and self.exit_layer < 1:
             raise HierspecError(f"exit_layer must be at least 1, not {self.exit_layer}.")
+        if self.exit_depth is not None and not 0 < self.exit_depth <= 1:
+            raise HierspecError(f"exit_depth must be above 0 and at most 1, not {self.exit_depth}.")
+        if self.early_exit and self.exit_depth is None:
+            raise HierspecError("early_exit needs exit_depth beside it, for checkpoints that name no early exit.")
         if any(layer < 0 for layer in self.skip_layers) or len(set(self.skip_layers)) < len(self.skip_layers):
             raise HierspecError("skip_layers must be different whole numbers from 0 up.")
         if self.until not in UNTIL:
@@ -60,7 +86,7 @@ class TierPlan:
         for name, value, known in (("head", self.head, HEADS), ("vocabulary", self.vocabulary, VOCABULARIES)):
             if value not in known:
                 raise HierspecError(f"Unknown {name} {value!r}{_nearest(value, known)}; choose {_listed(known)}.")
-        if self.head != "auto" and self.exit_layer is None:
+        if self.head != "auto" and not exits:
             raise HierspecError("head belongs to an exit: other tiers have their own.")
         if self.weights is not None and self.head == "shared":
             raise HierspecError("weights belongs to a draft or an adapter: this exit runs on the target's own weights.")
@@ -69,14 +95,14 @@ class TierPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The target's own settings, then the tiers below it, nearest first. An empty plan is plain decoding."""
+    """The target's settings, then the tiers below it, nearest first. An empty plan is plain decoding."""
 
     model: str | None = None
     rule: str = "coupled"
     stores: tuple[str, ...] = ()
     budget: int = 7  # nodes of one proposal to the target: a pass of 8 rows with the last token before it
-    merge: bool = False  # ask all stores and the tiers below, not the first that has a guess
-    adapt: bool = False  # of what they guess, verify only what is worth its time by measured costs
+    merge: bool = False  # ask all stores and the tiers below, not the first that has a proposal
+    adapt: bool = False  # of what they propose, verify only what is worth its time by measured costs
     tiers: tuple[TierPlan, ...] = ()
 
     def __post_init__(self) -> None:
@@ -84,8 +110,10 @@ class Plan:
             raise HierspecError(f"Unknown rule {self.rule!r}{_nearest(self.rule, RULES)}; rules are {_listed(RULES)}.")
         _check_positive(self, "budget")
         if self.synthetic and self.rule != "coupled":
-            raise HierspecError("agrees works under the rule coupled only: a synthetic tier has no law to hand up.")
-        real = next((place for place, tier in enumerate(self.tiers) if tier.agrees is None), len(self.tiers))
+            raise HierspecError(
+                "agrees works under the rule coupled only: a synthetic tier has no distribution to hand up."
+            )
+        real = next((level for level, tier in enumerate(self.tiers) if tier.agrees is None), len(self.tiers))
         if any(tier.agrees is not None for tier in self.tiers[real:]):
             raise HierspecError(
                 f"A tier below tier {real + 1} has agrees and tier {real + 1} has not; give it to every tier above too."
@@ -93,27 +121,50 @@ class Plan:
 
     @property
     def weighs(self) -> bool:
-        """Whether some tier weighs time, so that what passes cost must be known."""
+        """Whether some tier weighs time, so that what passes cost must be measured."""
         return any(tier.until == "worth" for tier in self.tiers)
 
     @property
     def synthetic(self) -> bool:
-        """Whether some tier only plays how often it agrees: what is measured then is no model's own speed."""
+        """Whether some tier only simulates how often it agrees: the speed measured is then no model's own."""
         return any(tier.agrees is not None for tier in self.tiers)
+
+    def fixed(self) -> Plan:
+        """The same tiers with nothing weighed, so that no costs need be measured. It only differs in speed."""
+        tiers = tuple(
+            replace(tier, adapt=False, until="count" if tier.until == "worth" else tier.until) for tier in self.tiers
+        )
+        return replace(self, adapt=False, tiers=tiers)
+
+    def fitted(self, layers: int, early_exit: int | None = None) -> Plan:
+        """For a target of this many layers, with the early exit that its checkpoint names: exit_layer for exit_depth.
+
+        A depth is rounded to a layer, at least the first, and one layer deeper than the next exit below if need be.
+        """
+        if all(tier.exit_depth is None for tier in self.tiers):
+            return self
+        tiers: list[TierPlan] = []
+        below = 0  # the layer of the next exit below
+        for tier in reversed(self.tiers):
+            if tier.exit_depth is not None:
+                layer = min(layers, max(round(layers * tier.exit_depth), below + 1))
+                if tier.early_exit and early_exit is not None:
+                    layer = early_exit
+                tier = replace(tier, exit_layer=layer, exit_depth=None, early_exit=False)
+            below = tier.exit_layer or below
+            tiers.append(tier)
+        return replace(self, tiers=tuple(reversed(tiers)))
 
     @staticmethod
     def named(name: str, layers: int, early_exit: int | None = None) -> Plan:
-        """One of the well-known plans, for a target of this many layers and, where it says so, with this exit."""
+        """One of the plans that ship, fitted to a target of this many layers with this early exit."""
         if name not in NAMED:
-            known = ("auto", *NAMED)  # which only a model can tell
+            names = ("auto", *NAMED)  # auto depends on the model and the machine
             raise HierspecError(
-                f"There is no plan or plan file {name!r}{_nearest(name, known)}; plans are {_listed(known)}, or give a "
+                f"There is no plan or plan file {name!r}{_nearest(name, names)}; plans are {_listed(names)}, or give a "
                 "TOML file."
             )
-        plan = NAMED[name](layers)
-        if name.startswith("layerskip") and early_exit is not None:
-            return replace(plan, tiers=(replace(plan.tiers[0], exit_layer=early_exit),))
-        return plan
+        return _shipped(name).fitted(layers, early_exit)
 
     @staticmethod
     def read(path: str | Path) -> Plan:
@@ -144,54 +195,9 @@ class Plan:
         return "\n".join(part for part in parts if part)
 
 
-# Depths as in the papers: LayerSkip and HiSpec draft near 1/8 of the model, HiSpec's verifier stands near 1/4.
-NAMED = {
-    "plain": lambda layers: Plan(),
-    # Token databases. PLD copies one chain from the text so far; what is verified follows the measured costs.
-    "lookup": lambda layers: Plan(stores=("copy",), budget=12, adapt=True),
-    # 7 candidates of 4 tokens, and a window of 7 x 4 that makes new ones in the same pass.
-    "lookahead": lambda layers: Plan(stores=("lookahead",), budget=60),
-    "rest": lambda layers: Plan(stores=("corpus",), budget=64),
-    "hd": lambda layers: Plan(stores=("lookahead", "history", "corpus?"), budget=60, merge=True),
-    "hd+": lambda layers: Plan(stores=("context", "history", "corpus?"), budget=24, merge=True, adapt=True),
-    # Exits of the model itself.
-    "layerskip": lambda layers: Plan(tiers=(TierPlan(exit_layer=max(1, round(layers / 8)), gather=4),)),
-    # The same exit; how many tokens it gathers follows what was learnt and measured.
-    "layerskip+": lambda layers: Plan(
-        budget=12, adapt=True, tiers=(TierPlan(exit_layer=max(1, round(layers / 8)), gather=8, until="worth"),)
-    ),
-    "hispec": lambda layers: Plan(
-        tiers=(
-            TierPlan(exit_layer=min(layers, max(2, round(layers / 4))), gather=4),
-            TierPlan(exit_layer=max(1, round(layers / 8)), gather=2),
-        )
-    ),
-    # The same exits; how many tokens they gather, and which of them are asked, follows what was learnt and measured.
-    "hispec+": lambda layers: Plan(
-        budget=12,
-        adapt=True,
-        tiers=(
-            TierPlan(exit_layer=min(layers, max(2, round(layers / 4))), gather=8, until="worth"),
-            TierPlan(exit_layer=max(1, round(layers / 8)), gather=4, until="worth"),
-        ),
-    ),
-    # What a pack adds. The best single draft, which reads the model's own states.
-    "draft": lambda layers: Plan(budget=12, adapt=True, tiers=(TierPlan(draft="feature", gather=8, until="worth"),)),
-    # The same as a tree: the two next best of each token hang beside it as leaves.
-    "eagle": lambda layers: Plan(
-        budget=12, adapt=True, tiers=(TierPlan(draft="feature", gather=6, until="worth", candidates=3),)
-    ),
-    # Everything together: stores, and the drafter where it brings more than they do.
-    "eagle+": lambda layers: Plan(
-        stores=("context", "history", "corpus?"),
-        budget=24,
-        merge=True,
-        adapt=True,
-        tiers=(TierPlan(draft="feature", gather=8, until="worth", candidates=2),),
-    ),
-    # A ladder of draft models in the paper's fixed blocks, the better draft above.
-    "hsd": lambda layers: Plan(tiers=(TierPlan(draft="feature", gather=4), TierPlan(draft="small", gather=2))),
-}
+@cache  # a request may name its plan
+def _shipped(name: str) -> Plan:
+    return Plan.read(_SHIPPED / f"{name}.toml")
 
 
 _IN_WORDS = {
@@ -254,8 +260,8 @@ def _check_positive(item: object, *names: str) -> None:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {found[0]!r}?)" if found else ""
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {nearest[0]!r}?)" if nearest else ""
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""A proposal: guessed tokens as a tree in flat arrays."""
+"""A proposal: drafted tokens as a tree in flat arrays."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 Distribution = np.ndarray  # probabilities over the vocabulary, float64, sum 1
+Candidate = tuple[int, Distribution | None]  # a token, and what it was sampled from, given the candidates before it
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Node i guesses `tokens[i]` after node `parents[i]` (-1: directly after the context). Parents come first.
+    """Node i drafts `tokens[i]` after node `parents[i]` (-1: directly after the context). Parents come first.
 
-    `sources[i]` says who guessed it. `laws[i]` is the law the token was drawn from, given the siblings before
-    it; None means it was not drawn but chosen (a store's guess, or the coupled rule). `evidence[i]` is a class
-    number of the source's own that says how good its reason was; how often a class is right is learnt, not claimed.
+    `sources[i]` says who drafted it. `distributions[i]` is what the token was sampled from, given the siblings before
+    it; None means that it is fixed, not sampled (a store's draft, or the coupled rule). `evidence[i]` is a class number
+    of the source's own that says how good its reason was; how often a class is accepted is learnt, not claimed.
     """
 
     tokens: tuple[int, ...] = ()
@@ -34,7 +35,7 @@ class Proposal:
         if not self.evidence:
             object.__setattr__(self, "evidence", (0,) * size)
         if not (size == len(self.parents) == len(self.sources) == len(self.distributions) == len(self.evidence)):
-            raise ValueError("tokens, parents, sources, laws and evidence differ in length")
+            raise ValueError("tokens, parents, sources, distributions and evidence differ in length")
         for node, parent in enumerate(self.parents):
             if not -1 <= parent < node:
                 raise ValueError(f"node {node} has parent {parent}: parents come before their children")
@@ -48,7 +49,7 @@ class Proposal:
         return len(self.tokens)
 
     def nodes(self) -> Iterator[tuple[int, int, str, Distribution | None, int]]:
-        """Token, parent, source, law and evidence of one node after the other."""
+        """Token, parent, source, distribution and evidence of each node in turn."""
         return zip(self.tokens, self.parents, self.sources, self.distributions, self.evidence, strict=True)
 
     def path(self, node: int) -> list[int]:
@@ -80,50 +81,50 @@ class Proposal:
         depths = self.depths()
         if max(depths) < depth:
             return self
-        return self._keep([node for node, d in enumerate(depths) if d < depth])
+        return self._subtree([node for node, d in enumerate(depths) if d < depth])
 
     def first(self, nodes: int) -> Proposal:
         """Only the first `nodes` nodes: parents come first, so what is left is a tree."""
-        return self if len(self) <= nodes else self._keep(range(nodes))
+        return self if len(self) <= nodes else self._subtree(range(nodes))
 
     def merge(self, other: Proposal, nodes: int) -> Proposal:
         """One tree of at most `nodes` nodes: all of self, then what `other` adds to it.
 
-        The order is what keeps the residual rule exact: a drawn token must never be dropped because of its own
-        value, so drawn proposals are `self` and only chosen ones may be `other`. A chosen token equal to a drawn
-        sibling may go: once that sibling was refused, it has no probability left.
+        The order is what keeps the residual rule exact: a sampled token must never be dropped because of its value, so
+        sampled proposals are `self` and only fixed ones may be `other`. A fixed token equal to a sampled sibling may
+        go: once that sibling is rejected, it has no probability left.
         """
         if not other.tokens:
             return self
         if not self.tokens:
             return other.first(nodes)
         if any(distribution is not None for distribution in other.distributions):
-            raise ValueError("a drawn proposal cannot be merged into another: it must come first")
+            raise ValueError("a sampled proposal cannot be merged into another: it must come first")
         tokens, parents = list(self.tokens), list(self.parents)
         sources, distributions, evidence = list(self.sources), list(self.distributions), list(self.evidence)
-        place: dict[tuple[int, int], int] = {}
+        index: dict[tuple[int, int], int] = {}  # parent and token -> node
         for node, key in enumerate(zip(parents, tokens, strict=True)):
-            place.setdefault(key, node)  # of equal siblings the first is the one that can stand
+            index.setdefault(key, node)  # of equal siblings only the first can be accepted
         moved = {-1: -1}  # node of other -> node of the merged tree
         for node, (token, parent) in enumerate(zip(other.tokens, other.parents, strict=True)):
             if parent not in moved:
                 continue  # its parent did not fit
             key = (moved[parent], token)
-            if key not in place:
+            if key not in index:
                 if len(tokens) >= nodes:
                     continue
-                place[key] = len(tokens)
+                index[key] = len(tokens)
                 tokens.append(token)
                 parents.append(key[0])
                 sources.append(other.sources[node])
                 distributions.append(None)
                 evidence.append(other.evidence[node])
-            moved[node] = place[key]
+            moved[node] = index[key]
         return Proposal(tuple(tokens), tuple(parents), tuple(sources), tuple(distributions), tuple(evidence))
 
-    def _keep(self, nodes: Sequence[int]) -> Proposal:
-        """Only these nodes, given in order; each one's parent is among them."""
-        moved = {-1: -1} | {node: place for place, node in enumerate(nodes)}
+    def _subtree(self, nodes: Sequence[int]) -> Proposal:
+        """Only these nodes, given in order; the parent of each is among them."""
+        moved = {-1: -1} | {node: number for number, node in enumerate(nodes)}
         return Proposal(
             tuple(self.tokens[n] for n in nodes),
             tuple(moved[self.parents[n]] for n in nodes),
@@ -133,4 +134,4 @@ class Proposal:
         )
 
 
-NOTHING = Proposal()  # it never changes, so one is enough
+NOTHING = Proposal()  # it never changes, so all share one

@@ -1,6 +1,6 @@
-"""What a user asks of the next token: the law that is drawn from, and the keyed noise that draws.
+"""Sampling settings, the distribution of the next token that they give, and the keyed noise that samples from it.
 
-This is the reference, one row at a time in float64. `models/pick.py` does the same for many rows on the model's
+This is the reference, one row at a time in float64. The backends' `pick.py` do the same for many rows on the model's
 device; a test compares the two.
 """
 
@@ -17,7 +17,7 @@ from hierspec.core.proposal import Distribution
 
 _MASK64 = (1 << 64) - 1
 _IN_WORDS = {int: "a whole number", float: "a number"}
-_KINDS = {
+_TYPES = {
     "max_tokens": int,
     "temperature": float,
     "top_k": int,
@@ -47,17 +47,17 @@ class Sampling:
     stop_ids: tuple[int, ...] = ()  # besides the model's own
 
     def __post_init__(self) -> None:
-        def check(good: bool, name: str, rule: str) -> None:
-            if not good:
+        def check(valid: bool, name: str, rule: str) -> None:
+            if not valid:
                 raise HierspecError(f"{name} must be {rule}, not {getattr(self, name)!r}.")
 
         for name in ("stop", "stop_ids"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str | int) else tuple(value))
-        for name, kind in _KINDS.items():
+        for name, type_ in _TYPES.items():
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
-            check(whole or (kind is float and isinstance(value, float)), name, _IN_WORDS[kind])
+            check(whole or (type_ is float and isinstance(value, float)), name, _IN_WORDS[type_])
         check(self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None")
         check(self.max_tokens >= 1, "max_tokens", "at least 1")
         check(0 <= self.temperature < math.inf, "temperature", "a finite number from 0 up")
@@ -69,12 +69,12 @@ class Sampling:
         check(math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number")
         check(all(self.stop), "stop", "strings that are not empty")
         bias = self.logit_bias or {}
-        good = all(isinstance(token, int) and token >= 0 and value < math.inf for token, value in bias.items())
-        check(good, "logit_bias", "a table from token ids to numbers")
+        valid = all(isinstance(token, int) and token >= 0 and value < math.inf for token, value in bias.items())
+        check(valid, "logit_bias", "a table from token ids to numbers")
 
     @property
     def penalised(self) -> bool:
-        """Whether the law depends on which tokens the text holds already."""
+        """Whether the distribution depends on which tokens the text holds already."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
@@ -110,7 +110,7 @@ def softmax(z: np.ndarray) -> Distribution:
 
 
 def distribution(z: np.ndarray, sampling: Sampling) -> Distribution:
-    """The law that adjusted logits stand for; at temperature 0 all of it is on the best token."""
+    """The distribution of adjusted logits; at temperature 0 all of it is on the best token."""
     if sampling.temperature > 0:
         return softmax(z)
     one_hot = np.zeros(len(z))
@@ -121,8 +121,8 @@ def distribution(z: np.ndarray, sampling: Sampling) -> Distribution:
 def picks(z: np.ndarray, sampling: Sampling, seed: int, position: int, count: int = 1) -> list[int]:
     """The coupled rule's pick for `position` from adjusted logits, and its `count` - 1 runners-up.
 
-    Gumbel-max: the largest of logit + noise has the law exp(logit). The noise depends on seed, position and token
-    alone, so every tier draws with the same noise and every hierarchy writes the same text.
+    Gumbel-max: the largest of logit + noise has the distribution softmax(logit). The noise depends on seed, position
+    and token alone, so every tier samples with the same noise and every hierarchy writes the same text.
     """
     if sampling.temperature > 0:
         z = z + gumbel(seed, position, len(z))
@@ -132,7 +132,7 @@ def picks(z: np.ndarray, sampling: Sampling, seed: int, position: int, count: in
 
 
 def noise_keys(seed: int, position: int) -> tuple[int, int]:
-    """Two 32-bit words that stand for seed and position (splitmix64)."""
+    """Two 32-bit words hashed from seed and position (splitmix64)."""
     x = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x8CB92BA72F3D8DD7) & _MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -157,7 +157,7 @@ def _mix(h: np.ndarray) -> np.ndarray:
 
 
 class Dice:
-    """A request's own randomness for the residual rule. The tests put an enumerator in its place."""
+    """A request's random numbers for the rules that sample. The tests put an enumerator in its place."""
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.PCG64(seed & _MASK64))
@@ -168,6 +168,4 @@ class Dice:
     def choose(self, distribution: Distribution) -> int:
         cumulative = np.cumsum(distribution)
         token = int(np.searchsorted(cumulative, self._generator.random() * cumulative[-1], side="right"))
-        return min(
-            token, int(np.flatnonzero(distribution)[-1])
-        )  # a rounded sum must not reach past the last possible token
+        return min(token, int(np.flatnonzero(distribution)[-1]))  # a rounded sum must not reach an impossible token

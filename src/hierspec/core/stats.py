@@ -10,19 +10,19 @@ from hierspec.core.proposal import Proposal
 
 @dataclass
 class TierStats:
-    """What one tier did: passes it ran, guesses it was given and how many of them stood."""
+    """What one tier did: passes it ran, drafts it verified and how many of them it accepted."""
 
     name: str
     calls: int = 0
-    proposed: Counter[str] = field(default_factory=Counter)  # by who guessed
+    proposed: Counter[str] = field(default_factory=Counter)  # by who drafted
     accepted: Counter[str] = field(default_factory=Counter)
     proposed_at: Counter[int] = field(default_factory=Counter)  # by depth, 0 right after the context
     accepted_at: Counter[int] = field(default_factory=Counter)
     written: int = 0
-    seconds: float = 0.0  # in the tier's own passes
-    pick_seconds: float = 0.0  # of these, choosing tokens from the logits, where the scorer tells
+    seconds: float = 0.0  # in the tier's passes
+    pick_seconds: float = 0.0  # of these, picking tokens from the logits, where the scorer measures it
     store_seconds: float = 0.0  # in the stores it asked
-    expected_seconds: float = 0.0  # what its passes should have taken by measured costs, where those are known
+    expected_seconds: float = 0.0  # what its passes should have taken by measured costs, where its pace has them
 
     def count(self, proposal: Proposal, accepted: list[int], written: int) -> None:
         self.calls += 1
@@ -68,10 +68,10 @@ class Stats:
     tiers: list[TierStats] = field(default_factory=list)
 
     def add(self, other: Stats) -> None:
-        for place, tier in enumerate(other.tiers):
-            if place == len(self.tiers):
+        for level, tier in enumerate(other.tiers):
+            if level == len(self.tiers):
                 self.tiers.append(TierStats(tier.name))
-            self.tiers[place].add(tier)
+            self.tiers[level].add(tier)
 
     @property
     def passes(self) -> int:

@@ -1,8 +1,7 @@
-"""Which guesses stand. One function a rule, each the same short walk down the tree.
+"""Which drafts are accepted. One function a rule, each the same short walk down the tree.
 
-A scorer's answer has a row for the context (row 0) and one after every node (row node + 1). The walk starts at the
-context and goes down while a child stands; the scorer's own token ends it. Whatever was guessed, the tokens written
-have the law of the scorer alone.
+The walk starts at the context and goes down while a child is accepted; a token of the scorer's own ends it. Whatever
+was drafted, the tokens written have the distribution of the scorer alone.
 """
 
 from __future__ import annotations
@@ -12,24 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hierspec.core.proposal import Distribution, Proposal
+from hierspec.core.interfaces import Answer
+from hierspec.core.proposal import Candidate, Distribution, Proposal
 from hierspec.core.sampling import Dice
-
-Candidate = tuple[int, Distribution | None]  # a token and the law it was drawn from, given the candidates before it
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a scorer says about context and proposal: picks [rows, candidates or more], or laws [rows, vocabulary]."""
-
-    picks: np.ndarray | None = None
-    distributions: np.ndarray | None = None
-    leads: np.ndarray | None = None  # [rows]: how far each pick's score is ahead of the next best, where asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`accepted` nodes stand, in order. `written[i]` holds position i's token, then its runners-up.
+    """`accepted` nodes, in order. `written[i]` holds position i's token, then its runners-up.
 
     There is one position more than there are accepted nodes: the last token is the scorer's own.
     """
@@ -42,7 +31,7 @@ Rule = Callable[[Proposal, Answer, Dice, int], Verdict]
 
 
 def coupled(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -> Verdict:
-    """A guess stands where it equals the pick."""
+    """A draft is accepted where it equals the pick."""
     assert answer.picks is not None
     node, accepted = -1, list[int]()
     written: list[list[Candidate]] = [[(int(token), None) for token in answer.picks[0][:candidates]]]
@@ -55,98 +44,106 @@ def coupled(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1)
 
 
 def residual(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -> Verdict:
-    """A guess x drawn from q stands with probability min(1, p(x) / q(x)); a refused one leaves max(p - q, 0).
+    """A token x drafted from q is accepted with probability min(1, p(x) / q(x)); rejected, it leaves max(p - q, 0).
 
-    Several candidates at one position are tried in turn, each against what the refused ones left of p.
+    Several candidates at one position are tried in turn, each against what the rejected ones left of p.
     """
     assert answer.distributions is not None
-    verdict, children = Verdict([], []), proposal.children()
-    _walk_down(
-        proposal, answer.distributions, dice, candidates, children, -1, answer.distributions[0], children[0], verdict
-    )
-    return verdict
+    walk = _Walk(proposal, answer.distributions, proposal.children(), dice, candidates, Verdict([], []))
+    return walk.down(-1, answer.distributions[0], walk.children[0])
 
 
 def block(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -> Verdict:
-    """The first guess of every position is accepted or refused jointly with those before it (arXiv 2403.10444).
+    """The first drafts of all positions are accepted or rejected jointly (arXiv 2403.10444).
 
-    A guess that is too likely under the scorer makes up for one before it that was too unlikely, so that on the
-    average no fewer tokens stand than under `residual`. Where the spine of first guesses ends, the others at that
-    position are tried against what it left, as under `residual`.
+    A draft that is too likely under the scorer makes up for an earlier one that was too unlikely, so that on average no
+    fewer tokens are accepted than under `residual`. Where this spine of first drafts ends, the others at that position
+    are tried against what it left, as under `residual`.
     """
     distributions = answer.distributions
     assert distributions is not None
-    children, node = proposal.children(), -1
-    spine: list[int] = []
-    while children[node + 1]:
-        node = children[node + 1][0]
+    walk = _Walk(proposal, distributions, proposal.children(), dice, candidates, Verdict([], []))
+    spine, node = list[int](), -1
+    while walk.children[node + 1]:
+        node = walk.children[node + 1][0]
         spine.append(node)
-    # How much of what was drafted so far the scorer would have written, never more than all; one entry a position.
-    kept, standing = [1.0], 0
-    for place, node in enumerate(spine):
-        before = spine[place - 1] if place else -1
-        token, drawn_from = proposal.tokens[node], proposal.distributions[node]
-        own = distributions[before + 1][token]
-        kept.append(min(1.0, kept[-1] * float(own if drawn_from is None else own / drawn_from[token])))
-        chance = kept[-1]
-        if place + 1 < len(spine):
-            more = float(_above(kept[-1] * distributions[node + 1], proposal, spine[place + 1]).sum())
-            chance = more / (more + 1 - kept[-1]) if more + 1 - kept[-1] > 0 else 1.0
-        if dice.accept(chance):
-            standing = place + 1
-    verdict, node = Verdict([], []), -1
-    for node in spine[:standing]:
-        parent = proposal.parents[node]
-        verdict.accepted.append(node)
-        verdict.written.append(_with_runners_up(proposal.tokens[node], distributions[parent + 1], dice, candidates))
-    own, others = distributions[node + 1], children[node + 1]
-    left = own
-    if standing < len(spine):
-        left, others = _normalised(_above(kept[standing] * own, proposal, spine[standing]), own), others[1:]
-    _walk_down(proposal, distributions, dice, candidates, children, node, left, others, verdict)
-    return verdict
+    # What share of the drafts so far the scorer would have written, at most all of it; one entry a position.
+    shares, accepted = [1.0], 0
+    for depth, node in enumerate(spine):
+        token, sampled_from = proposal.tokens[node], proposal.distributions[node]
+        p = distributions[proposal.parents[node] + 1][token]
+        share = min(1.0, shares[-1] * float(p if sampled_from is None else p / sampled_from[token]))
+        shares.append(share)
+        probability = share
+        if depth + 1 < len(spine):
+            more = float(_beyond_draft(share * distributions[node + 1], proposal, spine[depth + 1]).sum())
+            probability = more / (more + 1 - share) if more + 1 - share > 0 else 1.0
+        if dice.accept(probability):
+            accepted = depth + 1
+    for node in spine[:accepted]:
+        walk.accept(node)
+    node = spine[accepted - 1] if accepted else -1
+    left, untried = distributions[node + 1], walk.children[node + 1]
+    if accepted < len(spine):
+        beyond = _beyond_draft(shares[accepted] * left, proposal, spine[accepted])
+        left, untried = _normalised(beyond, left), untried[1:]
+    return walk.down(node, left, untried)
 
 
-def _above(weights: np.ndarray, proposal: Proposal, node: int) -> np.ndarray:
-    """The part of these weights that is more than what the node was drawn with."""
-    drawn_from = proposal.distributions[node]
-    if drawn_from is not None:
-        return np.maximum(weights - drawn_from, 0)
+def _beyond_draft(weights: np.ndarray, proposal: Proposal, node: int) -> np.ndarray:
+    """The part of these weights that is more than what the node was sampled with."""
+    sampled_from = proposal.distributions[node]
+    if sampled_from is not None:
+        return np.maximum(weights - sampled_from, 0)
     left = weights.copy()
-    left[proposal.tokens[node]] = 0.0  # a chosen token was drawn with probability 1, and no weight is more
+    left[proposal.tokens[node]] = 0.0  # a fixed token has probability 1, and no weight is more
     return left
 
 
-def _walk_down(
-    proposal: Proposal, distributions: np.ndarray, dice: Dice, candidates: int, children: list[list[int]], node: int,
-    left: Distribution, tried: list[int], verdict: Verdict,
-) -> None:  # fmt: skip
-    """From `node` down while a guess stands: `tried` are those after it, `left` the law they are tried against."""
-    while True:
-        standing = -1
-        for child in tried:
-            token, drawn_from = proposal.tokens[child], proposal.distributions[child]
-            chance = left[token] if drawn_from is None else min(1.0, left[token] / drawn_from[token])
-            if dice.accept(float(chance)):
-                standing = child
-                break
-            left = _without(left, token) if drawn_from is None else _normalised(np.maximum(left - drawn_from, 0), left)
-        token = proposal.tokens[standing] if standing >= 0 else dice.choose(left)
-        verdict.written.append(_with_runners_up(token, distributions[node + 1], dice, candidates))
-        if standing < 0:
-            return
-        verdict.accepted.append(standing)
-        node, left, tried = standing, distributions[standing + 1], children[standing + 1]
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """The walk down a proposal by whole distributions, and its verdict so far."""
 
+    proposal: Proposal
+    distributions: np.ndarray
+    children: list[list[int]]
+    dice: Dice
+    candidates: int
+    verdict: Verdict
 
-def _with_runners_up(token: int, distribution: Distribution, dice: Dice, candidates: int) -> list[Candidate]:
-    """The token under its own law, and further tokens drawn without replacement."""
-    found: list[Candidate] = [(token, distribution)]
-    for _ in range(min(candidates, int(np.count_nonzero(distribution))) - 1):
-        distribution = _without(distribution, token)
-        token = dice.choose(distribution)
-        found.append((token, distribution))
-    return found
+    def down(self, node: int, left: Distribution, untried: list[int]) -> Verdict:
+        """From `node` while a draft is accepted: `untried` come after it, and are tried against `left`."""
+        while True:
+            accepted = -1
+            for child in untried:
+                token, sampled_from = self.proposal.tokens[child], self.proposal.distributions[child]
+                probability = left[token] if sampled_from is None else min(1.0, left[token] / sampled_from[token])
+                if self.dice.accept(float(probability)):
+                    accepted = child
+                    break
+                if sampled_from is None:
+                    left = _without(left, token)
+                else:
+                    left = _normalised(np.maximum(left - sampled_from, 0), left)
+            if accepted < 0:
+                self._write(self.dice.choose(left), node)
+                return self.verdict
+            self.accept(accepted)
+            node, left, untried = accepted, self.distributions[accepted + 1], self.children[accepted + 1]
+
+    def accept(self, node: int) -> None:
+        self.verdict.accepted.append(node)
+        self._write(self.proposal.tokens[node], self.proposal.parents[node])
+
+    def _write(self, token: int, after: int) -> None:
+        """The token with the scorer's distribution, then runners-up sampled without replacement."""
+        distribution = self.distributions[after + 1]
+        written: list[Candidate] = [(token, distribution)]
+        for _ in range(min(self.candidates, int(np.count_nonzero(distribution))) - 1):
+            distribution = _without(distribution, token)
+            token = self.dice.choose(distribution)
+            written.append((token, distribution))
+        self.verdict.written.append(written)
 
 
 def _without(distribution: Distribution, token: int) -> Distribution:
@@ -157,9 +154,9 @@ def _without(distribution: Distribution, token: int) -> Distribution:
 
 def _normalised(weights: np.ndarray, otherwise: Distribution) -> Distribution:
     total = weights.sum()
-    # Nothing is left only where a guess of probability 1 was refused, by rounding: then any law is right.
+    # Nothing is left only where a draft of probability 1 was rejected, by rounding: then any distribution is right.
     return weights / total if total > 0 else otherwise
 
 
 RULES: dict[str, Rule] = {"coupled": coupled, "residual": residual, "block": block}
-BY_DISTRIBUTION = frozenset({"residual", "block"})  # rules that need whole laws, not picks
+BY_DISTRIBUTION = frozenset({"residual", "block"})  # rules that need whole distributions, not picks

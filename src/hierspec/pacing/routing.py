@@ -1,8 +1,8 @@
-"""Which of the tiers below a tier has drafted by: the next one, or one further down, with those between left out.
+"""Which lower tier drafts for a tier: the next one down, or one further down, skipping those in between.
 
-A tier in the middle pays where it refuses what the tier above would refuse; on other texts it is only in the way.
-So the ways down are compared while they are used, by the tokens that rounds with each brought and the seconds that they
-should have taken. As everything in `core.policy` it is decided from what is already written, and changes no text.
+A tier in the middle pays where it rejects what the tier above would reject; on other texts it is only in the way. So
+the routes are compared while they are used, by the tokens that rounds with each brought and the seconds that they
+should have taken. As everything about blocks it is decided from what is already written, and changes no text.
 """
 
 from __future__ import annotations
@@ -11,89 +11,101 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hierspec.pacing.appraisal import Costs
-from hierspec.pacing.blocks import PROBE, WhileWorthwhile, Written
+from hierspec.core.interfaces import Written
+from hierspec.pacing.blocks import PROBE, WhileWorthwhile
+from hierspec.pacing.costs import Costs
 
-_TRIALS = 8  # rounds that each way is tried for to begin with
-_FADING = 0.95  # what a round counts for after the next of the same way
+_TRIALS = 8  # rounds for which each route is tried to begin with
+_DECAY = 0.95  # what a round counts for after the next of the same route
 
 
 @dataclass(frozen=True)
 class Route:
-    """A tier below as seen from one above it."""
+    """A lower tier as seen from the tier that it drafts for."""
 
-    policy: WhileWorthwhile  # when it hands up to that one
-    costs: Costs  # of passes of the one above over its guesses
-
-    @property
-    def plain(self) -> float:
-        return self.costs.seconds(1)
+    policy: WhileWorthwhile  # when it hands up
+    costs: Costs  # of passes that verify its drafts
 
 
 class Router:
-    """The ways down from one tier, the nearest first; shared by all requests of a model.
+    """The routes down from one tier, the nearest first; shared by all requests of a model.
 
-    Mostly the fastest so far is taken, where its own policy finds that drafting pays. The others are tried in turn,
-    each for as long as it is ahead of the fastest since it was taken up; so one that has become better stays. Of the
-    time one second in `PROBE` may be lost so. Where drafting does not pay they are tried when the fastest would be.
+    Mostly the fastest so far is taken, where its policy finds that drafting pays. The others are tried in turn, each
+    for as long as it is ahead of the fastest since its trial began; so one that has become better stays. Trials may
+    lose one second in `PROBE`. Where drafting does not pay, trials wait until the fastest would be tried again.
     """
 
-    def __init__(self, ways: Sequence[Route]) -> None:
-        self.ways = tuple(ways)
-        self._rounds = [0] * len(self.ways)
-        self._brought = [[0.0, 0.0] for _ in self.ways]  # tokens and seconds, older rounds fading
-        self._tried = 0  # the last that was tried though it was not the fastest
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self.routes = tuple(routes)
+        self._rounds = [0] * len(self.routes)
+        self._brought = [[0.0, 0.0] for _ in self.routes]  # tokens and seconds, older rounds decayed
+        self._trial = 0  # the route that was last tried though it was not the fastest
         self._trying = False  # whether it still is,
         self._ahead = 0.0  # by how many seconds it is ahead then
-        self._credit = 0.0  # seconds that may be lost by trying
+        self._credit = 0.0  # seconds that trials may lose
 
-    def choose(self, instead: float = 0.0, requests: int = 1, unread: Sequence[int] = (), room: int = 0) -> int | None:
-        """The place of the way to take now; None: nothing should be drafted. What is given is as in `Policy.pays`,
-        `unread` for every way."""
-        if all(way.policy.hopeless(requests) for way in self.ways):
+    def choose(
+        self, other_gain: float = 0.0, requests: int = 1, to_prefill: Sequence[int] = (), room: int = 0
+    ) -> int | None:
+        """The index of the route to take now; None: nothing should be drafted. Arguments as in `WhileWorthwhile.pays`,
+        `to_prefill` for every route."""
+
+        def pays(index: int) -> bool:
+            unseen = to_prefill[index] if to_prefill else 0
+            return self.routes[index].policy.pays(other_gain, requests, unseen, room)
+
+        if len(self.routes) == 1:
+            return 0 if pays(0) else None
+        if all(route.policy.hopeless(requests) for route in self.routes):
             return None
-        places = range(len(self.ways))
-        fewest = min(places, key=self._rounds.__getitem__)
+        indices = range(len(self.routes))
+        fewest = min(indices, key=self._rounds.__getitem__)
         if self._rounds[fewest] < _TRIALS:
-            return fewest if self._pays(fewest, instead, requests, unread, room) else None
-        fastest = max(places, key=self._rate)
-        if self._trying and self._tried != fastest:
-            return self._tried
+            return fewest if pays(fewest) else None
+        fastest = max(indices, key=self._speed)
+        if self._trying and self._trial != fastest:
+            return self._trial
         self._trying = False
-        if not self._pays(fastest, instead, requests, unread, room):
+        if not pays(fastest):
             return None
         if self._credit < 0:
             return fastest
-        turns = ((self._tried + step) % len(self.ways) for step in range(1, len(self.ways) + 1))
-        self._tried = next(place for place in turns if place != fastest)
+        turns = ((self._trial + step) % len(self.routes) for step in range(1, len(self.routes) + 1))
+        self._trial = next(index for index in turns if index != fastest)
         self._trying, self._ahead = True, 0.0
-        return self._tried
+        return self._trial
 
-    def verified(
-        self, taken: int | None, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False,
+    def learn(
+        self,
+        taken: int | None,
+        block: Sequence[Written],
+        written: Sequence[int],
+        seconds: float,
+        beside: bool = False,
         requests: int = 1,
-    ) -> None:  # fmt: skip
-        """What a round brought in which this way was taken, as `Policy.verified`; all learn what time is worth."""
-        for place, way in enumerate(self.ways):
-            way.policy.verified(block if place == taken else (), written, seconds, beside, requests)
-        nearest = self.ways[0]
+    ) -> None:
+        """What a round brought in which this route was taken, as `WhileWorthwhile.learn_block`. All routes learn what
+        time is worth."""
+        for index, route in enumerate(self.routes):
+            route.policy.learn_block(block if index == taken else (), written, seconds, beside, requests)
+        if len(self.routes) == 1:
+            return
+        nearest = self.routes[0]
         seconds = nearest.policy.alone(seconds, requests)
         self._credit += seconds / PROBE
         if taken is None:
             return
-        if self._trying and taken == self._tried:
-            others = [self._rate(place) for place in range(len(self.ways)) if place != taken]
-            self._ahead += min(nearest.plain * len(written), len(written) / max(others)) - seconds
+        if self._trying and taken == self._trial:
+            others = [self._speed(index) for index in range(len(self.routes)) if index != taken]
+            plain = nearest.costs.seconds(1)
+            self._ahead += min(plain * len(written), len(written) / max(others)) - seconds
             if self._ahead < 0:
                 self._trying, self._credit = False, self._ahead
         self._rounds[taken] += 1
         tokens, spent = self._brought[taken]
-        self._brought[taken] = [_FADING * tokens + len(written), _FADING * spent + seconds]
+        self._brought[taken] = [_DECAY * tokens + len(written), _DECAY * spent + seconds]
 
-    def _pays(self, place: int, instead: float, requests: int, unread: Sequence[int], room: int) -> bool:
-        return self.ways[place].policy.pays(instead, requests, unread[place] if unread else 0, room)
-
-    def _rate(self, place: int) -> float:
-        """Tokens a second of rounds with this way."""
-        tokens, seconds = self._brought[place]
+    def _speed(self, index: int) -> float:
+        """Tokens a second of rounds with this route."""
+        tokens, seconds = self._brought[index]
         return tokens / seconds if seconds else math.inf

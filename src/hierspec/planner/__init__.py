@@ -1,1 +1,1 @@
-"""Measuring what things cost here, to choose what is worth doing."""
+"""Offline: measures tiers, predicts what plans would take, and chooses one. Nothing below imports it."""

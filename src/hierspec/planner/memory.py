@@ -36,7 +36,7 @@ def added_weights(model: LanguageModel, plan: Plan) -> dict[str, int | None]:
         if size != 0:
             found[name] = size
         if _scores_few(model, tier):
-            tokens = model._catalogue.tokens
+            tokens = model.assembler.catalogue.tokens
             assert tokens is not None
             weights = None if tier.weights == "int4" else tier.weights  # a head never has fewer than eight
             found["draft vocabulary"] = round(len(tokens) * model.config.hidden * _width(model, weights))
@@ -73,12 +73,12 @@ def _of_tier(model: LanguageModel, tier: TierPlan) -> tuple[str, int | None]:
 
 
 def _scores_few(model: LanguageModel, tier: TierPlan) -> bool:
-    return tier.vocabulary != "full" and model._catalogue.tokens is not None
+    return tier.vocabulary != "full" and model.assembler.catalogue.tokens is not None
 
 
 def _width(model: LanguageModel, weights: str | None) -> float:
     """Bytes that one weight of the pack takes here."""
-    return model.decoder.backend.bytes_per_weight(model._catalogue.format(weights))
+    return model.decoder.backend.bytes_per_weight(model.assembler.catalogue.format(weights))
 
 
 def _numbers(files: Iterable[Path], prefix: str = "") -> int | None:

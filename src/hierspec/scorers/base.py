@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hierspec.backends.base import Decoder
-from hierspec.core.hierarchy import Ask, RequestView
-from hierspec.core.verify import Answer
+from hierspec.core.interfaces import Answer, Ask, RequestView
 from hierspec.scorers.climb import advance, states_after
 from hierspec.scorers.pool import StaircasePool
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hierspec.backends.base import Decoder, Join
-from hierspec.core.hierarchy import Ask, RequestView
+from hierspec.core.interfaces import Ask, RequestView
 from hierspec.scorers.base import StateScorer
 from hierspec.scorers.climb import advance, read, states_after
 from hierspec.scorers.pool import StaircasePool

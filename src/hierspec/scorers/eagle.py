@@ -14,7 +14,7 @@ from hierspec.backends.base import Backend, Decoder
 from hierspec.backends.torch.decoder import Layer, TorchDecoder
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.eagle import HIDDEN_NORM
-from hierspec.core.hierarchy import Ask, RequestView
+from hierspec.core.interfaces import Ask, RequestView
 
 
 class EagleDecoder(TorchDecoder):

@@ -9,7 +9,7 @@ import numpy as np
 
 from hierspec.backends.base import Decoder
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import RequestView
+from hierspec.core.interfaces import RequestView
 from hierspec.core.proposal import Proposal
 from hierspec.scorers.staircase import Pages, Staircase
 

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from hierspec.backends.base import ExtraRows, Shortlist
-from hierspec.core.hierarchy import Ask, RequestView
+from hierspec.core.interfaces import Ask, RequestView
 
 
 class DraftHead:

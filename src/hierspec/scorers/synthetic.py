@@ -18,11 +18,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from hierspec.core.engine import Engine, Request
-from hierspec.core.hierarchy import Ask, Hierarchy, RequestView, Scorer, Tier
+from hierspec.core.engine import Engine
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Answer, Ask, RequestView, Scorer
 from hierspec.core.plan import TierPlan
+from hierspec.core.request import Request
 from hierspec.core.sampling import noise_keys
-from hierspec.core.verify import Answer
 
 References = WeakKeyDictionary[RequestView, Sequence[int]]  # what the target writes for a request
 
@@ -63,9 +64,7 @@ class SyntheticScorer:
         written = self.references.get(ask.request, ())
         assert answer.picks is not None
         picks = np.array(answer.picks)
-        text = zlib.crc32(
-            ask.request.prompt.tobytes()
-        )  # texts differ in where they are right
+        text = zlib.crc32(ask.request.prompt.tobytes())  # texts differ in where they are right
         first = len(ask.context) - len(ask.request.prompt)
         for row, depth in enumerate([0, *(depth + 1 for depth in ask.proposal.depths())]):
             if first + depth < len(written):

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.core.engine import Request
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
 from hierspec.scorers.base import StateScorer

@@ -1,7 +1,7 @@
-"""Functions of loops over arrays, compiled where numba is there and plain Python, slowly, where it is not.
+"""Array loops, compiled where numba is installed and plain, slow Python where it is not.
 
-Machine code is kept beside the file of the function that Python calls. numba notices when that file changes, but not
-when a compiled function that it calls changes in another file: after such an edit, delete `__pycache__`.
+numba caches machine code next to the file of the function that Python calls. It recompiles when that file changes, but
+not when a compiled function called from another file changes: after such an edit, delete `__pycache__`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 def _compile(function: Function, **options: Any) -> Function:
     if njit is None:
         return function
-    made: Function
+    dispatcher: Function
     try:
-        made = njit(cache=True, **options)(function)
-    except RuntimeError:  # nowhere to keep the machine code: it is made anew in every process
-        made = njit(**options)(function)
-    return made
+        dispatcher = njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder to cache in: every process compiles again
+        dispatcher = njit(**options)(function)
+    return dispatcher
 
 
 def compiled(function: Function) -> Function:
-    """For long work: other Python threads go on meanwhile."""
+    """For long loops: releases the GIL, so other Python threads keep running."""
     return _compile(function, nogil=True)
 
 
 def compiled_brief(function: Function) -> Function:
-    """For calls of microseconds: no other Python thread comes between, so a call is whole and needs no lock."""
+    """For calls of microseconds: holds the GIL, so a call is atomic and needs no lock."""
     return _compile(function)

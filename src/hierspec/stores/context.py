@@ -1,4 +1,4 @@
-"""Guesses by copying: what followed when the end of the text stood in it before."""
+"""Prompt lookup: drafts what followed earlier matches in the request's own text."""
 
 from __future__ import annotations
 
@@ -7,60 +7,62 @@ from functools import cache
 
 import numpy as np
 
-from hierspec.core.hierarchy import Store
+from hierspec.core.interfaces import Store
 from hierspec.core.proposal import Proposal
-from hierspec.stores.chains import ChainIndex
-from hierspec.stores.tree import grow_after
+from hierspec.stores.ngram_index import NgramIndex
+from hierspec.stores.tree import draft_from_index
 
-_SMALLEST = 512  # tokens of room at the start: making it takes microseconds
+_MIN_CAPACITY = 512  # tokens of the first index: allocating it takes microseconds
 
 
 class ContextStore(Store):
-    """Prompt and output of one request. Guesses are a tree of what followed at up to `places` earlier places."""
+    """Prompt and output of one request. Drafts a tree of what followed up to `max_matches` earlier matches."""
 
     name = "context"
 
-    followed: int | None = None  # of the places that are found, all are followed
+    drafted_matches: int | None = None  # of the matches found, how many become drafts; None: all
 
-    def __init__(self, places: int = 32) -> None:
-        _prepare()
-        self.places = places
-        self._index = ChainIndex(_SMALLEST)
+    def __init__(self, max_matches: int = 32) -> None:
+        _warm_up()
+        self.max_matches = max_matches
+        self._index = NgramIndex(_MIN_CAPACITY)
         self._size = 0  # tokens in the index
-        self._new: list[int] = []  # learnt since
+        self._pending: list[int] = []  # learnt, not in the index yet
 
     def begin(self, prompt: np.ndarray, namespace: str = "") -> ContextStore:
-        fresh = type(self)(self.places)
-        if len(prompt) > _SMALLEST:
-            fresh._index = ChainIndex(2 * len(prompt))
-        fresh._index.append(prompt)
-        fresh._size = len(prompt)
-        return fresh
+        store = type(self)(self.max_matches)
+        if len(prompt) > _MIN_CAPACITY:
+            store._index = NgramIndex(2 * len(prompt))
+        store._index.append(prompt)
+        store._size = len(prompt)
+        return store
 
     def learn(self, tokens: Sequence[int]) -> None:
-        self._new += tokens
+        self._pending += tokens
 
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
-        """`context` may go on after what was learnt: its end is what is looked for, in what was learnt."""
-        new, known = self._new, self._index.tokens[: self._size]
-        self._new, self._size = [], self._size + len(new)
-        if self._size > self._index.capacity:  # nothing may fall out of the ring, so a larger one takes over
-            self._index = ChainIndex(2 * self._size)
-            self._index.append(known)
-        added = np.array(new, np.int32)
-        return grow_after(self._index, context, budget, budget, self.name, self.places, self.followed, added)
+        """Looks up the end of `context`, which may be longer than what was learnt, in what was learnt."""
+        pending, indexed = self._pending, self._index.tokens[: self._size]
+        self._pending, self._size = [], self._size + len(pending)
+        if self._size > self._index.capacity:  # the ring must not overwrite anything: move to a larger one
+            self._index = NgramIndex(2 * self._size)
+            self._index.append(indexed)
+        new = np.array(pending, np.int32)
+        return draft_from_index(
+            self._index, context, budget, budget, self.name, self.max_matches, self.drafted_matches, new
+        )
 
 
 class CopyStore(ContextStore):
-    """Prompt lookup as in the literature: one chain, copied from where the longest match stood last."""
+    """Prompt lookup as in the literature: one chain, copied after the newest of the longest matches."""
 
     name = "copy"
-    followed = 1
+    drafted_matches = 1
 
 
 @cache
-def _prepare() -> None:
-    """Machine code is made, or read from the disk, when the first store is opened and not while a request waits."""
-    index, context = ChainIndex(8), np.array([1], np.int32)
+def _warm_up() -> None:
+    """Compiles, or loads from the numba cache, when the first store is opened and not while a request waits."""
+    index, context = NgramIndex(8), np.array([1], np.int32)
     index.append([1, 2])
-    grow_after(index, context, 1, 1, "")
+    draft_from_index(index, context, 1, 1, "")

@@ -1,4 +1,4 @@
-"""Builds a corpus (see corpus.py) shard after shard, in bounded memory; a build that was stopped can go on."""
+"""Builds a corpus (see corpus.py) shard by shard, in bounded memory. A stopped build can be resumed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hierspec.core.errors import HierspecError
 from hierspec.paths import make_folder, whole_file
 from hierspec.progress import Progress, silent
 from hierspec.stores.compiled import compiled, njit
-from hierspec.stores.corpus import DEPTH, MOST_SHARDS, Catalogue, Shard, Source, shard_paths
+from hierspec.stores.corpus import DEPTH, MAX_SHARDS, Catalogue, Shard, Source, shard_paths
 from hierspec.stores.corpus_read import KEYS, Input, Piece, batches, identify
 from hierspec.stores.corpus_search import signed
 
 Encode = Callable[[list[str]], list[list[int]]]
 
-SHARD_TOKENS = 1 << 26  # sorting takes about 16 bytes of memory a token; a look-up searches every shard
+SHARD_TOKENS = 1 << 26  # sorting takes about 16 bytes of memory per token; a lookup searches every shard
 
 
 def build_corpus(
@@ -32,12 +32,12 @@ def build_corpus(
     shard_tokens: int = SHARD_TOKENS,
     progress: Progress = silent,
 ) -> Catalogue:
-    """Makes the folder `target` from `files`; after a stop the same call goes on behind the last finished shard.
+    """Builds the folder `target` from `files`. After a stop, the same call resumes behind the last finished shard.
 
-    Files are .txt, .jsonl (both also .gz) and .parquet. A text file is one text; of records the strings under `KEYS`
-    (see corpus_read.py) are a text each. `encode` gets batches of texts and gives the ids of each, with nothing added
-    around them. No match and no guess runs from one text into another; a text of more than 16,384 characters is cut,
-    at blank lines where it has some.
+    Files are .txt, .jsonl (both also .gz) and .parquet. A text file is one text; of a record, every string under `KEYS`
+    (see corpus_read.py) is one. `encode` turns a batch of texts into token ids, without special tokens. No match and no
+    draft crosses from one text to another. A text of more than 16,384 characters is split, at blank lines where it has
+    some.
     """
     target = Path(target)
     if not files:
@@ -45,8 +45,8 @@ def build_corpus(
     if not 1 <= shard_tokens < 1 << 31:
         raise HierspecError(f"A shard of {shard_tokens} tokens is not possible: choose between 1 and 2147483647.")
     inputs = identify([Path(file) for file in files], progress)
-    sources = tuple(Source(this.path.name, this.bytes, this.sha256) for this in inputs)
-    catalogue = _begun(target, Catalogue(vocabulary, vocabulary_hash, DEPTH, shard_tokens, sources))
+    sources = tuple(Source(file.path.name, file.bytes, file.sha256) for file in inputs)
+    catalogue = _resume(target, Catalogue(vocabulary, vocabulary_hash, DEPTH, shard_tokens, sources))
     if catalogue.finished:
         return catalogue
     for shard in _shards(target, inputs, encode, catalogue, progress):
@@ -62,22 +62,22 @@ def build_corpus(
     return catalogue
 
 
-def _begun(target: Path, wanted: Catalogue) -> Catalogue:
-    """The catalogue to go on with: what an earlier call left behind, if it was about the same."""
+def _resume(target: Path, new: Catalogue) -> Catalogue:
+    """The catalogue of an earlier, stopped call with the same arguments, else the new one."""
     make_folder(target)
     if (target / "corpus.json").exists():
-        found = Catalogue.read(target)
-        if replace(found, shards=(), finished=False) == wanted:
-            return found
-        if found.shards:
+        earlier = Catalogue.read(target)
+        if replace(earlier, shards=(), finished=False) == new:
+            return earlier
+        if earlier.shards:
             raise HierspecError(
-                f"{target} was begun with other files, another vocabulary or other shards: "
+                f"{target} was started with other files, another vocabulary or other shards: "
                 "remove it, or choose another name for the new corpus."
             )
     elif any(not path.name.startswith(".") for path in target.iterdir()):
         raise HierspecError(f"{target} holds other files: choose a new folder for the corpus.")
-    _write_catalogue(target, wanted)
-    return wanted
+    _write_catalogue(target, new)
+    return new
 
 
 def _write_catalogue(target: Path, catalogue: Catalogue) -> None:
@@ -88,16 +88,16 @@ def _write_catalogue(target: Path, catalogue: Catalogue) -> None:
 def _shards(
     target: Path, inputs: Sequence[Input], encode: Encode, catalogue: Catalogue, progress: Progress
 ) -> Iterator[Shard]:
-    """Writes the shards that are missing. Where one ends depends on the texts alone, not on where a build stopped."""
+    """Writes the missing shards. Where a shard ends depends on the texts alone, not on where a build was stopped."""
     number = len(catalogue.shards)
-    file, piece = (catalogue.shards[-1].next_file, catalogue.shards[-1].next_piece) if number else (0, 0)
-    total = sum(this.bytes for this in inputs)
+    first_file, first_piece = (catalogue.shards[-1].next_file, catalogue.shards[-1].next_piece) if number else (0, 0)
+    total = sum(source.bytes for source in inputs)
     separator = np.array([catalogue.separator], catalogue.token_type)
     parts, size = [separator], 1
-    for batch in batches(inputs, file, piece):
-        for found, ids in zip(batch, _encoded(batch, encode, catalogue), strict=True):
+    for batch in batches(inputs, first_file, first_piece):
+        for piece, ids in zip(batch, _encode_batch(batch, encode, catalogue), strict=True):
             if len(parts) > 1 and size + len(ids) + 1 > catalogue.shard_tokens:
-                yield _write_shard(target, number, np.concatenate(parts), catalogue, found, progress)
+                yield _write_shard(target, number, np.concatenate(parts), catalogue, piece, progress)
                 number, parts, size = number + 1, [separator], 1
             if len(ids):
                 parts += [ids, separator]
@@ -108,7 +108,7 @@ def _shards(
         yield _write_shard(target, number, np.concatenate(parts), catalogue, end, progress)
 
 
-def _encoded(batch: list[Piece], encode: Encode, catalogue: Catalogue) -> Iterator[np.ndarray]:
+def _encode_batch(batch: list[Piece], encode: Encode, catalogue: Catalogue) -> Iterator[np.ndarray]:
     rows = encode([piece.text for piece in batch])
     if len(rows) != len(batch):
         raise ValueError(f"encode was given {len(batch)} texts and returned {len(rows)}")
@@ -120,40 +120,40 @@ def _encoded(batch: list[Piece], encode: Encode, catalogue: Catalogue) -> Iterat
 
 
 def _write_shard(
-    target: Path, number: int, tokens: np.ndarray, catalogue: Catalogue, following: Piece, progress: Progress
+    target: Path, number: int, tokens: np.ndarray, catalogue: Catalogue, next_piece: Piece, progress: Progress
 ) -> Shard:
-    if number == MOST_SHARDS:
+    if number == MAX_SHARDS:
         raise HierspecError(
-            f"{target} would have more than {MOST_SHARDS} shards of {catalogue.shard_tokens} tokens: "
+            f"{target} would have more than {MAX_SHARDS} shards of {catalogue.shard_tokens} tokens: "
             "remove it and build it with larger shards."
         )
-    order = sorted_places(tokens, catalogue.vocabulary, catalogue.depth, progress)
+    order = sorted_positions(tokens, catalogue.vocabulary, catalogue.depth, progress)
     tokens_path, order_path = shard_paths(target, number)
     return Shard(
         tokens.size,
         order.size,
         _write(tokens_path, tokens),
         _write(order_path, order),
-        following.file,
-        following.number,
+        next_piece.file,
+        next_piece.number,
     )
 
 
 def _write(path: Path, content: np.ndarray) -> str:
-    """Returns the checksum of what is now in the file."""
-    data = content.data.cast("B") if content.size else b""  # nothing has no view of bytes
+    """Writes an array and returns its checksum."""
+    data = content.data.cast("B") if content.size else b""  # an empty array cannot be cast
     with whole_file(path) as temporary, temporary.open("wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())  # after a power cut the catalogue must not name what is not there
+        os.fsync(file.fileno())  # the catalogue must not name a shard that a power cut could lose
     return hashlib.sha256(data).hexdigest()
 
 
-def sorted_places(tokens: np.ndarray, vocabulary: int, depth: int, progress: Progress = silent) -> np.ndarray:
-    """The places with a token on either side, sorted by the `depth` tokens before them, the nearest first.
+def sorted_positions(tokens: np.ndarray, vocabulary: int, depth: int, progress: Progress = silent) -> np.ndarray:
+    """The positions with a token on either side, sorted by the `depth` tokens before them, nearest first.
 
-    Ids from `vocabulary` on are separators and sort last; ties stay in the order of the text. What stands before a
-    separator counts too, which no search notices. It is done in stable passes, one token each, the farthest first.
+    A radix sort: one stable pass per token, farthest first. Ids from `vocabulary` on are separators and sort last; ties
+    stay in text order. Tokens before a separator count too, which makes no difference to a search.
     """
     inside = tokens < vocabulary
     order = np.flatnonzero(inside[1:] & inside[:-1]).astype(np.uint32)
@@ -167,17 +167,17 @@ def sorted_places(tokens: np.ndarray, vocabulary: int, depth: int, progress: Pro
 
 
 @compiled
-def _rank(tokens: np.ndarray, place: int, vocabulary: int) -> int:
-    return min(signed(tokens, place), vocabulary) if place >= 0 else vocabulary
+def _rank(tokens: np.ndarray, position: int, vocabulary: int) -> int:
+    return min(signed(tokens, position), vocabulary) if position >= 0 else vocabulary
 
 
 @compiled
 def _counting_pass(tokens: np.ndarray, order: np.ndarray, target: np.ndarray, back: int, vocabulary: int) -> None:
-    """Sorts `order` into `target` by the token that stands `back` before each place."""
+    """Sorts `order` into `target` by the token `back` positions before each entry."""
     starts = np.zeros(vocabulary + 2, np.int64)
-    for place in range(1, tokens.size):  # counting in the order of the text comes to the same and is faster
-        if tokens[place] < vocabulary and tokens[place - 1] < vocabulary:
-            starts[_rank(tokens, place - back, vocabulary) + 1] += 1
+    for position in range(1, tokens.size):  # text order gives the same counts as `order`, and is faster
+        if tokens[position] < vocabulary and tokens[position - 1] < vocabulary:
+            starts[_rank(tokens, position - back, vocabulary) + 1] += 1
     for rank in range(vocabulary + 1):
         starts[rank + 1] += starts[rank]
     for entry in range(order.size):
@@ -186,14 +186,15 @@ def _counting_pass(tokens: np.ndarray, order: np.ndarray, target: np.ndarray, ba
         starts[rank] += 1
 
 
-def _plain_pass(tokens: np.ndarray, order: np.ndarray, target: np.ndarray, back: int, vocabulary: int) -> None:
-    """The same with numpy alone."""
-    at = order.astype(np.int64) - back
-    ranks = np.where(at >= 0, np.minimum(tokens[np.maximum(at, 0)], vocabulary), vocabulary).astype(np.uint32)
+def _numpy_pass(tokens: np.ndarray, order: np.ndarray, target: np.ndarray, back: int, vocabulary: int) -> None:
+    """`_counting_pass` with numpy alone."""
+    positions = order.astype(np.int64) - back
+    inside = np.minimum(tokens[np.maximum(positions, 0)], vocabulary)
+    ranks = np.where(positions >= 0, inside, vocabulary).astype(np.uint32)
     target[:] = order
-    for half in (0, 16):  # numpy sorts numbers of 16 bits by counting, wider ones by comparing
-        by_half = np.argsort((ranks >> half).astype(np.uint16), kind="stable")
-        ranks, target[:] = ranks[by_half], target[by_half]
+    for shift in (0, 16):  # numpy has a radix sort for 16 bits, and compares wider numbers
+        permutation = np.argsort((ranks >> shift).astype(np.uint16), kind="stable")
+        ranks, target[:] = ranks[permutation], target[permutation]
 
 
-_pass = _plain_pass if njit is None else _counting_pass
+_pass = _numpy_pass if njit is None else _counting_pass

@@ -1,4 +1,4 @@
-"""Text out of files for a corpus: .txt, .jsonl (both also .gz) and .parquet, as a stream of pieces."""
+"""Reads text from .txt, .jsonl (both also .gz) and .parquet files as a stream of pieces."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from typing import Any
 from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress
 
-# Where text stands in records: what lies under these keys is followed through lists and objects, the rest is not read.
-KEYS = (
-    "text", "content", "value", "prompt", "question", "instruction", "input", "context", "completion", "answer",
-    "response", "output", "solution", "canonical_solution", "messages", "conversations", "conversation", "turns",
-    "data",
-)  # fmt: skip
+# Keys of a record that hold text, directly or in lists and objects below; other keys are not read.
+_TEXT_KEYS = ("text", "content", "value", "data")
+_PROMPT_KEYS = ("prompt", "question", "instruction", "input", "context")
+_ANSWER_KEYS = ("completion", "answer", "response", "output", "solution", "canonical_solution")
+_CHAT_KEYS = ("messages", "conversations", "conversation", "turns")
+KEYS = _TEXT_KEYS + _PROMPT_KEYS + _ANSWER_KEYS + _CHAT_KEYS
+
 _KINDS = (".txt", ".jsonl", ".parquet")
-_PIECE = 1 << 14  # characters; a longer text is cut, so that a batch keeps all cores busy
+_PIECE = 1 << 14  # characters; longer texts are split, so that a batch keeps all cores busy
 _BATCH = 1 << 20  # characters encoded at a time
-_BLOCK = 1 << 22
+_BLOCK = 1 << 22  # bytes read at a time
 
 
 @dataclass(frozen=True)
 class Input:
-    """A file, as it was when the build began."""
+    """A file, as it was when the build started."""
 
     path: Path
     kind: str
@@ -42,16 +43,16 @@ class Input:
 
 @dataclass(frozen=True)
 class Piece:
-    """A text, or as much of one as is encoded at once."""
+    """A text, or the part of one that is encoded at once."""
 
     text: str
     file: int
-    number: int  # pieces of the file before it
+    number: int  # in the file
     bytes_done: int  # of all files
 
 
 def identify(paths: Sequence[Path], progress: Progress) -> list[Input]:
-    """Reads all files once, so that a build that goes on later can tell whether they are still the same."""
+    """Hashes all files, so that a resumed build can tell whether they have changed."""
     kinds = [_kind(path) for path in paths]
     total, done = sum(path.stat().st_size for path in paths), 0
     inputs = []
@@ -66,13 +67,13 @@ def identify(paths: Sequence[Path], progress: Progress) -> list[Input]:
     return inputs
 
 
-def batches(inputs: Sequence[Input], file: int, piece: int) -> Iterator[list[Piece]]:
-    """All pieces from the given place on, as many at a time as are worth encoding together."""
+def batches(inputs: Sequence[Input], first_file: int, first_piece: int) -> Iterator[list[Piece]]:
+    """All pieces from the given one on, in batches of about a million characters."""
     batch: list[Piece] = []
     size = 0
-    for found in _pieces(inputs, file, piece):
-        batch.append(found)
-        size += len(found.text)
+    for piece in _pieces(inputs, first_file, first_piece):
+        batch.append(piece)
+        size += len(piece.text)
         if size >= _BATCH:
             yield batch
             batch, size = [], 0
@@ -80,46 +81,49 @@ def batches(inputs: Sequence[Input], file: int, piece: int) -> Iterator[list[Pie
         yield batch
 
 
-def _pieces(inputs: Sequence[Input], file: int, piece: int) -> Iterator[Piece]:
-    for number in range(file, len(inputs)):
-        this, before = inputs[number], sum(earlier.bytes for earlier in inputs[:number])
-        for place, (text, done) in enumerate(_texts(this)):
-            if done > this.bytes:
-                break  # it grows, perhaps as fast as it is read
-            if number > file or place >= piece:
-                yield Piece(text, number, place, before + done)
-        state = this.path.stat()
-        if (state.st_size, state.st_mtime_ns) != (this.bytes, this.modified):
-            raise HierspecError(f"{this.path} was changed during the build: remove the corpus and build it again.")
+def _pieces(inputs: Sequence[Input], first_file: int, first_piece: int) -> Iterator[Piece]:
+    for file in range(first_file, len(inputs)):
+        source, bytes_before = inputs[file], sum(earlier.bytes for earlier in inputs[:file])
+        for number, (text, bytes_read) in enumerate(_texts(source)):
+            if bytes_read > source.bytes:
+                break  # the file is growing, perhaps as fast as it is read
+            if file > first_file or number >= first_piece:
+                yield Piece(text, file, number, bytes_before + bytes_read)
+        state = source.path.stat()
+        if (state.st_size, state.st_mtime_ns) != (source.bytes, source.modified):
+            raise HierspecError(f"{source.path} was changed during the build: remove the corpus and build it again.")
 
 
 def _kind(path: Path) -> str:
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind not in _KINDS or path.name.endswith(".parquet.gz"):
-        raise HierspecError(f"{path} is of no kind that can be read: give .txt, .jsonl (also .gz) or .parquet files.")
+        raise HierspecError(f"{path} is not a supported file type: give .txt, .jsonl (also .gz) or .parquet files.")
     if not path.is_file():
         raise HierspecError(f"There is no file {path}: check its name.")
     return kind
 
 
-def _texts(this: Input) -> Iterator[tuple[str, int]]:
-    """The pieces of a file, each with how many bytes of the file have been read by then."""
+def _texts(source: Input) -> Iterator[tuple[str, int]]:
+    """The pieces of a file, each with the number of bytes of the file read so far."""
     try:
-        if this.kind == ".parquet":
-            yield from _parquet_texts(this)
+        if source.kind == ".parquet":
+            yield from _parquet_texts(source)
             return
         with ExitStack() as stack:
-            raw = stack.enter_context(this.path.open("rb"))
-            packed = this.path.suffix == ".gz"
-            unpacked: Any = stack.enter_context(gzip.GzipFile(fileobj=raw)) if packed else raw
-            lines = stack.enter_context(io.TextIOWrapper(unpacked, encoding="utf-8-sig"))
-            whole = this.kind == ".txt"
-            for text in _cut(iter(lambda: lines.read(_PIECE), "")) if whole else _record_texts(this.path, lines):
+            raw = stack.enter_context(source.path.open("rb"))
+            gzipped = source.path.suffix == ".gz"
+            binary: Any = stack.enter_context(gzip.GzipFile(fileobj=raw)) if gzipped else raw
+            lines = stack.enter_context(io.TextIOWrapper(binary, encoding="utf-8-sig"))
+            if source.kind == ".txt":
+                texts = _split(iter(lambda: lines.read(_PIECE), ""))
+            else:
+                texts = _record_texts(source.path, lines)
+            for text in texts:
                 yield text, raw.tell()
     except UnicodeDecodeError as error:
-        raise HierspecError(f"{this.path} is not UTF-8 text ({error.reason}): convert it first.") from error
+        raise HierspecError(f"{source.path} is not UTF-8 text ({error.reason}): convert it first.") from error
     except (EOFError, zlib.error, OSError) as error:
-        raise HierspecError(f"{this.path} cannot be read ({error}): check the file and build again.") from error
+        raise HierspecError(f"{source.path} cannot be read ({error}): check the file and build again.") from error
 
 
 def _record_texts(path: Path, lines: Iterable[str]) -> Iterator[str]:
@@ -131,32 +135,32 @@ def _record_texts(path: Path, lines: Iterable[str]) -> Iterator[str]:
         except (ValueError, RecursionError) as error:
             raise HierspecError(f"Line {number} of {path} is not JSON ({error}): repair or remove it.") from error
         for text in _strings(record):
-            yield from _cut([text])
+            yield from _split([text])
 
 
-def _parquet_texts(this: Input) -> Iterator[tuple[str, int]]:
+def _parquet_texts(source: Input) -> Iterator[tuple[str, int]]:
     try:
         arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise HierspecError("Reading Parquet files needs pyarrow; install it with: pip install pyarrow") from error
     try:
-        with parquet.ParquetFile(this.path) as file:
+        with parquet.ParquetFile(source.path) as file:
             columns = [name for name in file.schema_arrow.names if name in KEYS]
-            rows, done = max(1, file.metadata.num_rows), 0
+            rows, rows_read = max(1, file.metadata.num_rows), 0
             for batch in file.iter_batches(batch_size=256, columns=columns) if columns else ():
-                done += batch.num_rows
+                rows_read += batch.num_rows
                 for record in batch.to_pylist():
                     for text in _strings(record):
-                        for piece in _cut([text]):
-                            yield piece, this.bytes * done // rows
+                        for piece in _split([text]):
+                            yield piece, source.bytes * rows_read // rows
     except arrow.ArrowException as error:
-        raise HierspecError(f"{this.path} cannot be read as Parquet ({error}): fetch it again.") from error
+        raise HierspecError(f"{source.path} cannot be read as Parquet ({error}): fetch it again.") from error
 
 
 def _strings(record: Any) -> Iterator[str]:
-    """Every string that stands under one of `KEYS`, or in a list there."""
+    """Every string under one of `KEYS`, or in a list there."""
     if isinstance(record, str):
-        # JSON can spell halves of characters, which no tokenizer takes.
+        # JSON can hold lone surrogates, which tokenizers refuse.
         yield record if record.isascii() else record.encode("utf-8", "replace").decode("utf-8")
     elif isinstance(record, list):
         for item in record:
@@ -167,16 +171,16 @@ def _strings(record: Any) -> Iterator[str]:
                 yield from _strings(value)
 
 
-def _cut(chunks: Iterable[str]) -> Iterator[str]:
-    """One text in pieces of at most `_PIECE` characters, cut after a blank line, else a line, else a space."""
+def _split(chunks: Iterable[str]) -> Iterator[str]:
+    """Splits one text into pieces of at most `_PIECE` characters, after a blank line, else a line, else a space."""
     rest = ""
     for chunk in chunks:
         rest += chunk
         start = 0
         while len(rest) - start > _PIECE:
             middle, last = start + _PIECE // 2, start + _PIECE
-            found = (rest.rfind(mark, middle, last) + len(mark) for mark in ("\n\n", "\n", " "))
-            end = next((end for end in found if end > middle), last)
+            ends = (rest.rfind(mark, middle, last) + len(mark) for mark in ("\n\n", "\n", " "))
+            end = next((end for end in ends if end > middle), last)
             yield rest[start:end]
             start = end
         rest = rest[start:]

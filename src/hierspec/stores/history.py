@@ -1,4 +1,4 @@
-"""Guesses from what this model wrote before: finished requests, by namespace, within a limit of bytes."""
+"""Drafts from earlier answers of this model: finished requests, by namespace, within a limit of bytes."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from weakref import WeakSet
 import numpy as np
 
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Store
+from hierspec.core.interfaces import Store
 from hierspec.core.proposal import Proposal
 from hierspec.stores.archive import LEAST_LIMIT, Archive
 from hierspec.stores.rings import Ring, Rings
-from hierspec.stores.tree import grow_after
+from hierspec.stores.tree import draft_from_index
 
-SHARED = "shared"  # the namespace that others may see; requests only read it, `add` alone writes it
+SHARED = "shared"  # the namespace that all may read; requests never write it, only `add` does
 
-_PLACES = 32  # places that a guess is made from
-PROMPT_TAIL = 8  # tokens of the prompt that go before the output, so that the output's beginning can be found
-_SHORTEST = 8  # tokens of output; less teaches nothing that is worth a place
-_BATCH = 64  # documents that are written to the file in one go, fewer if it is small,
-_BATCH_SECONDS = 5.0  # or what there is after this time
+_MAX_MATCHES = 32  # that a draft is made from
+PROMPT_TAIL = 8  # tokens of the prompt stored before the output, so that the first output tokens can be matched
+_MIN_OUTPUT = 8  # tokens; shorter answers are not worth their space
+_BATCH = 64  # documents written to the file at once, fewer if the limit is small,
+_BATCH_SECONDS = 5.0  # or whatever there is after this time
 
 
 class HistoryStore(Store):
-    """What was written, in memory as `Rings` and, where there is a path, on the disk as an `Archive`.
+    """Earlier answers, in memory as `Rings` and, where a path is given, on disk as an `Archive`.
 
-    The limit holds for the memory and, separately, for the files. Namespaces that memory has no room for stay in the
-    file; one is read from it when its first request begins. After it has been opened, no trouble with the file makes a
-    request fail: `info` tells of it. May be used from several threads.
+    The limit applies to memory and, separately, to the files. A namespace is read from the file when its first request
+    begins; those that do not fit into memory stay in the file. Once the store is open, an error of the file does not
+    make a request fail: `info` reports it. Thread-safe.
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class HistoryStore(Store):
         shared: bool = False,
     ) -> None:
         if limit < LEAST_LIMIT:
-            raise HierspecError(f"A history within {limit} bytes is of no use: allow at least {LEAST_LIMIT}.")
+            raise HierspecError(f"A history of {limit} bytes is too small: allow at least {LEAST_LIMIT}.")
         self.name, self.path, self.limit, self.shared = name, path, limit, shared
-        # The rest of the limit is for unsaved documents, and for a copy of the text while a ring grows.
+        # An eighth of the limit is for unsaved documents, and for a copy of the text while a ring grows.
         self._rings = Rings(limit - limit // 8, SHARED)
         self._archive = Archive(path, limit, vocabulary_hash, SHARED) if path is not None else None
-        self._longest = limit // 256  # tokens of one document; longer ones are cut into pieces
-        self._batch = min(_BATCH, limit >> 16)
+        self._max_document = limit // 256  # tokens; longer documents are split
+        self._batch_size = min(_BATCH, limit >> 16)
         self._pending: list[tuple[str, bytes]] = []  # not in the file yet
-        self._saving: list[tuple[str, bytes]] = []  # being written to it
-        self._flushed = time.monotonic()
-        self._trouble = ""
+        self._saving: list[tuple[str, bytes]] = []  # being written
+        self._last_flush = time.monotonic()
+        self._last_error = ""
         self._views: WeakSet[HistoryView] = WeakSet()
-        # Taken in this order. Only `_disk` is held while a batch is written, so that other threads can guess meanwhile.
-        self._disk, self._lock = threading.RLock(), threading.RLock()
+        # Acquired in this order. While a batch is written only `_disk_lock` is held, so that other threads can draft.
+        self._disk_lock, self._lock = threading.RLock(), threading.RLock()
 
     def begin(self, prompt: np.ndarray, namespace: str = "") -> HistoryView:
         """The history as one request of this namespace sees it."""
@@ -78,46 +78,46 @@ class HistoryStore(Store):
                 ring = self._rings.get(name)
                 if ring is None:
                     continue
-                found = grow_after(ring.index, context, budget, budget, self.name, _PLACES)
-                # The better reason comes first; of equals the request's own namespace.
-                first = found.evidence[:1] > best.evidence[:1]
-                best = found.merge(best, budget) if first else best.merge(found, budget)
+                draft = draft_from_index(ring.index, context, budget, budget, self.name, _MAX_MATCHES)
+                # Better evidence comes first; on a tie, the request's namespace before the shared one.
+                better = draft.evidence[:1] > best.evidence[:1]
+                best = draft.merge(best, budget) if better else best.merge(draft, budget)
         return best
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Nothing: requests learn through what `begin` returns, whole documents come through `add`."""
+        """Does nothing: requests learn through the view that `begin` returns, whole documents are added by `add`."""
 
     def add(self, tokens: Sequence[int] | np.ndarray, namespace: str = "") -> None:
-        """One document. A copy of a recent one of the same namespace is not kept twice."""
+        """Adds a document, unless it equals a recent one of the same namespace."""
         document = np.array(tokens, "<i4")
         if len(document) and int(document.min()) < 0:
             raise ValueError("a document holds a negative token id")
-        # Pieces overlap, so that the beginning of each can be found.
-        for start in range(0, max(1, len(document) - PROMPT_TAIL), self._longest - PROMPT_TAIL):
-            self._add(document[start : start + self._longest].tobytes(), namespace)
+        # Pieces overlap, so that the first tokens of each can be matched.
+        for start in range(0, max(1, len(document) - PROMPT_TAIL), self._max_document - PROMPT_TAIL):
+            self._add(document[start : start + self._max_document].tobytes(), namespace)
         if self._is_due():
             try:
                 self.flush()
             except HierspecError as error:  # the next batch tries again
-                self._trouble = str(error)
+                self._last_error = str(error)
 
     def documents(self, namespace: str) -> Iterator[np.ndarray]:
-        """What the file holds of a namespace, oldest first; nothing without a file."""
+        """A namespace's documents in the file, oldest first; none without a file."""
         if self._archive is not None:
             for document in self._archive.read(namespace):
                 yield np.frombuffer(document, "<i4")
 
     def flush(self) -> None:
-        """Writes to the file what is not in it yet."""
-        with self._disk:
+        """Writes unsaved documents to the file."""
+        with self._disk_lock:
             with self._lock:
                 if self._archive is None:
                     return
                 archive, batch = self._archive, self._pending
-                self._pending, self._saving, self._flushed = [], batch, time.monotonic()
+                self._pending, self._saving, self._last_flush = [], batch, time.monotonic()
             try:
                 archive.write(batch)
-                self._trouble = ""
+                self._last_error = ""
             except HierspecError:
                 with self._lock:
                     self._pending = _newest(batch + self._pending, self.limit // 32)
@@ -127,11 +127,11 @@ class HistoryStore(Store):
                     self._saving = []
 
     def drop(self, namespace: str | None = None) -> None:
-        """Forgets all documents of one namespace, or of all. What is running there now is not learnt either."""
-        with self._disk, self._lock:
+        """Deletes the documents of one namespace, or of all. Requests that run there now are not learnt either."""
+        with self._disk_lock, self._lock:
             if self._archive is not None:
                 self._archive.drop(namespace)
-            self._pending = [kept for kept in self._pending if namespace not in (None, kept[0])]
+            self._pending = [unsaved for unsaved in self._pending if namespace not in (None, unsaved[0])]
             for name in [name for name, _ in self._rings if namespace in (None, name)]:
                 self._rings.remove(name)
             for view in self._views:
@@ -139,36 +139,33 @@ class HistoryStore(Store):
                     view.forget()
 
     def info(self) -> dict[str, Any]:
-        """What is held: in the file where there is one, else in memory. `bytes` are always those of memory."""
+        """Counts: of the file where there is one, else of memory. `bytes` is always memory."""
         with self._lock:
-            unsaved = sum(len(document) for _, document in self._pending)
+            unsaved_bytes = sum(len(document) for _, document in self._pending)
             if self._archive is None:
-                rings = [ring.held() for _, ring in self._rings]
-                documents, tokens, namespaces = (
-                    sum(held[0] for held in rings),
-                    sum(held[1] for held in rings),
-                    len(rings),
-                )
+                counts = [ring.counts() for _, ring in self._rings]
+                namespaces = len(counts)
+                documents, tokens = sum(count[0] for count in counts), sum(count[1] for count in counts)
             else:
-                held = self._archive.held()
-                new = {name for name, _ in self._pending if not self._archive.held(name).documents}
-                namespaces = held.namespaces + len(new)
-                documents, tokens = held.documents + len(self._pending), (held.bytes + unsaved) // 4
+                usage = self._archive.usage()
+                new = {name for name, _ in self._pending if not self._archive.usage(name).documents}
+                namespaces = usage.namespaces + len(new)
+                documents, tokens = usage.documents + len(self._pending), (usage.bytes + unsaved_bytes) // 4
             return {
                 "documents": documents,
                 "tokens": tokens,
                 "namespaces": namespaces,
-                "bytes": self._rings.memory + unsaved,
+                "bytes": self._rings.memory + unsaved_bytes,
                 "limit": self.limit,
                 "path": None if self.path is None else str(self.path),
                 "file_bytes": 0 if self._archive is None else self._archive.file_bytes(),
                 "unsaved": len(self._pending),
-                "trouble": self._trouble,
+                "trouble": self._last_error,
             }
 
     def close(self) -> None:
-        """Writes what is not in the file yet and closes it. What is learnt afterwards is kept in memory only."""
-        with self._disk:
+        """Writes unsaved documents and closes the file. What is learnt afterwards stays in memory."""
+        with self._disk_lock:
             try:
                 self.flush()
             finally:
@@ -181,7 +178,7 @@ class HistoryStore(Store):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 
@@ -197,45 +194,45 @@ class HistoryStore(Store):
                 self._pending.append((namespace, document))
 
     def _ring(self, namespace: str) -> Ring | None:
-        """The namespace's text, from the file if need be; None if there is none. Called with the lock held."""
+        """The namespace's ring, read from the file if it is not in memory; None if there is none. Needs the lock."""
         ring = self._rings.use(namespace)
         if ring is not None or self._archive is None:
             return ring
         unsaved = [document for name, document in self._saving + self._pending if name == namespace]
         try:
-            held = self._archive.held(namespace)
-            if not held.documents and not unsaved:
+            saved = self._archive.usage(namespace)
+            if not saved.documents and not unsaved:
                 return None
-            # A separator a document.
-            tokens = held.bytes // 4 + held.documents + sum(len(document) // 4 + 1 for document in unsaved)
+            # Every document is followed by a separator.
+            tokens = saved.bytes // 4 + saved.documents + sum(len(document) // 4 + 1 for document in unsaved)
             ring = self._rings.make(namespace, tokens)
             ring.fill(self._archive.read(namespace, 4 * ring.index.capacity))
         except HierspecError as error:
-            self._trouble = str(error)
+            self._last_error = str(error)
         if ring is not None:
             ring.fill(unsaved)
         return ring
 
     def _is_due(self) -> bool:
         with self._lock:
-            late = time.monotonic() - self._flushed > _BATCH_SECONDS
+            late = time.monotonic() - self._last_flush > _BATCH_SECONDS
             size = sum(len(document) for _, document in self._pending)
-            full = len(self._pending) >= self._batch or size >= self.limit // 64
-            return bool(size) and (late or (full and not self._trouble))
+            full = len(self._pending) >= self._batch_size or size >= self.limit // 64
+            return bool(size) and (late or (full and not self._last_error))
 
 
 class HistoryView(Store):
-    """The history for one request: guesses from its namespace, and adds what it wrote when it ends."""
+    """The history for one request: drafts from its namespace, and adds its output when it ends."""
 
     def __init__(self, store: HistoryStore, prompt: np.ndarray, namespace: str) -> None:
         self.name, self.namespace = store.name, namespace
         self._store: HistoryStore | None = store
         self._tokens = array("i", prompt[-PROMPT_TAIL:].tolist())
-        self._before = len(self._tokens)  # tokens that are not the request's own
+        self._prompt_tokens = len(self._tokens)
         self._learns = namespace != SHARED
 
     def begin(self, prompt: np.ndarray, namespace: str = "") -> HistoryView:
-        raise HierspecError("A request's view of the history cannot begin another request: begin it from the store.")
+        raise HierspecError("A request's view of the history cannot begin another request: use the store's begin().")
 
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
         return self._store.propose(context, budget, self.namespace) if self._store is not None else Proposal()
@@ -245,21 +242,21 @@ class HistoryView(Store):
             self._tokens.extend(tokens)
 
     def forget(self) -> None:
-        """This request is not to be learnt."""
+        """Stops learning this request, and drops what was learnt."""
         self._learns = False
         self._tokens = array("i")
 
     def end(self) -> None:
-        """Hands over what was written, also by a request that was cancelled. Only the first call counts."""
+        """Adds the output to the history, also of a cancelled request. Only the first call counts."""
         store, self._store = self._store, None
-        if store is not None and self._learns and len(self._tokens) - self._before >= _SHORTEST:
+        if store is not None and self._learns and len(self._tokens) - self._prompt_tokens >= _MIN_OUTPUT:
             store.add(np.frombuffer(self._tokens, np.int32), self.namespace)
 
 
-def _newest(documents: list[tuple[str, bytes]], most: int) -> list[tuple[str, bytes]]:
-    """As many of the newest as fit into `most` bytes."""
-    kept, size = len(documents), 0
-    while kept and size + len(documents[kept - 1][1]) <= most:
-        kept -= 1
-        size += len(documents[kept][1])
-    return documents[kept:]
+def _newest(documents: list[tuple[str, bytes]], max_bytes: int) -> list[tuple[str, bytes]]:
+    """As many of the newest as fit into `max_bytes`."""
+    first, size = len(documents), 0
+    while first and size + len(documents[first - 1][1]) <= max_bytes:
+        first -= 1
+        size += len(documents[first][1])
+    return documents[first:]

@@ -1,15 +1,15 @@
-"""Lookahead decoding (Fu et al., arXiv 2402.02057) as a store: the model guesses its own n-grams while it verifies.
+"""Lookahead decoding (Fu et al., arXiv 2402.02057) as a store: the model drafts its own n-grams while it verifies.
 
-A window of columns stands after the text. Column i holds guesses for the positions from i on; its first token is on the
-spine, the path to all further columns, and the others hang below it (column 0 begins with the text's own last token):
+A window of columns follows the text. Column i drafts the positions from i on: its first token is on the spine, the path
+to all further columns, and the others hang below it (column 0 starts with the last token of the text):
 
     last token - spine 1 - spine 2 - ...
         |           |         |
-      level 1    level 1   level 1       each pass writes the level below: what the model says after every column
+      level 1    level 1   level 1       each pass adds the level below: the model's pick after every column
       level 2    level 2   level 2
 
-A full column and what the model says after it are an n-gram for the pool. Then the spine goes, level 1 becomes the
-spine one position on, and the new level is the last. Candidates are the pool's n-grams that begin with the last token.
+A full column and the pick after it are an n-gram for the pool. Then the spine is dropped, level 1 becomes the spine one
+position further, and the picks are the last level. The pool's n-grams that start with the last token are candidates.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hierspec.core.hierarchy import Store
+from hierspec.core.interfaces import Store
 from hierspec.core.proposal import Proposal
 
-WINDOW_EVIDENCE = 40  # of nodes that are there to be continued, not because they are likely; candidates: 1, 2, ...
+WINDOW_EVIDENCE = 40  # of window nodes, which are not expected to be accepted; candidates have 1, 2, ...
 
 
 class LookaheadStore(Store):
-    """One request's window and pool. The window is proposed whole or, where the budget is too small, not at all."""
+    """One request's window and pool. The window is proposed whole or, if the budget is too small, not at all."""
 
     name = "lookahead"
 
@@ -34,42 +34,43 @@ class LookaheadStore(Store):
             raise ValueError("lookahead needs a column, n-grams of at least 2 tokens and a candidate")
         self.columns = columns
         self.size = size  # tokens of an n-gram
-        self.candidates = candidates  # n-grams kept for a first token
-        self._pool: dict[int, list[tuple[int, ...]]] = {}  # first token -> what follows, least recently seen first
-        self._ending: list[int] = []  # the last tokens learnt
-        self._last = -1  # the token that column 0 begins with
-        # Every pass moves the window on by a column, so it starts with one more for each level that is still missing.
+        self.candidates = candidates  # n-grams per first token
+        # First token -> the rest of its n-grams, least recently seen first.
+        self._pool: dict[int, list[tuple[int, ...]]] = {}
+        self._tail: list[int] = []  # the last tokens learnt
+        self._last = -1  # the token that column 0 starts with
+        # Every pass drops a column, so the window starts with one more for each missing level.
         self._spine: list[int] = []
         self._levels: list[list[int]] = []
 
     def begin(self, prompt: np.ndarray, namespace: str = "") -> LookaheadStore:
-        fresh = LookaheadStore(self.columns, self.size, self.candidates)
-        fresh.learn(prompt.tolist())
-        # Any tokens will do; those of the prompt are nearer than others. The same prompt starts the same window.
-        scattered = [(place * 0x9E3779B1 >> 8) % len(prompt) for place in range(1, self.columns + self.size - 2)]
-        fresh._spine = prompt[scattered].tolist()
-        return fresh
+        store = LookaheadStore(self.columns, self.size, self.candidates)
+        store.learn(prompt.tolist())
+        # Any tokens will do; the prompt's are more probable than others. The same prompt starts the same window.
+        positions = [(i * 0x9E3779B1 >> 8) % len(prompt) for i in range(1, self.columns + self.size - 2)]
+        store._spine = prompt[positions].tolist()
+        return store
 
     def learn(self, tokens: Sequence[int]) -> None:
-        text = self._ending + [int(token) for token in tokens]
+        text = self._tail + [int(token) for token in tokens]
         for start in range(len(text) - self.size + 1):
-            self._remember(text[start], tuple(text[start + 1 : start + self.size]))
-        self._ending = text[max(0, len(text) - self.size + 1) :]
+            self._add_to_pool(text[start], tuple(text[start + 1 : start + self.size]))
+        self._tail = text[max(0, len(text) - self.size + 1) :]
 
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
         tree = _Tree(budget)
         self._last = int(context[-1])
-        for rank, gram in enumerate(reversed(self._pool.get(self._last, ()))):
-            tree.add(gram, rank + 1)
-        before = len(tree.tokens)
+        for rank, rest in enumerate(reversed(self._pool.get(self._last, ()))):
+            tree.add(rest, rank + 1)
+        candidate_nodes = len(tree.tokens)
         for path in self._paths():
             if not tree.add(path, WINDOW_EVIDENCE):
-                tree.cut(before)
+                tree.truncate(candidate_nodes)
                 break
         return tree.proposal(self.name)
 
     def observe(self, proposal: Proposal, picks: np.ndarray) -> None:
-        """The next level of the window, where all of it was among the nodes: others may have been cut or added."""
+        """Adds a level to the window, if all of the window was verified; other nodes do not matter."""
         nodes = {
             key: node for node, key in reversed(list(enumerate(zip(proposal.parents, proposal.tokens, strict=True))))
         }
@@ -77,10 +78,10 @@ class LookaheadStore(Store):
         for path in self._paths():
             node = -1
             for token in path:
-                found = nodes.get((node, token))
-                if found is None:
+                child = nodes.get((node, token))
+                if child is None:
                     return
-                node = found
+                node = child
             level.append(int(picks[node + 1]))
         self._advance(level)
 
@@ -90,30 +91,30 @@ class LookaheadStore(Store):
             self._spine[:column] + [level[column] for level in self._levels] for column in range(len(self._spine) + 1)
         ]
 
-    def _advance(self, new: list[int]) -> None:
-        """The window one pass later, given what the model writes after each column."""
+    def _advance(self, picks: list[int]) -> None:
+        """Moves the window by one pass, given the model's pick after each column."""
         if not self._spine and not self._levels and self.columns > 1:
-            return  # no request has begun
-        if len(self._levels) < self.size - 2:  # still filling: the text went on, so the first column goes
+            return  # begin() was not called
+        if len(self._levels) < self.size - 2:  # still filling: the text has grown, so the first column is dropped
             self._spine = self._spine[1:]
-            self._levels = [level[1:] for level in [*self._levels, new]]
+            self._levels = [level[1:] for level in [*self._levels, picks]]
             return
         for column, first in enumerate([self._last, *self._spine]):
-            self._remember(first, (*(level[column] for level in self._levels), new[column]))
-        levels = [*self._levels, new]
+            self._add_to_pool(first, (*(level[column] for level in self._levels), picks[column]))
+        levels = [*self._levels, picks]
         self._spine, self._levels = levels[0][1:], levels[1:]
 
-    def _remember(self, first: int, gram: tuple[int, ...]) -> None:
-        grams = self._pool.setdefault(first, [])
-        if gram in grams:
-            grams.remove(gram)
-        elif len(grams) == self.candidates:
-            del grams[0]
-        grams.append(gram)
+    def _add_to_pool(self, first: int, rest: tuple[int, ...]) -> None:
+        ngrams = self._pool.setdefault(first, [])
+        if rest in ngrams:
+            ngrams.remove(rest)
+        elif len(ngrams) == self.candidates:
+            del ngrams[0]
+        ngrams.append(rest)
 
 
 class _Tree:
-    """Paths joined where they begin alike, up to a number of nodes."""
+    """A trie of paths, up to a number of nodes."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -123,22 +124,22 @@ class _Tree:
         self._nodes: dict[tuple[int, int], int] = {}
 
     def add(self, path: Sequence[int], evidence: int) -> bool:
-        """As much of the path as there is room for; was it all?"""
+        """Adds as much of the path as fits; returns whether all of it did."""
         node = -1
         for token in path:
-            found = self._nodes.get((node, token))
-            if found is None:
+            child = self._nodes.get((node, token))
+            if child is None:
                 if len(self.tokens) >= self.budget:
                     return False
-                found = self._nodes[node, token] = len(self.tokens)
+                child = self._nodes[node, token] = len(self.tokens)
                 self.tokens.append(token)
                 self._parents.append(node)
                 self._evidence.append(evidence)
-            node = found
+            node = child
         return True
 
-    def cut(self, size: int) -> None:
-        """Back to the first `size` nodes; nothing is added afterwards."""
+    def truncate(self, size: int) -> None:
+        """Keeps the first `size` nodes; nothing may be added afterwards."""
         del self.tokens[size:], self._parents[size:], self._evidence[size:]
 
     def proposal(self, source: str) -> Proposal:

@@ -1,4 +1,4 @@
-"""Texts of many namespaces in memory, each in an indexed ring of its own, all of them within one limit of bytes."""
+"""The history in memory: one indexed ring of tokens per namespace, all of them within one limit of bytes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from hierspec.stores.archive import ACTIVE
-from hierspec.stores.chains import SEPARATOR, ChainIndex
+from hierspec.stores.ngram_index import SEPARATOR, NgramIndex
 
-_LENGTHS = (2, 4, 8)  # of runs that are indexed; one token alone says next to nothing in a long history
+_NGRAM_LENGTHS = (2, 4, 8)  # a match of one token says next to nothing in a long history
 _RECENT = 32  # documents of a namespace that a new one is compared with
-_SMALLEST = 256  # tokens of a ring
-_OVERHEAD = 3072  # bytes of a ring besides its index, on the safe side
-_CHUNK = 1 << 16  # bytes that go into an index at once
-_BETWEEN = np.array([SEPARATOR], "<i4").tobytes()
+_MIN_CAPACITY = 256  # tokens of a ring
+_OVERHEAD = 3072  # bytes of a ring besides its index, an upper bound
+_CHUNK = 1 << 16  # bytes indexed at once
+_SEPARATOR_BYTES = np.array([SEPARATOR], "<i4").tobytes()
 
 
 class Ring:
-    """The newest documents of one namespace. A document is int32 tokens as bytes, lowest byte first."""
+    """The newest documents of one namespace. A document is little-endian int32 tokens as bytes."""
 
     def __init__(self, namespace: str, capacity: int) -> None:
-        self.index = ChainIndex(capacity, _LENGTHS)
+        self.index = NgramIndex(capacity, _NGRAM_LENGTHS)
         self._overhead = _OVERHEAD + sys.getsizeof(namespace)
         self._written = 0  # tokens ever
         self._digests = np.zeros(_RECENT, np.uint64)
-        self._ends = np.full(_RECENT, -(1 << 62), np.int64)  # what was written when the document was
+        self._ends = np.full(_RECENT, -(1 << 62), np.int64)  # `_written` after each document
         self._documents = 0  # ever
 
     @property
@@ -37,46 +37,46 @@ class Ring:
         return self.index.bytes + self._overhead
 
     def is_recent(self, document: bytes) -> bool:
-        """Is the same document here? In the newer half, once the ring is full: what comes again never falls out."""
+        """Is this document here? Once the ring is full, in its newer half: a document that comes again stays."""
         ends = self._ends[self._digests == _digest(document)]
-        kept = self.index.size if self.index.size <= self.index.capacity else self.index.capacity // 2
-        return bool(len(ends)) and self._written - int(ends.max()) < kept
+        recent = self.index.size if self.index.size <= self.index.capacity else self.index.capacity // 2
+        return bool(len(ends)) and self._written - int(ends.max()) < recent
 
     def fill(self, documents: Iterable[bytes]) -> None:
-        """Takes documents, oldest first."""
-        last: deque[tuple[bytes, int]] = deque(maxlen=_RECENT)
+        """Appends documents, oldest first."""
+        recent: deque[tuple[bytes, int]] = deque(maxlen=_RECENT)
         parts, size = [], 0
         for document in documents:
-            parts += [document, _BETWEEN]
-            size += len(document) + len(_BETWEEN)
+            parts += [document, _SEPARATOR_BYTES]
+            size += len(document) + len(_SEPARATOR_BYTES)
             self._written += len(document) // 4 + 1
-            last.append((document, self._written))
+            recent.append((document, self._written))
             if size >= _CHUNK:
                 self.index.append(np.frombuffer(b"".join(parts), "<i4"))
                 parts, size = [], 0
         self.index.append(np.frombuffer(b"".join(parts), "<i4"))
-        for document, end in last:
-            place = self._documents % _RECENT
-            self._digests[place], self._ends[place] = _digest(document), end
+        for document, end in recent:
+            slot = self._documents % _RECENT
+            self._digests[slot], self._ends[slot] = _digest(document), end
             self._documents += 1
 
     def resize(self, capacity: int) -> None:
-        """Another ring, with as much of the newest text as it can hold."""
-        known = self._newest(capacity)
-        del self.index  # before the new one is made: there is room for one only
-        self.index = ChainIndex(capacity, _LENGTHS)
-        self.index.append(known)
+        """Moves as much of the newest text as fits to a ring of another size."""
+        tokens = self._newest(capacity)
+        del self.index  # before the new one is allocated: the limit has room for one only
+        self.index = NgramIndex(capacity, _NGRAM_LENGTHS)
+        self.index.append(tokens)
 
-    def held(self) -> tuple[int, int]:
-        """Documents, of which the oldest may be a part, and tokens."""
-        known = self._newest(self.index.capacity)
-        documents = int(np.count_nonzero(known == SEPARATOR))
-        return documents, len(known) - documents
+    def counts(self) -> tuple[int, int]:
+        """Documents, the oldest of which may be cut, and tokens."""
+        tokens = self._newest(self.index.capacity)
+        documents = int(np.count_nonzero(tokens == SEPARATOR))
+        return documents, len(tokens) - documents
 
-    def _newest(self, most: int) -> np.ndarray:
-        """A copy of the newest `most` tokens, separators included, oldest first."""
+    def _newest(self, max_tokens: int) -> np.ndarray:
+        """A copy of the newest tokens, separators included, oldest first."""
         ring = self.index.tokens
-        count = min(self.index.size, self.index.capacity, most)
+        count = min(self.index.size, self.index.capacity, max_tokens)
         start = (self.index.size - count) % len(ring)
         return np.concatenate((ring[start : start + count], ring[: max(0, start + count - len(ring))]))
 
@@ -84,24 +84,24 @@ class Ring:
 class Rings:
     """The rings of all namespaces.
 
-    A ring doubles as it fills. Where the limit is reached, a namespace outside the last 64 that were used gives way,
-    the one used longest ago first; among the last 64 a larger ring gives up half to a smaller one. Otherwise a ring
-    stays as it is, and its oldest documents go: who writes a lot pushes out his own text and not that of others.
-    The namespace `lasting` gives way to none as long as it takes less than half of the limit.
+    A ring doubles as it fills. At the limit, namespaces other than the 64 most recently used shrink first, the least
+    recently used one before the others; among those 64 a larger ring gives half to a smaller one. Otherwise a ring
+    keeps its size and overwrites its oldest documents: a namespace that writes a lot evicts its own text and not that
+    of others. The namespace `protected` never shrinks while it takes less than half of the limit.
     """
 
-    def __init__(self, limit: int, lasting: str | None = None) -> None:
-        self.limit, self.lasting = limit, lasting
+    def __init__(self, limit: int, protected: str | None = None) -> None:
+        self.limit, self.protected = limit, protected
         self.memory = 0
-        # Rings are the largest one that fits, halved so and so often: a namespace alone can use the whole limit.
-        doublings = ((limit - _OVERHEAD) // _index_bytes(_SMALLEST)).bit_length() - 1
-        room = (limit - _OVERHEAD) >> doublings
-        sizes = range(_SMALLEST, 2 * _SMALLEST)
-        self._first = sizes[bisect_right(sizes, room, key=_index_bytes) - 1]
-        self._first_bytes = _index_bytes(self._first)
-        # Small rings that may stay must not make up more than a quarter.
-        self._active = min(ACTIVE, limit // (4 * self._needed("", self._first)))
-        self._rings: OrderedDict[str, Ring] = OrderedDict()  # the one used longest ago first
+        # Capacities are the largest that fits, halved repeatedly: a single namespace can use the whole limit.
+        doublings = ((limit - _OVERHEAD) // _index_bytes(_MIN_CAPACITY)).bit_length() - 1
+        max_bytes = (limit - _OVERHEAD) >> doublings
+        capacities = range(_MIN_CAPACITY, 2 * _MIN_CAPACITY)
+        self._smallest = capacities[bisect_right(capacities, max_bytes, key=_index_bytes) - 1]
+        self._smallest_bytes = _index_bytes(self._smallest)
+        # Small rings that are not evicted may take a quarter of the limit at most.
+        self._active = min(ACTIVE, limit // (4 * self._ring_bytes("", self._smallest)))
+        self._rings: OrderedDict[str, Ring] = OrderedDict()  # least recently used first
 
     def __iter__(self) -> Iterator[tuple[str, Ring]]:
         return iter(self._rings.items())
@@ -110,7 +110,7 @@ class Rings:
         return self._rings.get(namespace)
 
     def use(self, namespace: str) -> Ring | None:
-        """The namespace's ring, marked as used just now."""
+        """The namespace's ring, marked as most recently used."""
         ring = self._rings.get(namespace)
         if ring is not None:
             self._rings.move_to_end(namespace)
@@ -118,20 +118,20 @@ class Rings:
 
     def make(self, namespace: str, tokens: int) -> Ring:
         """An empty ring for so many tokens, or the largest that there is room for."""
-        capacity = self._first
+        capacity = self._smallest
         while capacity < tokens:
             capacity *= 2
-        while capacity > self._first and not self._make_room(namespace, capacity, 0):
+        while capacity > self._smallest and not self._make_room(namespace, capacity, 0):
             capacity //= 2
-        while capacity == self._first and not self._make_room(namespace, capacity, 0):
-            # Many small ones: the one used longest ago goes.
-            self.remove(next(name for name in self._rings if not self._lasts(name)))
+        while capacity == self._smallest and not self._make_room(namespace, capacity, 0):
+            # All are small: evict the least recently used.
+            self.remove(next(name for name in self._rings if not self._is_protected(name)))
         ring = self._rings[namespace] = Ring(namespace, capacity)
         self.memory += ring.memory
         return ring
 
     def append(self, namespace: str, document: bytes) -> None:
-        """One more document; the ring grows if it may."""
+        """Appends a document; the ring grows if there is room."""
         ring, size = self._rings[namespace], len(document) // 4 + 1
         while ring.index.size + size > ring.index.capacity:
             if not self._make_room(namespace, 2 * ring.index.capacity, ring.memory):
@@ -144,15 +144,15 @@ class Rings:
         if ring is not None:
             self.memory -= ring.memory
 
-    def _make_room(self, namespace: str, capacity: int, given_back: int) -> bool:
-        """Makes room for a ring of so many tokens; False if others have the better claim to it."""
-        wanted = self._needed(namespace, capacity) - given_back
-        if wanted + given_back > self.limit:
+    def _make_room(self, namespace: str, capacity: int, freed: int) -> bool:
+        """Shrinks other rings until one of this capacity fits, `freed` bytes given back; False if none may shrink."""
+        wanted = self._ring_bytes(namespace, capacity) - freed
+        if wanted + freed > self.limit:
             return False
         while self.memory + wanted > self.limit:
-            others = [name for name in self._rings if name != namespace and not self._lasts(name)]
+            others = [name for name in self._rings if name != namespace and not self._is_protected(name)]
             idle = others[: max(0, len(others) - self._active)]
-            # Only from one that stays at least as large: two that both write a lot must not rob each other in turn.
+            # Only rings that stay at least as large: otherwise two busy ones would take space from each other forever.
             larger = [name for name in others[len(idle) :] if self._rings[name].index.capacity > capacity]
             if not larger and self.memory + wanted - sum(self._rings[name].memory for name in idle) > self.limit:
                 return False
@@ -160,14 +160,14 @@ class Rings:
             self._resize(victim, self._rings[victim].index.capacity // 2)
         return True
 
-    def _lasts(self, namespace: str) -> bool:
-        return namespace == self.lasting and 2 * self._rings[namespace].memory <= self.limit
+    def _is_protected(self, namespace: str) -> bool:
+        return namespace == self.protected and 2 * self._rings[namespace].memory <= self.limit
 
-    def _needed(self, namespace: str, capacity: int) -> int:
-        return capacity // self._first * self._first_bytes + _OVERHEAD + sys.getsizeof(namespace)
+    def _ring_bytes(self, namespace: str, capacity: int) -> int:
+        return capacity // self._smallest * self._smallest_bytes + _OVERHEAD + sys.getsizeof(namespace)
 
     def _resize(self, namespace: str, capacity: int) -> None:
-        if capacity < self._first:
+        if capacity < self._smallest:
             self.remove(namespace)
             return
         ring = self._rings[namespace]
@@ -177,7 +177,7 @@ class Rings:
 
 
 def _index_bytes(capacity: int) -> int:
-    return ChainIndex(capacity, _LENGTHS).bytes
+    return NgramIndex(capacity, _NGRAM_LENGTHS).bytes
 
 
 def _digest(document: bytes) -> np.uint64:

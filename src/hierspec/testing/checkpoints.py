@@ -1,6 +1,7 @@
-"""Small stand-ins for tests, ours and those of people who build on hierspec: random checkpoints of every family."""
+"""Random checkpoints of every family, small enough for tests: ours, and those of people who build on hierspec."""
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from hierspec.checkpoints.config import DecoderConfig, Rotary, expected_tensors, to_huggingface
+from hierspec.checkpoints.config import DecoderConfig, LayerConfig, expected_tensors
+from hierspec.checkpoints.families import family_named, from_huggingface, to_huggingface
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -16,40 +18,44 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _BYTE_TOKENIZER_SIZE = len(SPECIAL_TOKENS) + 256
+_SIZES = {
+    "vocab_size": 320,
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    "rope_theta": 10_000.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_PER_LAYER = {"windows": "window", "rotary_layers": "uses_rotary"}  # these list a value for each layer
+_ALL_LAYERS = {field.name for field in fields(LayerConfig)} - set(_PER_LAYER.values())
 
 
-def tiny_config(architecture: str = "llama", **changes: Any) -> DecoderConfig:
-    """A decoder of a few thousand weights with every peculiarity of its family; `changes` are DecoderConfig fields."""
-    layers = changes.get("layers", 4)
-    smollm3 = architecture == "smollm3"
-    fields: dict[str, Any] = {
-        "architecture": architecture,
-        "vocabulary": 320,
-        "hidden": 64,
-        "layers": layers,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_size": 16,
-        "intermediate": 96,
-        "norm_eps": 1e-5,
-        "context": 512,
-        "tied": smollm3,
-        "rotary": Rotary(10_000.0),
-        "windows": ((24,) if architecture == "mistral" else (0,)) * layers,
-        "rotary_layers": tuple(not smollm3 or (layer + 1) % 4 != 0 for layer in range(layers)),
-        "attention_bias": architecture == "qwen2",
-        "output_bias": False,
-        "mlp_bias": False,
-        "qk_norm": architecture == "qwen3",
-        "bos_id": 1,
-        "eos_ids": (2,),
-    }
-    return DecoderConfig(**{**fields, **changes})
+def tiny_config(family: str = "llama", **changes: Any) -> DecoderConfig:
+    """A decoder of a few thousand weights with all that is special about its family.
+
+    `changes` are fields of DecoderConfig, the number of `layers`, `windows` and `rotary_layers` with a value for each
+    layer, or fields of LayerConfig for all layers.
+    """
+    layers = {"num_hidden_layers": changes.pop("layers")} if "layers" in changes else {}
+    config = from_huggingface({"model_type": family, **_SIZES, **family_named(family).tiny, **layers})
+    shared = {name: changes.pop(name) for name in _ALL_LAYERS & changes.keys()}
+    layer_configs = [replace(layer, **shared) for layer in config.layer_configs]
+    for name, field in _PER_LAYER.items():
+        if name in changes:
+            values = zip(layer_configs, changes.pop(name), strict=True)
+            layer_configs = [replace(layer, **{field: value}) for layer, value in values]
+    return replace(config, **{"layer_configs": tuple(layer_configs), **changes})
 
 
 def tiny_checkpoint(
     folder: Path | str,
-    architecture: str = "llama",
+    family: str = "llama",
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     shards: int = 1,
@@ -57,12 +63,14 @@ def tiny_checkpoint(
 ) -> Path:
     """Writes a random Hugging Face folder that `load_checkpoint` and transformers both open, and returns it.
 
-    Its tokenizer knows the 256 bytes and SPECIAL_TOKENS; a `vocabulary` too small for them gets no tokenizer.
+    `changes` are those of `tiny_config`. The tokenizer has the 256 bytes and SPECIAL_TOKENS; a `vocabulary` too small
+    for them gets no tokenizer.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config = tiny_config(architecture, **changes)
-    weights = {name: tensor.to(dtype) for name, tensor in random_weights(config, seed).items()}
+    config = tiny_config(family, **changes)
+    stored_name = family_named(family).names
+    weights = {stored_name(name): tensor.to(dtype) for name, tensor in random_weights(config, seed).items()}
     described = {**to_huggingface(config), "torch_dtype": str(dtype).removeprefix("torch.")}
     _write_json(folder / "config.json", described)
     if shards == 1:
@@ -75,7 +83,7 @@ def tiny_checkpoint(
 
 
 def random_weights(config: DecoderConfig, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Normal weights, loud enough that logits differ clearly and no token merely repeats the one before it."""
+    """Normal weights, large enough that logits differ clearly and no token merely repeats the one before it."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in expected_tensors(config).items():
@@ -85,7 +93,7 @@ def random_weights(config: DecoderConfig, seed: int = 0) -> dict[str, torch.Tens
         elif len(shape) == 1:
             weights[name] = 0.3 * noise
         elif name == "model.embed_tokens.weight":
-            # Quieter than what the layers add, or a tied head would read the input token back.
+            # Smaller than what the layers add, or a tied head would predict the input token again.
             weights[name] = 0.3 * noise
         else:
             weights[name] = 1.5 * noise / shape[1] ** 0.5
@@ -100,12 +108,12 @@ def write_byte_tokenizer(folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS])
     tokenizer.save(str(folder / "tokenizer.json"))
-    end, start, turn = SPECIAL_TOKENS
+    end_of_text, start_of_message, end_of_message = SPECIAL_TOKENS
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": start,
-        "eos_token": turn,
-        "pad_token": end,
+        "bos_token": start_of_message,
+        "eos_token": end_of_message,
+        "pad_token": end_of_text,
         "chat_template": CHAT_TEMPLATE,
         "clean_up_tokenization_spaces": False,
     }
@@ -118,9 +126,9 @@ def _write_shards(folder: Path, weights: dict[str, torch.Tensor], shards: int) -
     weight_map = {}
     for shard in range(shards):
         file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
-        mine = {name: weights[name] for name in names[shard::shards]}
-        save_file(mine, folder / file, metadata={"format": "pt"})
-        weight_map.update(dict.fromkeys(mine, file))
+        tensors = {name: weights[name] for name in names[shard::shards]}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(tensors, file))
     total = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     _write_json(folder / "model.safetensors.index.json", index)

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from hierspec.core.hierarchy import Ask, RequestView, Store
+from hierspec.core.interfaces import Answer, Ask, RequestView, Store
 from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import adjust, distribution, picks
-from hierspec.core.verify import Answer
 
 Logits = Callable[[np.ndarray], np.ndarray]  # text -> logits of the token after it
-Guess = Callable[[np.ndarray, int], Proposal]  # context, budget -> proposal
+Draft = Callable[[np.ndarray, int], Proposal]  # context, budget -> proposal
 
 
 def markov_logits(
@@ -22,21 +21,21 @@ def markov_logits(
 
     Two of the same `seed` are related: `noise` 0 is the same model, 0.5 a good draft of it, 5 a bad one.
     """
-    known: dict[tuple[int, ...], np.ndarray] = {}
+    cache: dict[tuple[int, ...], np.ndarray] = {}
 
     def logits(text: np.ndarray) -> np.ndarray:
         tail = tuple(text[-order:].tolist()) if order else ()
-        if tail not in known:
-            own = np.random.default_rng([seed, 0, *tail]).standard_normal(vocabulary)
-            strange = np.random.default_rng([seed, noise_seed + 1, *tail]).standard_normal(vocabulary)
-            known[tail] = sharpness * (own + noise * strange)
-        return known[tail]
+        if tail not in cache:
+            shared = np.random.default_rng([seed, 0, *tail]).standard_normal(vocabulary)
+            added = np.random.default_rng([seed, noise_seed + 1, *tail]).standard_normal(vocabulary)
+            cache[tail] = sharpness * (shared + noise * added)
+        return cache[tail]
 
     return logits
 
 
 class FakeScorer:
-    """A deterministic scorer. It answers with the reference law and picks of `core.sampling`, row by row.
+    """A deterministic scorer. It answers with the reference distribution and picks of `core.sampling`, row by row.
 
     `packed` holds the number of asks of every call, so a test can see what was batched; `released` the requests
     that ended.
@@ -76,7 +75,7 @@ class FakeScorer:
         self.released.append(request)
 
     def adjusted(self, text: np.ndarray, request: RequestView) -> np.ndarray:
-        """Logits of the token after `text` as the request's sampling has them. [vocabulary] float64."""
+        """Logits of the token after `text` under the request's sampling settings. [vocabulary] float64."""
         return adjust(self.logits(text), text, len(request.prompt), request.sampling)
 
     def _answer(self, ask: Ask) -> Answer:
@@ -86,8 +85,8 @@ class FakeScorer:
             return Answer(distributions=np.array([distribution(row, sampling) for row in rows]))
         start = len(ask.context)
         depths = [0, *(depth + 1 for depth in ask.proposal.depths())]
-        found = [picks(z, sampling, seed, start + d, ask.candidates) for z, d in zip(rows, depths, strict=True)]
-        return Answer(picks=np.array(found, np.int32))
+        picked = [picks(z, sampling, seed, start + d, ask.candidates) for z, d in zip(rows, depths, strict=True)]
+        return Answer(picks=np.array(picked, np.int32))
 
 
 def texts(ask: Ask) -> list[np.ndarray]:
@@ -97,56 +96,55 @@ def texts(ask: Ask) -> list[np.ndarray]:
 
 
 class FakeStore(Store):
-    """A store that guesses what `guess` says. `learnt` holds what it was taught, one entry a step.
+    """A store that proposes what `draft` says. `learnt` holds what it was taught, one entry a step.
 
-    With `fresh`, every request gets a store of its own (kept in `begun`); else all share this one.
+    With `fresh`, every request gets a store of its own (listed in `begun`); else all share this one.
     """
 
-    def __init__(self, name: str, guess: Guess, fresh: bool = False) -> None:
+    def __init__(self, name: str, draft: Draft, fresh: bool = False) -> None:
         self.name = name
-        self.guess = guess
+        self.draft = draft
         self.fresh = fresh
         self.prompts: list[np.ndarray] = []
         self.learnt: list[tuple[int, ...]] = []
         self.begun: list[FakeStore] = []
 
     def begin(self, prompt: np.ndarray, namespace: str = "") -> FakeStore:
-        if not self.fresh:
-            self.prompts.append(prompt)
-            return self
-        own = FakeStore(self.name, self.guess)
-        own.prompts.append(prompt)
-        self.begun.append(own)
-        return own
+        store = self
+        if self.fresh:
+            store = FakeStore(self.name, self.draft)
+            self.begun.append(store)
+        store.prompts.append(prompt)
+        return store
 
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
-        found = self.guess(context, budget).first(budget)
-        return Proposal(found.tokens, found.parents, (self.name,) * len(found), found.distributions)
+        proposal = self.draft(context, budget).first(budget)
+        return Proposal(proposal.tokens, proposal.parents, (self.name,) * len(proposal), proposal.distributions)
 
     def learn(self, tokens: Sequence[int]) -> None:
         self.learnt.append(tuple(tokens))
 
 
-def random_trees(vocabulary: int, seed: int = 0, silence: float = 0.2) -> Guess:
+def random_trees(vocabulary: int, seed: int = 0, silence: float = 0.2) -> Draft:
     """Trees of any shape and size, equal siblings among them, nothing with probability `silence`.
 
-    The tree depends on the context alone, so a second run sees the same guesses.
+    The tree depends on the context alone, so a second run sees the same drafts.
     """
 
-    def guess(context: np.ndarray, budget: int) -> Proposal:
+    def draft(context: np.ndarray, budget: int) -> Proposal:
         generator = np.random.default_rng([seed, *context.tolist()])
         size = 0 if generator.random() < silence else int(generator.integers(1, budget + 1))
         tokens = tuple(generator.integers(0, vocabulary, size).tolist())
         return Proposal(tokens, tuple(int(generator.integers(-1, node)) for node in range(size)))
 
-    return guess
+    return draft
 
 
-def scripted(text: Sequence[int], wrong_every: int = 0) -> Guess:
+def scripted(text: Sequence[int], wrong_every: int = 0) -> Draft:
     """A chain copied from `text`, whatever the context says; every `wrong_every`-th token is off by one."""
     script = [max(0, t - 1) if wrong_every and i % wrong_every == 0 else t for i, t in enumerate(text)]
 
-    def guess(context: np.ndarray, budget: int) -> Proposal:
+    def draft(context: np.ndarray, budget: int) -> Proposal:
         return Proposal.chain(script[len(context) : len(context) + budget])
 
-    return guess
+    return draft

@@ -1,4 +1,4 @@
-"""Random packs for tests: everything that a pack can hold, for any checkpoint."""
+"""Random packs and EAGLE heads for tests, for any checkpoint."""
 
 from __future__ import annotations
 
@@ -28,16 +28,20 @@ _START = "model.layers.0."
 
 
 def tiny_pack(
-    folder: Path | str, model: Path | str, exits: Sequence[int] = (2, 4), tokens: int = 100, seed: int = 0,
+    folder: Path | str,
+    model: Path | str,
+    exits: Sequence[int] = (2, 4),
+    tokens: int = 100,
+    seed: int = 0,
     taps: Sequence[int] = (1, 3),
-) -> Path:  # fmt: skip
-    """Writes a random pack with everything that one can hold, for the model in this folder."""
+) -> Path:
+    """Writes a random pack with everything that a pack can hold, for the model in the folder `model`."""
     checkpoint = load_checkpoint(model, torch.float32, pack="none")
     config, generator = checkpoint.config, torch.Generator().manual_seed(seed)
-    one = layers_like(config, [0])
+    single = layers_like(config, [0])
 
     def layer(prefix: str, number: int) -> dict[str, torch.Tensor]:
-        weights = random_weights(one, seed + number)
+        weights = random_weights(single, seed + number)
         return {prefix + name.removeprefix(_START): weights[name] for name in weights if name.startswith(_START)}
 
     def norm() -> torch.Tensor:
@@ -58,7 +62,7 @@ def tiny_pack(
     for number in range(2):
         small |= layer(f"small.layers.{number}.", 50 + number)
     frequent = np.random.default_rng(seed).permutation(config.vocabulary)[:tokens].astype(np.int32)
-    # One exit of the variant has a norm of its own, the others adapters.
+    # The first exit of the variant has a norm, the others adapters.
     delta = {f"exit.{exits[0]}.norm.weight": norm()} if exits else {}
     for number in exits[1:]:
         delta |= layer(f"exit.{number}.layer.", 30 + number) | {f"exit.{number}.norm.weight": norm()}
@@ -74,19 +78,23 @@ def tiny_pack(
         EARLY_EXIT: delta,
     }
     return write_pack(
-        folder, checkpoint.name, fingerprint(config, checkpoint.weights), files,
-        hidden=config.hidden, vocabulary=config.vocabulary,
-    )  # fmt: skip
+        folder,
+        checkpoint.name,
+        fingerprint(config, checkpoint.weights),
+        files,
+        hidden=config.hidden,
+        vocabulary=config.vocabulary,
+    )
 
 
 def tiny_eagle(folder: Path | str, config: DecoderConfig, seed: int = 0, bias: bool = True) -> Path:
     """Writes a random EAGLE head for a target with this configuration, as such heads are published."""
     folder = _described(folder, config, bias=bias)
-    one = layers_like(config, [0])
-    weights = random_weights(one, seed)
+    single = layers_like(config, [0])
+    weights = random_weights(single, seed)
     tensors = {
         name.removeprefix("model."): weights[name].clone()
-        for name in expected_tensors(one)
+        for name in expected_tensors(single)
         if name.startswith(_START) and "input_layernorm" not in name
     }
     generator = torch.Generator().manual_seed(seed)
@@ -99,19 +107,19 @@ def tiny_eagle(folder: Path | str, config: DecoderConfig, seed: int = 0, bias: b
 
 
 def tiny_eagle3(folder: Path | str, config: DecoderConfig, seed: int = 0, tokens: int | None = 100) -> Path:
-    """Writes a random EAGLE-3 head with a draft vocabulary of so many tokens; None: the target's, and no map to it."""
+    """Writes a random EAGLE-3 head with a draft vocabulary of `tokens`; None: all of the target's, without d2t."""
     hidden, generator = config.hidden, torch.Generator().manual_seed(seed)
-    more = {} if tokens is None else {"draft_vocab_size": tokens}
-    folder = _described(folder, config, **more)
-    one = layers_like(config, [0])
-    weights = random_weights(one, seed)
+    extra = {} if tokens is None else {"draft_vocab_size": tokens}
+    folder = _described(folder, config, **extra)
+    single = layers_like(config, [0])
+    weights = random_weights(single, seed)
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) / hidden**0.5
 
     tensors = {
         "midlayer." + name.removeprefix(_START): weights[name].clone()
-        for name in expected_tensors(one)
+        for name in expected_tensors(single)
         if name.startswith(_START)
     }
     for part in "qkv":
@@ -129,14 +137,21 @@ def tiny_eagle3(folder: Path | str, config: DecoderConfig, seed: int = 0, tokens
     return folder
 
 
-def _described(folder: Path | str, config: DecoderConfig, **more: object) -> Path:
+def _described(folder: Path | str, config: DecoderConfig, **extra: object) -> Path:
     """A folder with the config.json of a head for a target with this configuration."""
     folder = Path(folder)
     folder.mkdir(parents=True)
     described = {
-        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": config.hidden, "vocab_size": config.vocabulary,
-        "num_attention_heads": config.heads, "num_key_value_heads": config.kv_heads, "head_dim": config.head_size,
-        "intermediate_size": config.intermediate, "rms_norm_eps": config.norm_eps, "rope_theta": config.rotary.theta,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(described | more), encoding="utf-8")
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": config.hidden,
+        "vocab_size": config.vocabulary,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_size,
+        "intermediate_size": config.intermediate,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rotary.theta,
+    }
+    (folder / "config.json").write_text(json.dumps(described | extra), encoding="utf-8")
     return folder

@@ -1,1 +1,1 @@
-"""Text at the edges: tokenizers, chat templates, streaming text, stop strings. Nothing here knows a model."""
+"""Between text and token ids: tokenizers, chat templates, streamed text, stop strings. Nothing here knows a model."""

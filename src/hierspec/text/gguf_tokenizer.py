@@ -1,4 +1,4 @@
-"""A tokenizer folder from the metadata of a GGUF file, which carries the vocabulary but no tokenizer.json."""
+"""A tokenizer folder from the metadata of a GGUF file, which has the vocabulary but no tokenizer.json."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True)
 class _Split:
-    """How a byte-level vocabulary cuts text before its merges apply."""
+    """How a byte-level vocabulary splits text before its merges apply."""
 
-    patterns: tuple[str, ...] = ()  # applied one after the other, before GPT-2's own pattern or instead of it
+    patterns: tuple[str, ...] = ()  # applied one after the other, before GPT-2's pattern or instead of it
     gpt2_pattern: bool = False
     single_digits: bool = False
-    composed: bool = False  # text is brought to Unicode's composed form first
-    whole_words: bool = False  # a word that is in the vocabulary is not built from merges
+    nfc: bool = False  # text is normalised to Unicode's composed form first
+    ignore_merges: bool = False  # a word that is in the vocabulary is not built from merges
     add_bos: bool = False  # where the file does not say
 
 
@@ -50,11 +50,14 @@ _TEKKEN_PATTERN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# The order of llama.cpp's fallback, which is what a file that says "default" was made with.
+# The order of llama.cpp's fallback, which files that say "default" were made with.
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _DEFAULT_PATTERNS = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", r"[0-9][0-9][0-9]")
 
-_LLAMA3 = _Split((_LLAMA3_PATTERN,), whole_words=True, add_bos=True)
+# Qwen2's, without line ends after punctuation.
+_SEED_PATTERN = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+_LLAMA3 = _Split((_LLAMA3_PATTERN,), ignore_merges=True, add_bos=True)
 _SMOLLM = _Split(gpt2_pattern=True, single_digits=True)
 _SPLITS = {
     "default": _Split(_DEFAULT_PATTERNS),
@@ -65,12 +68,13 @@ _SPLITS = {
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
-    "qwen2": _Split((_QWEN2_PATTERN,), composed=True),
-    "qwen35": _Split((_QWEN35_PATTERN,), composed=True),
-    "tekken": _Split((_TEKKEN_PATTERN,), whole_words=True, add_bos=True),
+    "qwen2": _Split((_QWEN2_PATTERN,), nfc=True),
+    "qwen35": _Split((_QWEN35_PATTERN,), nfc=True),
+    "seed-coder": _Split((_SEED_PATTERN,)),
+    "tekken": _Split((_TEKKEN_PATTERN,), ignore_merges=True, add_bos=True),
 }
-# Control tokens that end a turn whatever the model; files written before GGUF had a key for them name only one end.
-_TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+# Control tokens that end a message in every model; files from before GGUF had keys for them name only one.
+_MESSAGE_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ class _Vocabulary:
     types: tuple[int, ...]
     scores: tuple[float, ...]
     merges: tuple[tuple[str, str], ...]
-    special_ids: dict[str, int]  # bos, eos, unknown, padding, eot, eom: those the file names
+    special_ids: dict[str, int]  # bos, eos, unknown, padding, eot, eom: those that the file has
     add_bos: bool | None
     add_eos: bool
     add_space_prefix: bool | None
@@ -95,7 +99,7 @@ class _Vocabulary:
 
         tokens = tuple(value("tokens", ()))
         if not tokens or value("model") is None:
-            raise HierspecError("This GGUF file carries no vocabulary; use one that was made with its tokenizer.")
+            raise HierspecError("This GGUF file has no vocabulary; use one that was made with its tokenizer.")
         if len(set(tokens)) != len(tokens):
             raise HierspecError("This GGUF file names one token twice; make it again with a newer converter.")
         types = tuple(int(t) for t in value("token_type", ())) or (int(TokenType.NORMAL),) * len(tokens)
@@ -125,7 +129,7 @@ class _Vocabulary:
 
 
 def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json, generation_config.json and, where the file has one,
+    """Writes tokenizer.json, tokenizer_config.json, generation_config.json and, where the file has one,
     chat_template.jinja into `folder`, so that the folder tokenizes as the model's original tokenizer does."""
     vocabulary = _Vocabulary.from_metadata(metadata)
     if vocabulary.model == "gpt2":
@@ -136,7 +140,7 @@ def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
         raise HierspecError(
             f"This GGUF file's tokenizer is of the kind {vocabulary.model!r}; hierspec reads the kinds gpt2 and llama."
         )
-    # Marked tokens are found in text before anything else, whole and unchanged.
+    # These tokens are recognised in text before anything else, whole and unchanged.
     special = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     plain = vocabulary.of_type(TokenType.USER_DEFINED)
@@ -176,16 +180,16 @@ def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
-    """Byte-level BPE, and whether its family begins a text with a special token."""
+    """Byte-level BPE, and whether such tokenizers begin a text with a special token."""
     split = _SPLITS.get(vocabulary.pre or "")
     if split is None:
-        # Another way of cutting would give other tokens without a word, and worse text.
+        # Any other split would silently give other tokens, and worse text.
         raise HierspecError(
-            f"This GGUF file cuts text in the way {vocabulary.pre!r}, which hierspec does not know; "
-            f"known are {', '.join(_SPLITS)}."
+            f"This GGUF file splits text in the way {vocabulary.pre!r}, which is not supported; "
+            f"supported are {', '.join(_SPLITS)}."
         )
-    tokenizer = _bpe(vocabulary, vocabulary.merges, ignore_merges=split.whole_words)
-    if split.composed:
+    tokenizer = _bpe(vocabulary, vocabulary.merges, ignore_merges=split.ignore_merges)
+    if split.nfc:
         tokenizer.normalizer = normalizers.NFC()
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split.single_digits else []
     steps += [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in split.patterns]
@@ -221,10 +225,10 @@ def _bpe(vocabulary: _Vocabulary, merges: Sequence[tuple[str, str]], **options: 
 
 
 def _merges_from_scores(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """SentencePiece joins any two neighbours whose union is a token, the highest score first: write that as merges."""
+    """SentencePiece merges any two neighbours that together are a token, the highest score first: that, as merges."""
     if not vocabulary.scores:
         raise HierspecError("This GGUF file has neither merges nor scores for its vocabulary; download it again.")
-    # Control, byte and unknown tokens never come from ordinary text, so they are no part of a merge.
+    # Control, byte and unknown tokens never come from ordinary text, so they take no part in merges.
     scores = {
         token: score
         for token, score, kind in zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)
@@ -248,11 +252,11 @@ def _merge(line: str) -> tuple[str, str]:
 
 
 def _end_ids(vocabulary: _Vocabulary) -> list[int]:
-    """Every id that ends a text: those the file names, and known turn ends among its control tokens."""
+    """Every id that ends a text: those the file names, and the usual ones among its control tokens."""
     named = [vocabulary.special_ids[name] for name in ("eos", "eot", "eom") if name in vocabulary.special_ids]
     control = set(vocabulary.of_type(TokenType.CONTROL))
-    known = [vocabulary.tokens.index(token) for token in _TURN_ENDS if token in control]
-    return list(dict.fromkeys(named + known))
+    usual = [vocabulary.tokens.index(token) for token in _MESSAGE_ENDS if token in control]
+    return list(dict.fromkeys(named + usual))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Text as it is being written: whole characters only, and nothing of a stop string."""
+"""Text as it is generated: whole characters only, and no part of a stop string."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from hierspec.text.tokenizer import Tokenizer
 class Detokeniser:
     """Turns ids into text piece by piece; the pieces join to exactly `tokenizer.decode` of all ids.
 
-    Works on bytes: a token is bytes, text is their UTF-8 reading, and only an unfinished character (at most three
+    Works on bytes: a token is bytes, text is their UTF-8 decoding, and only an unfinished character (at most three
     bytes) is ever held back. So a token costs the same after ten tokens and after ten thousand.
     """
 
     def __init__(self, tokenizer: Tokenizer, special: bool = False) -> None:
         self._tokenizer = tokenizer
         self._special = special
-        self._unread = b""  # the beginning of a character
+        self._undecoded = b""  # the first bytes of a character
         self._spaces_to_drop = tokenizer.decoding.leading_spaces
         self._started = False
 
     def add(self, ids: Iterable[int]) -> str:
-        """Text that these ids complete."""
-        return self._read(b"".join(map(self._bytes, ids)), last=False)
+        """The text that these ids complete."""
+        return self._decode(b"".join(map(self._bytes, ids)), last=False)
 
     def finish(self) -> str:
         """What is left: a replacement character where the last character was never completed."""
-        return self._read(b"", last=True)
+        return self._decode(b"", last=True)
 
-    def _read(self, data: bytes, last: bool) -> str:
-        data = self._unread + data
-        text, read = codecs.utf_8_decode(data, "replace", last)
-        self._unread = data[read:]
+    def _decode(self, data: bytes, last: bool) -> str:
+        data = self._undecoded + data
+        text, decoded = codecs.utf_8_decode(data, "replace", last)
+        self._undecoded = data[decoded:]
         return text
 
     def _bytes(self, token_id: int) -> bytes:
@@ -50,7 +50,7 @@ class Detokeniser:
     def _without_leading_spaces(self, data: bytes) -> bytes:
         while self._spaces_to_drop and data:
             if data[:1] != b" ":
-                self._spaces_to_drop = 0  # the text has begun, later spaces are its own
+                self._spaces_to_drop = 0  # the text has begun: later spaces belong to it
                 break
             data = data[1:]
             self._spaces_to_drop -= 1
@@ -60,8 +60,8 @@ class Detokeniser:
 class StopStrings:
     """Lets text through up to the first stop string, however its characters arrive.
 
-    The stop string that is completed first ends the text, as if it came character by character; of several completed
-    by the same character the longest counts. So the result does not depend on how the text was cut into pieces.
+    The stop string that is completed first ends the text, as if the text came character by character; of several
+    completed by the same character the longest counts. So the result does not depend on how the text is split.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -73,7 +73,7 @@ class StopStrings:
         self._stopped = False
 
     def add(self, text: str) -> tuple[str, bool]:
-        """Text that is safe to show, and whether a stop string was met; the stop string itself is never shown."""
+        """Text that is safe to show, and whether a stop string ended it; the stop string itself is never shown."""
         if self._stopped:
             return "", True
         if not self._stops:
@@ -88,7 +88,7 @@ class StopStrings:
         return text[:safe], False
 
     def finish(self) -> str:
-        """Text held back because it looked like the beginning of a stop string."""
+        """Text held back because it could have been the start of a stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -18,19 +18,19 @@ import tokenizers
 from tokenizers import AddedToken
 
 from hierspec.core.errors import HierspecError
-from hierspec.text.chat import ChatTemplate
+from hierspec.text.chat_template import ChatTemplate
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How tokens become bytes: the decoder of a tokenizer.json, reduced to what the two families of tokenizers use."""
+    """How tokens become bytes: the decoder of a tokenizer.json, reduced to what the two supported kinds use."""
 
     byte_level: bool = False  # tokens are spelled in GPT-2's byte alphabet
     byte_fallback: bool = False  # "<0x0A>" is a byte
     replacements: tuple[tuple[str, str], ...] = ()  # usually "▁" -> " "
-    leading_spaces: int = 0  # spaces to drop at the beginning of the whole text (SentencePiece adds one)
+    leading_spaces: int = 0  # spaces to drop at the start of the whole text (SentencePiece adds one)
     dropped_at_start: str = ""  # a character the first token loses (the decoder called Metaspace)
 
     @classmethod
@@ -48,7 +48,7 @@ class Decoding:
                     replacements.append((old, new))
                 case {"type": "ByteFallback"} | {"type": "Fuse"}:
                     pass
-                # Before a Fuse this would strip every token, which no tokenizer of these families does.
+                # Before a Fuse this would strip every token, which no supported tokenizer does.
                 case {"type": "Strip", "content": " ", "start": int(start), "stop": 0} if "Fuse" in kinds[:position]:
                     leading_spaces += start
                 case {"type": "Metaspace", "replacement": mark}:
@@ -111,7 +111,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """Read tokenizer.json and what the files beside it say about special tokens, chat and the end of a text."""
+        """Reads tokenizer.json, and from the files beside it special tokens, chat template and end-of-text ids."""
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -131,7 +131,7 @@ class Tokenizer:
             special_tokens=special_tokens,
             chat_template=_chat_template(folder / "chat_template.jinja", config.get("chat_template")),
             bos_id=bos_id,
-            # Fine-tunes often change the tokenizer's end token and forget the model's, so both end a text.
+            # Fine-tunes often change the tokenizer's end token and not the model's, so both end a text.
             stop_ids=[*_ids(model.get("eos_token_id")), *_ids(eos_id)],
         )
 
@@ -139,17 +139,18 @@ class Tokenizer:
         """Ids of a raw prompt.
 
         special: read "<|im_end|>" and the like in the text as control tokens, as `transformers` does; otherwise they
-                 are ordinary characters, so that text from strangers cannot end a turn.
-        begin:   add what tokenizer.json puts around a text (usually a beginning-of-text token, often nothing); its
-                 word counts, as in `transformers`, and not add_bos_token of the configuration beside it.
+                 are ordinary characters, so that untrusted text cannot end a message.
+        begin:   add what tokenizer.json puts around a text (usually a beginning-of-text token, often nothing). As in
+                 `transformers` it decides, not add_bos_token of the configuration beside it.
         """
         backend = self._backend if special else self._literal_backend
         ids: list[int] = backend.encode(text, add_special_tokens=begin).ids
         return ids
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Ids of many texts at once, nothing put around them; on all cores."""
-        return [found.ids for found in self._literal_backend.encode_batch_fast(texts, add_special_tokens=False)]
+        """Ids of many texts at once, without a beginning-of-text token; on all cores."""
+        encodings = self._literal_backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Text of ids; broken UTF-8 becomes replacement characters. `special` shows control tokens too."""
@@ -183,13 +184,13 @@ class Tokenizer:
 
     def token_id(self, token: str) -> int | None:
         """The id of a token as the vocabulary spells it."""
-        found: int | None = self._backend.token_to_id(token)
-        return found
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
         """Whether every id means the same token to both, so that one model's ids are the other's."""
-        mine, theirs = (tokenizer._backend.get_vocab(with_added_tokens=True) for tokenizer in (self, other))
-        return bool(mine == theirs)
+        ours, theirs = (tokenizer._backend.get_vocab(with_added_tokens=True) for tokenizer in (self, other))
+        return bool(ours == theirs)
 
     @cached_property
     def vocabulary_hash(self) -> str:
@@ -210,8 +211,8 @@ class Tokenizer:
         """The text of a conversation. `variables` reach the template by name (for example enable_thinking, tools)."""
         if self._chat_template is None:
             raise HierspecError("This model has no chat template; give it a raw prompt instead of messages.")
-        known = {**self._special_tokens, **(variables or {})}
-        return self._chat_template.render(messages, add_generation_prompt, known)
+        names = {**self._special_tokens, **(variables or {})}
+        return self._chat_template.render(messages, add_generation_prompt, names)
 
     def encode_chat(
         self,
@@ -224,7 +225,7 @@ class Tokenizer:
 
     @cached_property
     def _literal_backend(self) -> tokenizers.Tokenizer:
-        # The switch is state of the library's object: a second object keeps both kinds of encoding free of locks.
+        # The switch is state of the library's object: with a second object neither kind of encoding needs a lock.
         copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
         copy.encode_special_tokens = True
         return copy
@@ -237,17 +238,17 @@ class Tokenizer:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 characters are their own byte, the other bytes sit from 256 upwards."""
+    """GPT-2's alphabet: a printable Latin-1 character is its own byte, the other bytes are characters from 256 up."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 _BYTE_OF_CHARACTER = _byte_alphabet()
 
 
 def _decoder_json(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
-    # The decoder alone: writing out a whole tokenizer of 150,000 words takes a noticeable part of a second.
+    # The decoder alone: serialising a whole tokenizer of 150,000 tokens takes a noticeable part of a second.
     state: dict[str, Any] | None = json.loads(backend.decoder.__getstate__()) if backend.decoder else None
     return state
 
@@ -280,19 +281,19 @@ def _first_id(*entries: Any) -> int | None:
 
 
 def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
-    """Tokens that the configuration names as special are so even where tokenizer.json does not say it."""
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    """Marks tokens that the configuration calls special, also where tokenizer.json does not."""
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_special_tokens(
         [
             AddedToken(text, special=True, normalized=False)
             for text in dict.fromkeys(texts)
-            if text not in known and backend.token_to_id(text) is not None
+            if text not in added and backend.token_to_id(text) is not None
         ]
     )
 
 
 def _chat_template(path: Path, entry: Any) -> str | None:
-    """The file of its own outranks the configuration, which holds one template or a list of named ones."""
+    """chat_template.jinja comes before the configuration, which holds one template or a list of named ones."""
     if path.is_file():
         return path.read_text(encoding="utf-8")
     if isinstance(entry, list):

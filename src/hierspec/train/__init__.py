@@ -1,1 +1,1 @@
-"""Gives a model tiers of its own: synthesise its text, train exits and drafts on it, measure what they agree on."""
+"""Gives a model its own exits and drafts: synthesise its text, train them on it, measure their agreement."""

@@ -1,4 +1,4 @@
-"""How often what a pack adds guesses what its model writes: on the model's own answers to prompts, by task."""
+"""How often the drafts of a pack agree with its model, on the model's own answers to prompts, by task."""
 
 from __future__ import annotations
 
@@ -22,85 +22,96 @@ from hierspec.scorers.base import StateScorer
 from hierspec.scorers.timing import PassTimer
 from hierspec.train.measure import agreement
 from hierspec.train.network import Network
-from hierspec.train.students import ExitAdapter, ExitNorm, FeatureDrafter, Frozen, SmallModel, restored
+from hierspec.train.students import (
+    ExitAdapter,
+    ExitNorm,
+    FeatureDrafter,
+    FrozenTargetObjective,
+    SmallModel,
+    with_weights,
+)
 from hierspec.train.synthesise import Texts
 
-_STEPS = 4  # of its own that a feature drafter is followed for
+_STEPS = 4  # of a feature drafter that are measured
 _CONTEXT, _RUNS = 64, 10  # tokens before a timed step; steps, of which the quickest counts
 
-Figures = dict[str, dict[str, float]]  # by task and over "all", then by who guessed
+Figures = dict[str, dict[str, float]]  # by task and over "all", then by the name of the draft
 
 
 def examine(
-    model: LanguageModel, checkpoint: Checkpoint, prompts: Sequence[BenchPrompt], max_tokens: int = 128,
-    progress: Progress = silent, exits: Sequence[int] = (),
-) -> dict[str, Any]:  # fmt: skip
+    model: LanguageModel,
+    checkpoint: Checkpoint,
+    prompts: Sequence[BenchPrompt],
+    max_tokens: int = 128,
+    progress: Progress = silent,
+    exits: Sequence[int] = (),
+) -> dict[str, Any]:
     """`agreement` by task as `train.measure` counts it, and the tokens it was counted over.
 
-    Greedy answers of the model to the first turns. The checkpoint is the model's own, in float32; the parts of its pack
-    are read as they were stored, and run in float32 too. With `exits` only those are measured, each as a plan runs it:
-    by an adapter of the pack, a norm of its own, or the last one.
+    Greedy answers of the model to the first turns. The checkpoint is the model's, in float32; the parts of its pack are
+    read as they were stored, and run in float32 too. With `exits` only those are measured, each as a plan runs it: with
+    an adapter of the pack, a norm of the pack, or the model's last norm.
     """
     pack = checkpoint.pack
     if pack is None and not exits:
         raise HierspecError(f"{model.name} has no pack to measure: give one (--pack FOLDER), or train one.")
     target = Network(checkpoint.config, checkpoint.weights).frozen("cpu", torch.float32)
-    known = None if pack is None else pack.draft_vocabulary()
-    vocabulary = torch.arange(checkpoint.config.vocabulary) if known is None else torch.from_numpy(known)
+    shortlist = None if pack is None else pack.draft_vocabulary()
+    vocabulary = torch.arange(checkpoint.config.vocabulary) if shortlist is None else torch.from_numpy(shortlist)
     students = [] if pack is None else students_of(target, pack)
     if exits:
-        have = {student.layer: student for student in students if isinstance(student, (ExitAdapter, ExitNorm))}
-        students = [have.get(layer) or ExitNorm(target, layer) for layer in exits]
-    objective = Frozen(target, students, vocabulary)
+        in_pack = {student.layer: student for student in students if isinstance(student, (ExitAdapter, ExitNorm))}
+        students = [in_pack.get(layer) or ExitNorm(target, layer) for layer in exits]
+    objective = FrozenTargetObjective(target, students, vocabulary)
     measured = sorted(student.layer for student in students if isinstance(student, (ExitAdapter, ExitNorm)))
     pairs = [(f"exit {low}", f"exit {high}") for low, high in combinations(measured, 2)]
     sums: Figures = {}
     counts: dict[str, int] = {}
     for done, prompt in enumerate(prompts):
         progress("Measuring agreement", done, len(prompts))
-        begin = model.encode(prompt.turns[0])
-        answer = model.generate(begin, max_tokens=max_tokens).tokens
-        tokens = torch.tensor([[*begin, *answer]], dtype=torch.int32)
-        answers = torch.arange(tokens.shape[1])[None] >= len(begin)
-        # One text at a time: they are of all lengths.
-        found = agreement(objective, target.head, Texts(tokens, answers), [prompt.task], pairs)["all"]
+        question = model.encode(prompt.turns[0])
+        answer = model.generate(question, max_tokens=max_tokens).tokens
+        tokens = torch.tensor([[*question, *answer]], dtype=torch.int32)
+        answers = torch.arange(tokens.shape[1])[None] >= len(question)
+        # One text at a time: their lengths differ.
+        shares = agreement(objective, target.head, Texts(tokens, answers), [prompt.task], pairs)["all"]
         for task in (prompt.task, "all"):
             counts[task] = counts.get(task, 0) + len(answer)
             by_name = sums.setdefault(task, {})
-            for name, share in found.items():
+            for name, share in shares.items():
                 by_name[name] = by_name.get(name, 0.0) + share * len(answer)
     progress("Measuring agreement", len(prompts), len(prompts))
-    shares = {
+    figures = {
         task: {name: round(hits / counts[task], 4) for name, hits in by_name.items()} for task, by_name in sums.items()
     }
-    return {"agreement": shares, "tokens": counts}
+    return {"agreement": figures, "tokens": counts}
 
 
 def step_costs(model: LanguageModel, draft: str) -> dict[str, float]:
     """Milliseconds of one more token by the pack's draft (`feature` or `small`), and of a plain pass of the target."""
     hierarchy = model.hierarchy(Plan(tiers=(TierPlan(draft=draft),)))
-    found = {}
+    milliseconds = {}
     for name, tier in zip(("target pass ms", "draft step ms"), hierarchy.tiers, strict=True):
         assert isinstance(tier.scorer, StateScorer)
         timer = PassTimer(tier.scorer, np.arange(_CONTEXT, dtype=np.int32) % model.config.vocabulary)
-        found[name] = round(1e3 * min(sum(timer.run(np.array([1], np.int32))) for _ in range(_RUNS)), 3)
+        milliseconds[name] = round(1e3 * min(sum(timer.run(np.array([1], np.int32))) for _ in range(_RUNS)), 3)
         timer.close()
-    return found
+    return milliseconds
 
 
 def students_of(target: Network, pack: Pack) -> list[nn.Module]:
-    """What a pack holds, as it was when it was trained."""
+    """The trained parts of a pack, as students."""
     students: list[nn.Module] = []
     exits = pack.read(EARLY_EXIT if pack.is_variant else EXITS) if pack.exits() or pack.exits_with_norm() else {}
-    students += [restored(ExitAdapter(target, layer), exits) for layer in pack.exits()]
-    students += [restored(ExitNorm(target, layer), exits) for layer in pack.exits_with_norm()]
+    students += [with_weights(ExitAdapter(target, layer), exits) for layer in pack.exits()]
+    students += [with_weights(ExitNorm(target, layer), exits) for layer in pack.exits_with_norm()]
     if pack.has(FEATURE):
         feature = pack.read(FEATURE)
         taps = feature["feature.taps"].tolist() if "feature.taps" in feature else ()
-        students.append(restored(FeatureDrafter(target, _STEPS, _layers(feature, "feature"), taps), feature))
+        students.append(with_weights(FeatureDrafter(target, _STEPS, _layers(feature, "feature"), taps), feature))
     if pack.has(SMALL):
         small = pack.read(SMALL)
-        students.append(restored(SmallModel(target, _layers(small, "small")), small))
+        students.append(with_weights(SmallModel(target, _layers(small, "small")), small))
     return students
 
 
@@ -110,17 +121,17 @@ def _layers(tensors: Mapping[str, Tensor], name: str) -> int:
 
 def charts(figures: Figures) -> dict[str, Chart]:
     """Agreement by exit, and by step of the feature drafter, a line for each task."""
-    found = {}
-    for name, word, label in (("exits", "exit", "layers run"), ("steps", "step", "step of the drafter's own")):
+    by_name: dict[str, Chart] = {}
+    for name, word, label in (("exits", "exit", "layers run"), ("steps", "step", "step of the drafter")):
         lines = []
-        for task, by_name in sorted(figures.items()):
+        for task, agreements in sorted(figures.items()):
             points = [
                 (float(key.split()[1]), 100 * share)
-                for key, share in by_name.items()
+                for key, share in agreements.items()
                 if key.startswith(f"{word} ") and len(key.split()) == 2
             ]
             lines.append(Line(task, points, dashed=task == "all"))
         if lines and len(lines[0].points) > 1:
             title = "Exits: agreement with the target" if name == "exits" else "Feature drafter: agreement by step"
-            found[name] = Chart(title, Axis(label), Axis("% of answer tokens"), lines, "best guess, by task")
-    return found
+            by_name[name] = Chart(title, Axis(label), Axis("% of answer tokens"), lines, "best token, by task")
+    return by_name

@@ -1,4 +1,4 @@
-"""The training loop: batches by number, a warm-up and a cosine, checkpoints that a stopped run goes on from."""
+"""The training loop: batches by number, warm-up and cosine decay, checkpoints from which a stopped run resumes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from hierspec.paths import whole_folder
 from hierspec.progress import Progress, silent
 from hierspec.train.synthesise import Texts
 
-_OTHERS = 0.2  # share of positions learnt from whose next token is no answer of the model
+_OTHERS = 0.2  # share of the positions before other tokens than answers that are trained on
 
 
 class Objective(Protocol):
     def trained(self) -> dict[str, nn.Parameter]: ...
 
-    def loss(self, tokens: Tensor, here: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """To be made small at the positions [batch, length] that are `here`, and figures worth showing."""
+    def loss(self, tokens: Tensor, selected: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss at the selected positions [batch, length], and figures to show."""
 
 
 @dataclass(frozen=True)
 class Settings:
     steps: int = 1000
-    minutes: float | None = None  # ends earlier, the rate having followed the clock
+    minutes: float | None = None  # ends earlier; the learning rate then follows the clock
     batch: int = 32  # texts
     rate: float = 1e-3
     warm_up: float = 0.03  # share of the run
@@ -49,37 +49,40 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Course:
-    """What was seen on the way: (step, loss, figures)."""
+class TrainingRun:
+    """How a run went."""
 
     steps: int
     seconds: float
-    seen: list[tuple[int, float, dict[str, float]]]
+    log: list[tuple[int, float, dict[str, float]]]  # step, loss, figures
 
 
-def drawn(answers: Tensor, seed: int) -> Tensor:
-    """[rows, length]: positions to learn from. All before a token of an answer, and some of the others: most of a
-    step's products are with a head, so a position left out is time won."""
-    here = torch.rand(answers.shape, generator=torch.Generator().manual_seed(seed)) < _OTHERS
-    here[:, :-1] |= answers[:, 1:]
-    here[:, -1] = False  # nothing comes after it
-    here[0, 0] = True  # never none at all
-    return here
+def selected_positions(answers: Tensor, seed: int) -> Tensor:
+    """[rows, length]: positions to train on. All before a token of an answer, and some of the others: most of a step's
+    products are with a head, so fewer positions save time."""
+    selected = torch.rand(answers.shape, generator=torch.Generator().manual_seed(seed)) < _OTHERS
+    selected[:, :-1] |= answers[:, 1:]
+    selected[:, -1] = False  # nothing comes after it
+    selected[0, 0] = True  # at least one
+    return selected
 
 
 def fit(
-    objective: Objective, texts: Texts, settings: Settings, progress: Progress = silent,
+    objective: Objective,
+    texts: Texts,
+    settings: Settings,
+    progress: Progress = silent,
     report: Callable[[int, float, dict[str, float]], None] | None = None,
-) -> Course:  # fmt: skip
+) -> TrainingRun:
     parameters = objective.trained()
     device = next(iter(parameters.values())).device
     optimiser = torch.optim.AdamW(parameters.values(), lr=settings.rate, betas=(0.9, 0.95), weight_decay=0.01)
     step, before = _resume(parameters, optimiser, settings)
-    began, saved = time.perf_counter(), time.perf_counter()
-    seen: list[tuple[int, float, dict[str, float]]] = []
-    half = torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+    started, saved = time.perf_counter(), time.perf_counter()
+    log: list[tuple[int, float, dict[str, float]]] = []
+    autocast = torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
     while True:
-        elapsed = before + time.perf_counter() - began
+        elapsed = before + time.perf_counter() - started
         done = step / settings.steps
         if settings.minutes is not None:
             done = max(done, elapsed / (60 * settings.minutes))
@@ -89,9 +92,9 @@ def fit(
         for group in optimiser.param_groups:
             group["lr"] = settings.rate * max(factor, 1e-3)
         tokens, answers = _batch(texts, step, settings)
-        here = drawn(answers, step).to(device, non_blocking=True)
-        with half:
-            loss, figures = objective.loss(tokens.to(device, torch.long, non_blocking=True), here)
+        selected = selected_positions(answers, step).to(device, non_blocking=True)
+        with autocast:
+            loss, figures = objective.loss(tokens.to(device, torch.long, non_blocking=True), selected)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
@@ -101,26 +104,26 @@ def fit(
             shown = {name: round(float(value), 4) for name, value in figures.items()}
             value = float(loss.detach())
             if not math.isfinite(value):
-                raise HierspecError(f"Training went astray at step {step} (loss {value}); use a lower --rate.")
-            seen.append((step, round(value, 4), shown))
+                raise HierspecError(f"Training diverged at step {step} (loss {value}); use a lower --rate.")
+            log.append((step, round(value, 4), shown))
             if report is not None:
                 report(step, value, shown)
         progress("Training", int(1000 * done), 1000)
         if settings.checkpoint is not None and time.perf_counter() - saved > settings.every:
-            _save(parameters, optimiser, settings.checkpoint, step, before + time.perf_counter() - began)
+            _save(parameters, optimiser, settings.checkpoint, step, before + time.perf_counter() - started)
             saved = time.perf_counter()
-    seconds = before + time.perf_counter() - began
+    seconds = before + time.perf_counter() - started
     if settings.checkpoint is not None:
         _save(parameters, optimiser, settings.checkpoint, step, seconds)
-    return Course(step, seconds, seen)
+    return TrainingRun(step, seconds, log)
 
 
 def _batch(texts: Texts, step: int, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Rows of batch number `step`: a new order every time all rows have been seen."""
+    """Rows of batch number `step`: a new order in every epoch."""
     size = min(settings.batch, len(texts))
-    rounds, place = divmod(step, max(1, len(texts) // size))
-    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(settings.seed + rounds))
-    rows = order[place * size : (place + 1) * size]
+    epoch, number = divmod(step, max(1, len(texts) // size))
+    order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(settings.seed + epoch))
+    rows = order[number * size : (number + 1) * size]
     return texts.tokens[rows], texts.answers[rows]
 
 
@@ -140,7 +143,7 @@ def _save(
 def _resume(
     parameters: dict[str, nn.Parameter], optimiser: torch.optim.Optimizer, settings: Settings
 ) -> tuple[int, float]:
-    """Where a stopped run stood; the beginning where there was none."""
+    """Step and seconds of a stopped run; 0 if there was none."""
     folder = settings.checkpoint
     if folder is None or not (folder / "state.json").is_file():
         return 0, 0.0

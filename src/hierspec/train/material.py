@@ -1,4 +1,4 @@
-"""What training reads: the model's own chat, real text beside it, and prompts held back for measuring."""
+"""Training data: conversations of the model with itself, real text, and conversations held back for measuring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hierspec.train.network import Network
 from hierspec.train.students import draft_vocabulary
 from hierspec.train.synthesise import Texts, synthesise
 
-_HELD_BACK = 64  # conversations that nothing is trained on, at most an eighth of all
+_HELD_BACK = 64  # conversations that are not trained on, at most an eighth of all
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Material:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """How much to synthesise, and what to read beside it."""
+class MaterialSettings:
+    """How much to synthesise, and which files to read as well."""
 
     conversations: int = 4096
     length: int = 640
@@ -44,7 +44,7 @@ class Wanted:
     prompts: tuple[str, ...] = ()  # first user turns for a third of the conversations
     files: tuple[Path, ...] = ()  # text, JSONL or parquet
     seed: int = 0
-    batch: int = 256  # conversations written side by side
+    batch: int = 256  # conversations written at once
 
     def __post_init__(self) -> None:
         for name, least in (("conversations", 2), ("length", 16), ("vocabulary", 1), ("batch", 1)):
@@ -53,9 +53,13 @@ class Wanted:
 
 
 def gather_material(
-    source: str | Path | None, folder: Path, wanted: Wanted, device: str = "auto", progress: Progress = silent
+    source: str | Path | None,
+    folder: Path,
+    settings: MaterialSettings,
+    device: str = "auto",
+    progress: Progress = silent,
 ) -> Material:
-    """Loads the model, writes its conversations (once: `folder` keeps them) and reads the files."""
+    """Loads the model, writes its conversations (once: they are cached in `folder`) and reads the files."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     checkpoint = load_checkpoint(source, torch.float32, progress)
@@ -64,19 +68,19 @@ def gather_material(
         raise HierspecError(f"{checkpoint.name} has no chat template, so it cannot write conversations to train on.")
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     target = Network(checkpoint.config, checkpoint.weights).frozen(device, dtype)
-    chat = _conversations(target, tokenizer, folder / "conversations.safetensors", checkpoint.name, wanted, progress)
+    chat = _conversations(target, tokenizer, folder / "conversations.safetensors", checkpoint.name, settings, progress)
     held = min(_HELD_BACK, max(1, len(chat) // 8))
     parts = [Texts(chat.tokens[:-held], chat.answers[:-held])]
-    if wanted.files:
-        rows = text_rows(tokenizer, wanted.files, chat.tokens.shape[1], progress)
+    if settings.files:
+        rows = text_rows(tokenizer, settings.files, chat.tokens.shape[1], progress)
         parts.append(Texts(rows, torch.zeros_like(rows, dtype=torch.bool)))
-    vocabulary = draft_vocabulary(chat.tokens[chat.answers], wanted.vocabulary, checkpoint.config)
+    vocabulary = draft_vocabulary(chat.tokens[chat.answers], settings.vocabulary, checkpoint.config)
     held_back = Texts(chat.tokens[-held:], chat.answers[-held:])
     return Material(checkpoint, tokenizer, target, Texts.joined(parts), held_back, vocabulary)
 
 
 def text_rows(tokenizer: Tokenizer, files: Sequence[Path], length: int, progress: Progress = silent) -> Tensor:
-    """The files' text as rows [rows, length] of tokens, one after the other."""
+    """The files' text as rows [rows, length] of tokens."""
     tokens: list[int] = []
     for pieces in batches(identify(files, progress), 0, 0):
         for ids in tokenizer.encode_batch([piece.text for piece in pieces]):
@@ -88,15 +92,22 @@ def text_rows(tokenizer: Tokenizer, files: Sequence[Path], length: int, progress
 
 
 def _conversations(
-    target: Network, tokenizer: Tokenizer, path: Path, name: str, wanted: Wanted, progress: Progress
+    target: Network, tokenizer: Tokenizer, path: Path, name: str, settings: MaterialSettings, progress: Progress
 ) -> Texts:
-    about = json.dumps([name, wanted.conversations, wanted.length, list(wanted.prompts), wanted.seed])
+    about = json.dumps([name, settings.conversations, settings.length, list(settings.prompts), settings.seed])
     note = path.with_suffix(".json")
     if path.is_file() and note.is_file() and note.read_text(encoding="utf-8") == about:
-        kept = load_file(path)
-        return Texts(kept["tokens"], kept["answers"])
+        cached = load_file(path)
+        return Texts(cached["tokens"], cached["answers"])
     texts = synthesise(
-        target, tokenizer, wanted.conversations, wanted.length, wanted.prompts, wanted.seed, wanted.batch, progress
+        target,
+        tokenizer,
+        settings.conversations,
+        settings.length,
+        settings.prompts,
+        settings.seed,
+        settings.batch,
+        progress,
     )
     make_folder(path.parent)
     with whole_file(path) as temporary:

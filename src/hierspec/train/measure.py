@@ -1,4 +1,4 @@
-"""How often guesses agree with the model that judges them, on text that nobody trained on."""
+"""How often drafts agree with the model that verifies them, on text that was not trained on."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from hierspec.train.synthesise import Texts
 _BATCH = 8  # texts: logits of a whole vocabulary are large
 
 
-class Guessing(Protocol):
+class Drafting(Protocol):
     rows: Tensor  # the draft vocabulary
 
-    def guesses(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def draft_features(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The verifier's features at every position, and the drafts' by name."""
 
 
 @torch.no_grad()
 def agreement(
-    objective: Guessing, head: Tensor, texts: Texts, tasks: Sequence[str], pairs: Sequence[tuple[str, str]] = ()
+    objective: Drafting, head: Tensor, texts: Texts, tasks: Sequence[str], pairs: Sequence[tuple[str, str]] = ()
 ) -> dict[str, dict[str, float]]:
-    """By task and over "all": the share of answer tokens where a guess's best (and one of its 3 best, "top 3 …") is
-    the judge's choice. Guesses are drawn from the draft vocabulary and the tokens of the text before the answer.
+    """By task and over "all": the share of answer tokens where a draft's best (and one of its 3 best, "top 3 …") is
+    the verifier's choice. Drafts choose from the draft vocabulary and the tokens of the text before the answer.
 
-    `pairs` names guesses to be compared with each other: "exit 4 with exit 8".
+    `pairs` names drafts to be compared with each other: "exit 4 with exit 8".
     """
     device = head.device
     hits: dict[str, dict[str, float]] = {"all": {}}
@@ -39,56 +40,56 @@ def agreement(
         tokens = texts.tokens[start : start + _BATCH].to(device, torch.long)
         answers = texts.answers[start : start + _BATCH].to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=cuda), as_written(device):
-            feature, found = objective.guesses(tokens)
-        here = torch.zeros_like(answers)
-        here[:, :-1] = answers[:, 1:]
+            feature, drafts = objective.draft_features(tokens)
+        before_answers = torch.zeros_like(answers)
+        before_answers[:, :-1] = answers[:, 1:]
         for row in range(len(tokens)):
-            places = here[row].nonzero()[:, 0]
-            if not len(places):
+            positions = before_answers[row].nonzero()[:, 0]
+            if not len(positions):
                 continue
             task = tasks[start + row]
             allowed = torch.full((len(head),), -torch.inf, device=device)
             allowed[objective.rows] = 0
-            allowed[tokens[row, : int(places[0]) + 1]] = 0
-            wanted = functional.linear(feature[row, places].to(head.dtype), head).argmax(-1)
+            allowed[tokens[row, : int(positions[0]) + 1]] = 0
+            chosen = functional.linear(feature[row, positions].to(head.dtype), head).argmax(-1)
             best: dict[str, Tensor] = {}
-            for name, guess in found.items():
-                logits = functional.linear(guess[row, places].to(head.dtype), head).float() + allowed
+            for name, draft in drafts.items():
+                logits = functional.linear(draft[row, positions].to(head.dtype), head).float() + allowed
                 three = logits.topk(3, dim=-1).indices
                 best[name] = three[:, 0]
-                _count(hits, task, name, best[name] == wanted)
-                _count(hits, task, f"top 3 {name}", (three == wanted[:, None]).any(-1))
+                _count(hits, task, name, best[name] == chosen)
+                _count(hits, task, f"top 3 {name}", (three == chosen[:, None]).any(-1))
             for low, high in pairs:
                 _count(hits, task, f"{low} with {high}", best[low] == best[high])
-            counts[task] = counts.get(task, 0) + len(places)
-            counts["all"] = counts.get("all", 0) + len(places)
+            counts[task] = counts.get(task, 0) + len(positions)
+            counts["all"] = counts.get("all", 0) + len(positions)
     return {
         task: {name: round(hit / counts[task], 4) for name, hit in by_name.items()} for task, by_name in hits.items()
     }
 
 
-def _count(hits: dict[str, dict[str, float]], task: str, name: str, right: Tensor) -> None:
+def _count(hits: dict[str, dict[str, float]], task: str, name: str, agree: Tensor) -> None:
     for key in (task, "all"):
         by_name = hits.setdefault(key, {})
-        by_name[name] = by_name.get(name, 0) + float(right.sum())
+        by_name[name] = by_name.get(name, 0) + float(agree.sum())
 
 
 @torch.no_grad()
 def perplexity(network: Network, tokens: Tensor) -> float:
-    """Of rows of text [rows, length]."""
+    """Of the network on rows of text [rows, length]."""
     device, total, count = network.embedding.device, 0.0, 0
     last = network.config.layers
     for start in range(0, len(tokens), _BATCH):
         part = tokens[start : start + _BATCH].to(device, torch.long)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"), as_written(device):
             logits = functional.linear(network.norm(network(part, {last})[last]), network.head)
-        lost = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), part[:, 1:].flatten(), reduction="sum")
-        total, count = total + float(lost), count + part[:, 1:].numel()
+        loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), part[:, 1:].flatten(), reduction="sum")
+        total, count = total + float(loss), count + part[:, 1:].numel()
     return math.exp(total / count)
 
 
 def table(figures: Mapping[str, Mapping[str, float]]) -> str:
-    """Lines of a table: a row for each guess, a column for each task."""
+    """A table in Markdown: a row for each draft, a column for each task."""
     tasks = [*sorted(task for task in figures if task != "all"), "all"]
     names = list(figures["all"])
     lines = ["| | " + " | ".join(tasks) + " |", "|" + "---|" * (len(tasks) + 1)]

@@ -1,8 +1,8 @@
-"""Which layers a model can leave out when it drafts for itself (Draft & Verify): a search, no training.
+"""Which layers a model can skip when it drafts for itself (Draft & Verify): a search, no training.
 
-The model answers prompts plainly. Without some layers it then reads those answers, and how often its first choice
-is the token that stands there is its agreement. Layers go one by one, the least missed first; of all sets on the way
-the one is taken that should write fastest by its agreement and by what passes cost here.
+The model answers prompts by plain decoding. Then it runs over those answers without some layers: how often its best
+token is the answer's is its agreement. Layers are removed one by one, the one that costs the least agreement first. Of
+all sets on the way the result is the one predicted to be fastest, from its agreement and the costs of passes here.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ import numpy as np
 import torch
 
 from hierspec.assembly.measured_costs import measure
-from hierspec.core.engine import Request
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Ask
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.proposal import Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
 from hierspec.language_model import LanguageModel, Prompt
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import ModelScorer
 from hierspec.scorers.skipping import skipping_scorer
 from hierspec.scorers.timing import PassTimer
 
-_NEAR = 8  # layers that a step tries after the first: those whose loss mattered least in the step before
+_NEAR = 8  # layers that later steps try: those that mattered least in the step before
 _LONGEST = 8  # tokens that a draft may hand up
 _PROMPTS = (
     "Explain in a few sentences why the sky is blue.",
@@ -40,7 +41,7 @@ _PROMPTS = (
 
 @dataclass(frozen=True)
 class Draft:
-    """The model without some layers: how often it agrees, and how fast a plan with it should be."""
+    """The model without some layers: its agreement, and how fast a plan with it should be."""
 
     skipped: tuple[int, ...]
     agreement: float
@@ -61,12 +62,12 @@ def calibration(
     model: LanguageModel, prompts: Sequence[Prompt] = _PROMPTS, max_tokens: int = 64, progress: Progress = silent
 ) -> list[Text]:
     """The model's own answers."""
-    found = []
+    texts = []
     for number, prompt in enumerate(prompts, 1):
         ids = model.encode(prompt)
-        found.append(Text(ids, list(model.generate(ids, max_tokens=max_tokens).tokens)))
+        texts.append(Text(ids, list(model.generate(ids, max_tokens=max_tokens).tokens)))
         progress("Answering", number, len(prompts))
-    return [text for text in found if text.answer]
+    return [text for text in texts if text.answer]
 
 
 def search(model: LanguageModel, texts: Sequence[Text], progress: Progress = silent) -> list[Draft]:
@@ -74,11 +75,11 @@ def search(model: LanguageModel, texts: Sequence[Text], progress: Progress = sil
     layers = model.config.layers
     if not texts or layers < 2:
         raise HierspecError("There is nothing to search with; give prompts that the model answers, and layers to skip.")
-    costs, share = _costs(model)
+    costs, layers_share = _costs(model)
     most = min(layers - 1, max(1, 3 * layers // 4))
     steps = layers + (most - 1) * _NEAR
     skipped: tuple[int, ...] = ()
-    order, found, done = list(range(layers)), [], 0
+    order, drafts, done = list(range(layers)), [], 0
     for size in range(1, most + 1):
         tried = [layer for layer in order if layer not in skipped][: layers if size == 1 else _NEAR]
         by_layer = {}
@@ -89,49 +90,49 @@ def search(model: LanguageModel, texts: Sequence[Text], progress: Progress = sil
         ranked = sorted(tried, key=lambda layer: -by_layer[layer])
         order = ranked + [layer for layer in order if layer not in by_layer]
         skipped = tuple(sorted((*skipped, ranked[0])))
-        seconds = costs.seconds(1) * (share * (layers - size) / layers + 1 - share)
-        found.append(predicted(skipped, by_layer[ranked[0]], seconds, costs))
+        seconds = costs.seconds(1) * (layers_share * (layers - size) / layers + 1 - layers_share)
+        drafts.append(predicted(skipped, by_layer[ranked[0]], seconds, costs))
     progress("Searching", steps, steps)
-    return sorted(found, key=lambda draft: -draft.speedup)
+    return sorted(drafts, key=lambda draft: -draft.speedup)
 
 
 def agreement(model: LanguageModel, skipped: Collection[int], texts: Sequence[Text]) -> float:
-    """The share of the answers' tokens that the model without these layers would itself have chosen there."""
+    """The share of the answers' tokens that are the best choice of the model without these layers too."""
     scorer = skipping_scorer(model.decoder, skipped, model.kv_memory)
-    right = total = 0
+    agreed = total = 0
     for text in texts:
-        right += int((_choices(scorer, text) == text.answer).sum())
+        agreed += int((_choices(scorer, text) == text.answer).sum())
         total += len(text.answer)
-    return right / total
+    return agreed / total
 
 
 def predicted(skipped: tuple[int, ...], agreement: float, seconds: float, costs: Costs) -> Draft:
-    """With the number of drafted tokens that should be fastest: (1 - a^(n+1)) / (1 - a) of them in n passes of the
-    draft and one of the target."""
-    chosen = Draft(skipped, agreement, 1, 0.0)
+    """With the draft length that should be fastest: (1 - a^(n+1)) / (1 - a) tokens in n passes of the draft and one of
+    the target."""
+    best = Draft(skipped, agreement, 1, 0.0)
     for gather in range(1, _LONGEST + 1):
         tokens = sum(agreement**depth for depth in range(gather + 1))
         speedup = costs.seconds(1) * tokens / (gather * seconds + costs.seconds(1 + gather))
-        if speedup > chosen.speedup:
-            chosen = Draft(skipped, agreement, gather, speedup)
-    return chosen
+        if speedup > best.speedup:
+            best = Draft(skipped, agreement, gather, speedup)
+    return best
 
 
 def _choices(scorer: ModelScorer, text: Text) -> np.ndarray:
-    """The likeliest token at each place of the answer, all in one pass."""
+    """The best token at each position of the answer, all in one pass."""
     request = Request(text.prompt, Sampling(), Hierarchy((Tier(scorer),)))
     context, rest = np.array(text.prompt, np.int32), Proposal.chain(text.answer[:-1])
     ask = Ask(scorer, context, rest, request, 1, False, TierStats(scorer.name))
     try:
         with torch.inference_mode():
-            found: np.ndarray = scorer.logits([ask]).argmax(dim=1).cpu().numpy()
-        return found
+            choices: np.ndarray = scorer.logits([ask]).argmax(dim=1).cpu().numpy()
+        return choices
     finally:
         request.cancel()
 
 
 def _costs(model: LanguageModel) -> tuple[Costs, float]:
-    """Of the target's passes, and the share of a narrow one that its layers take."""
+    """Costs of the target's passes, and the share that the layers have in a pass over one token."""
     target = model.scorer(model.config.layers)
     costs = measure(target)
     timer = PassTimer(target, np.arange(64, dtype=np.int32) % model.config.vocabulary)

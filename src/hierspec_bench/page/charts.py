@@ -1,6 +1,6 @@
-"""Charts that fit any width: SVG with places in percent and letters in pixels, so that phones show readable text.
+"""Charts that fit any width: SVG with positions in percent and letters in pixels, so that phones show readable text.
 
-Ranges and ticks are those of `hierspec.plot`; what differs is that these stand in a page and take its colours.
+Ranges and ticks are those of `hierspec.plot`; what differs is that these are part of a page and take its colours.
 """
 
 from __future__ import annotations
@@ -71,50 +71,49 @@ def _row(bar: Bar, scale: Scale, unit: str, mark: float | None) -> Html:
             drawn += [element("line", class_=look, x1=x, x2=x, y1=middle - 4, y2=middle + 4) for x in (low, high)]
     parts = ", ".join(f"{part.name} {part.value:.3g} {unit}" for part in bar.parts if part.name)
     interval = f", 95% interval {bar.low:.3g} to {bar.high:.3g}" if bar.low is not None and bar.high is not None else ""
-    told = f"{bar.name}: {bar.shown}{interval}{' (' + parts + ')' if parts else ''}"
+    described = f"{bar.name}: {bar.shown}{interval}{' (' + parts + ')' if parts else ''}"
     return element(
         "li",
         element("span", bar.name, element("span", bar.tag, class_="tag") if bar.tag else None, class_="name"),
-        element("svg", element("title", told), *lines, *drawn, role="img", width="100%", height=_ROW),
+        element("svg", element("title", described), *lines, *drawn, role="img", width="100%", height=_ROW),
         element("span", bar.shown, element("small", bar.beside) if bar.beside else None, class_="value"),
     )
 
 
 def _ticks(scale: Scale, unit: str) -> Html:
     texts = []
-    for place, tick in enumerate(scale.ticks):
-        anchor = "middle" if place else "start"
+    for index, tick in enumerate(scale.ticks):
+        anchor = "middle" if index else "start"
         texts.append(element("text", short_number(tick), x=_at(scale, tick), y=13, text_anchor=anchor))
     axis = element("svg", *texts, width="100%", height=18)
-    return element("li", element("span", class_="name"), axis, element("span", unit, class_="value"),
-                   class_="axis", aria_hidden="true")  # fmt: skip
+    name, value = element("span", class_="name"), element("span", unit, class_="value")
+    return element("li", name, axis, value, class_="axis", aria_hidden="true")
 
 
 def legend(names: Sequence[tuple[str, str]]) -> Html:
     """(name, look) of every part."""
-    keys = [
-        element("li", element("svg", element("rect", class_=look, width=14, height=14, rx=3), class_="key",
-                              width=14, height=14, aria_hidden="true"), name)
-        for name, look in names
-    ]  # fmt: skip
+    keys = []
+    for name, look in names:
+        box = element("rect", class_=look, width=14, height=14, rx=3)
+        keys.append(element("li", element("svg", box, class_="key", width=14, height=14, aria_hidden="true"), name))
     return element("ul", *keys, class_="legend")
 
 
 def column_chart(title: str, whole: Sequence[float], filled: Sequence[float], highest: float, look: str) -> Html:
-    """Standing columns from depth 1: how much there was, outlined, and how much of it counted, filled. What is higher
-    than `highest` is cut there, with its size above."""
+    """Columns from depth 1: how much there was, outlined, and how much of it counted, filled. What is higher than
+    `highest` is cut there, with its size above."""
     step, floor, drawn = 100 / max(1, len(whole)), _ABOVE + _COLUMNS, []
     every = max(1, -(-len(whole) // 8))  # labels must not run into each other
     for depth, value in enumerate(whole):
         counted = filled[depth] if depth < len(filled) else 0.0
         left, width = f"{(depth + 0.12) * step:.2f}%", f"{0.76 * step:.2f}%"
-        columns = [
-            element("rect", class_=kind, x=left, width=width, y=f"{_ABOVE + _COLUMNS * (1 - size):.1f}",
-                    height=f"{_COLUMNS * size:.1f}")
-            for kind, size in (("offered", min(1.0, value / highest)), (look, min(1.0, counted / highest)))
-        ]  # fmt: skip
-        said = f"Depth {depth + 1}: {counted:.2f} of {value:.2f} a pass"
-        drawn.append(element("g", element("title", said), *columns))
+        columns = []
+        for kind, amount in (("offered", value), (look, counted)):
+            high = _COLUMNS * min(1.0, amount / highest)
+            top = f"{_ABOVE + _COLUMNS - high:.1f}"
+            columns.append(element("rect", class_=kind, x=left, width=width, y=top, height=f"{high:.1f}"))
+        hint = element("title", f"Depth {depth + 1}: {counted:.2f} of {value:.2f} a pass")
+        drawn.append(element("g", hint, *columns))
         if depth % every == 0:
             middle = f"{(depth + 0.5) * step:.2f}%"
             drawn.append(element("text", str(depth + 1), x=middle, y=floor + 15, text_anchor="middle"))
@@ -122,8 +121,8 @@ def column_chart(title: str, whole: Sequence[float], filled: Sequence[float], hi
                 size = short_number(round(value, 1))
                 drawn.append(element("text", size, x=middle, y=_ABOVE - 4, text_anchor="middle"))
     line = element("line", class_="floor", x1="0", x2="100%", y1=floor, y2=floor)
-    return element("svg", element("title", title), *drawn, line, role="img", class_="columns", width="100%",
-                   height=floor + 20)  # fmt: skip
+    name = element("title", title)
+    return element("svg", name, *drawn, line, role="img", class_="columns", width="100%", height=floor + 20)
 
 
 @dataclass(frozen=True)
@@ -131,37 +130,32 @@ class Curve:
     name: str
     points: tuple[tuple[float, float], ...]
     look: str
-    dashed: bool = False
 
 
-def curve_chart(title: str, described: str, curves: Sequence[Curve], x: Axis, y: Axis) -> Html:
+def curve_chart(title: str, curves: Sequence[Curve], x: Scale, y: Scale) -> Html:
     """Lines over a shared x. The lines are stretched to the width; dots and letters keep their shape."""
-    points = [point for curve in curves for point in curve.points]
-    across, up = x.scale([point[0] for point in points]), y.scale([point[1] for point in points])
+    described = "; ".join(f"{curve.name}: " + ", ".join(f"{b:g} at {a:g}" for a, b in curve.points) for curve in curves)
     high = _CURVES - 26
 
     def down(value: float) -> float:
-        return 8 + (high - 8) * (1 - up.share(value))
+        return 8 + (high - 8) * (1 - y.share(value))
 
     drawn, beside = [], []
-    for tick in up.ticks:
+    for tick in y.ticks:
         height = f"{down(tick):.1f}"
         drawn.append(element("line", class_="grid", x1="0", x2="100%", y1=height, y2=height))
         beside.append(element("text", short_number(tick), x=0, y=f"{down(tick) + 4:.1f}"))
-    for place, tick in enumerate(across.ticks):
-        anchor = "start" if place == 0 else "end" if place == len(across.ticks) - 1 else "middle"
-        drawn.append(element("text", short_number(tick), x=_at(across, tick), y=high + 18, text_anchor=anchor))
+    for index, tick in enumerate(x.ticks):
+        anchor = "start" if index == 0 else "end" if index == len(x.ticks) - 1 else "middle"
+        drawn.append(element("text", short_number(tick), x=_at(x, tick), y=high + 18, text_anchor=anchor))
+    whole = {"width": "100%", "height": str(_CURVES), "viewBox": f"0 0 100 {_CURVES}", "preserveAspectRatio": "none"}
     for curve in curves:
-        path = "L".join(f"{100 * across.share(a):.2f} {down(b):.2f}" for a, b in curve.points)
-        line = element("path", d=f"M{path}", class_=f"curve {curve.look}{' dashed' if curve.dashed else ''}")
-        drawn.append(
-            element("svg", line, x="0", y="0", width="100%", height=_CURVES, viewBox=f"0 0 100 {_CURVES}",
-                    preserveAspectRatio="none")
-        )  # fmt: skip
+        path = "L".join(f"{100 * x.share(a):.2f} {down(b):.2f}" for a, b in curve.points)
+        line = element("path", d=f"M{path}", class_=f"curve {curve.look}")
+        drawn.append(element("svg", line, x="0", y="0", **whole))
         for a, b in curve.points:
-            said = element("title", f"{curve.name} at {a:g}: {b:g}")
-            look = f"dot {curve.look}{' hollow' if curve.dashed else ''}"
-            drawn.append(element("circle", said, class_=look, cx=_at(across, a), cy=f"{down(b):.1f}", r=4))
+            hint = element("title", f"{curve.name} at {a:g}: {b:g}")
+            drawn.append(element("circle", hint, class_=f"dot {curve.look}", cx=_at(x, a), cy=f"{down(b):.1f}", r=4))
     words = (element("title", title), element("desc", described))
     return element(
         "div",

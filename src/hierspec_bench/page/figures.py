@@ -1,11 +1,12 @@
-"""How figures are written, and the pieces of page that all sections are made of."""
+"""How figures are written, and the parts that all sections of the page are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from hierspec_bench.page.markup import Child, Html, element, joined
-from hierspec_bench.page.reading import PEER, PLAIN, Entry, real
+from hierspec_bench.record import PEER, PLAIN, Entry
+from hierspec_bench.typed_json import number
 
 NOTHING = "–"
 
@@ -23,12 +24,12 @@ def rate(value: float | None) -> str:
 
 def exact(value: object) -> str:
     """As the record has it."""
-    number = real(value)
-    if number is None:
+    figure = number(value)
+    if figure is None:
         return NOTHING if value is None else str(value)
-    if number.is_integer() and isinstance(value, int):
+    if figure.is_integer() and isinstance(value, int):
         return f"{value:,}"
-    return f"{number:,.10g}"
+    return f"{figure:,.10g}"
 
 
 def percent(share: float) -> str:
@@ -39,12 +40,12 @@ def percent(share: float) -> str:
     return "< 1%" if shown == "0%" and share > 0 else shown
 
 
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(size: int, noun: str) -> str:
+    return f"{size:,} {noun}{'' if size == 1 else 's'}"
 
 
 def look(entry: Entry, best: Entry | None) -> str:
-    """Class of an entry's bar: plain grey, ours in one colour, the fastest stronger, peers hatched."""
+    """Class of an entry's bar: plain grey, ours in one colour, the fastest stronger, other engines hatched."""
     if entry.kind == PEER:
         return PEER
     if entry.kind == PLAIN or (not entry.alone and entry.name.startswith(PLAIN)):
@@ -53,12 +54,16 @@ def look(entry: Entry, best: Entry | None) -> str:
 
 
 def tag(entry: Entry) -> str:
-    return "peer" if entry.kind == PEER else ""
+    return "baseline" if entry.kind == PEER else ""
+
+
+def tagged(entry: Entry) -> Child:
+    return [entry.name, element("span", tag(entry), class_="tag") if tag(entry) else None]
 
 
 def section(key: str, title: str, *children: Child) -> Html:
-    return element("section", element("h2", title, id=f"{key}-title"), *children, id=key,
-                   aria_labelledby=f"{key}-title")  # fmt: skip
+    heading = element("h2", title, id=f"{key}-title")
+    return element("section", heading, *children, id=key, aria_labelledby=f"{key}-title")
 
 
 def figure(caption: str, *children: Child, title: str = "", wide: bool = False) -> Html:

@@ -5,30 +5,32 @@ from __future__ import annotations
 import base64
 import hashlib
 from importlib import resources
-from typing import Any
 
 from hierspec.plot import COLOURS, DARK_COLOURS
 from hierspec_bench.page.head import head, sentence
 from hierspec_bench.page.inside import inside_sections
 from hierspec_bench.page.markup import Html, element
 from hierspec_bench.page.peers import peers_section
-from hierspec_bench.page.reading import Run
 from hierspec_bench.page.sameness import sameness_sections
 from hierspec_bench.page.speed import speed_sections
 from hierspec_bench.page.texts import source_looks, text_section
+from hierspec_bench.record import Record
 
 _UNDERLINES = ("solid", "dashed", "dotted", "double", "wavy")
 
 
-def report_page(document: dict[str, Any]) -> str:
+def report_page(record: Record) -> str:
     """The page of one bench record as text."""
-    run = Run.of(document)
-    looks = source_looks(run)
-    speedups, *rates = speed_sections(run)
+    looks = source_looks(record)
+    speedups, *rates = speed_sections(record)
     sections = [
-        speedups, text_section(run, looks), *rates, *inside_sections(run, looks), *sameness_sections(run),
-        peers_section(run),
-    ]  # fmt: skip
+        speedups,
+        text_section(record, looks),
+        *rates,
+        *inside_sections(record, looks),
+        *sameness_sections(record),
+        peers_section(record),
+    ]
     style, script = _colours() + _own("style.css"), _own("script.js")
     # Hashes instead of 'unsafe-inline': a style or script that came in with a text would not run even if it got here.
     policy = (
@@ -36,7 +38,7 @@ def report_page(document: dict[str, Any]) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     toggle = element("button", "Dark or light", type="button", id="theme", hidden=True)
-    title = f"hierspec bench: {document.get('model', 'report')}"
+    title = f"hierspec bench: {record.document.get('model', 'report')}"
     page = element(
         "html",
         element(
@@ -44,7 +46,7 @@ def report_page(document: dict[str, Any]) -> str:
             element("meta", charset="utf-8"),
             element("meta", http_equiv="Content-Security-Policy", content=policy),
             element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-            element("meta", name="description", content=sentence(run)),
+            element("meta", name="description", content=sentence(record)),
             element("link", rel="icon", href="data:,"),
             element("title", title),
             Html(f"<style>{style}</style>"),
@@ -53,7 +55,7 @@ def report_page(document: dict[str, Any]) -> str:
             "body",
             toggle,
             _hatching(),
-            head(run),
+            head(record),
             element("main", *(part for part in sections if part is not None)),
             element("footer", "Made by hierspec bench. This page loads nothing and sends nothing."),
             Html(f"<script>{script}</script>"),
@@ -72,7 +74,7 @@ def _hash(text: str) -> str:
 
 
 def _colours() -> str:
-    """The colours of `hierspec.plot` for lines, bars and guessed text, with an underline as a second sign."""
+    """The colours of `hierspec.plot` for lines, bars and drafted text, with an underline as a second sign."""
     rules = [
         f"--s{place}: light-dark({light}, {dark});"
         for place, (light, dark) in enumerate(zip(COLOURS, DARK_COLOURS, strict=True))
@@ -87,9 +89,9 @@ def _colours() -> str:
 
 
 def _hatching() -> Html:
-    """How peers' bars are filled, for those to whom colours say little."""
+    """How bars of other engines are filled, for those to whom colours say little."""
     line = element("path", d="M0 0V6", class_="hatch")
     ground = element("rect", width=6, height=6, class_="hatch-ground")
-    pattern = element("pattern", ground, line, id="hatch", width=6, height=6, patternUnits="userSpaceOnUse",
-                      patternTransform="rotate(45)")  # fmt: skip
+    units = {"patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}
+    pattern = element("pattern", ground, line, id="hatch", width=6, height=6, **units)
     return element("svg", element("defs", pattern), class_="nowhere", width=0, height=0, aria_hidden="true")

@@ -1,36 +1,38 @@
-"""How fast: against plain decoding and the peers, by task, in tokens per second and by temperature."""
+"""How fast: against plain decoding and other engines, by task, in tokens per second and by temperature."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hierspec.plot import COLOURS, Axis
 from hierspec_bench.page.charts import Bar, Curve, Part, bar_chart, bar_scale, curve_chart, legend
-from hierspec_bench.page.figures import exact, figure, look, rate, section, table, tag, times
+from hierspec_bench.page.figures import exact, figure, look, rate, section, table, tag, tagged, times
 from hierspec_bench.page.markup import Html, element
-from hierspec_bench.page.reading import PEER, PLAIN, PLAN, Entry, Run, fastest
+from hierspec_bench.record import PEER, PLAIN, Entry, Record, fastest
 
 
-def speed_sections(run: Run) -> list[Html | None]:
-    return [_speedups(run), _rates(run), _temperatures(run)]
+def speed_sections(record: Record) -> list[Html | None]:
+    return [_speedups(record), _rates(record), _temperatures(record)]
 
 
-def _speedups(run: Run) -> Html | None:
-    overall = _speedup_bars(run, run.main.entries)
+def _speedups(record: Record) -> Html | None:
+    entries = record.main.entries
+    overall = _speedup_bars(record, entries)
     if not overall:
         return None
-    by_task = {task: _speedup_bars(run, [entry.in_task(task) for entry in run.main.entries]) for task in run.tasks}
+    by_task = {task: _speedup_bars(record, [entry.in_task(task) for entry in entries]) for task in record.tasks}
     scale = bar_scale([bar for bars in (overall, *by_task.values()) for bar in bars], 1.0)
     keys = [("fastest plan", "best"), ("other plans", "plan"), ("plain decoding", PLAIN)]
-    if run.main.named(PEER):
-        keys.append(("peers: other programs on the same prompts", PEER))
-    whiskers = any(bar.high is not None for bar in overall)
-    said = "Tokens per second over those of plain decoding on the same prompts, prefill included."
-    said += " Whiskers are 95% bootstrap intervals over prompts." if whiskers else ""
-    if not all(entry.alone for entry in run.main.entries):
-        said += " Batches answer several prompts side by side; the fastest plan is sought among those that answer one."
-    charts = [figure(said, legend(keys), bar_chart(overall, scale, "× plain", 1.0), title="All prompts", wide=True)]
-    if (beside := _against_peers(run)) is not None:
+    if record.main.named(PEER):
+        keys.append(("baselines: other engines on the same prompts", PEER))
+    caption = "Tokens per second over those of plain decoding on the same prompts, prefill included."
+    if any(bar.high is not None for bar in overall):
+        caption += " Whiskers are 95% bootstrap intervals over prompts."
+    if not all(entry.alone for entry in entries):
+        caption += " Batches answer several prompts at once; the fastest plan is sought among those that answer one."
+    chart = bar_chart(overall, scale, "× plain", 1.0)
+    charts = [figure(caption, legend(keys), chart, title="All prompts", wide=True)]
+    if (beside := _against_peers(record)) is not None:
         charts.append(beside)
     if len(by_task) > 1:
         charts += [
@@ -39,94 +41,87 @@ def _speedups(run: Run) -> Html | None:
     return section("speed", "Speed-up", element("div", *charts, class_="cards"))
 
 
-def _against_peers(run: Run) -> Html | None:
-    """Our fastest plan beside the peer that is best at a task: behind is said where it is behind."""
-    best = run.best
-    if best is None or not run.main.named(PEER):
+def _against_peers(record: Record) -> Html | None:
+    """Our fastest plan beside the engine that is fastest at a task, also where ours is behind."""
+    best, peers = record.best, record.main.named(PEER)
+    if best is None or not peers:
         return None
     rows = []
-    by_name = {peer.name: peer for peer in run.main.named(PEER)}
-    for task in (None, *run.tasks):
-        ours, peers = best, list(by_name.values())
-        if task is not None:
-            ours, peers = best.in_task(task), [peer.in_task(task) for peer in peers]
-        peer, speed = fastest(peers), ours.number("tokens_per_second")
-        theirs = None if peer is None else peer.number("tokens_per_second")
-        if peer is not None and theirs and speed is not None:
-            mark = (
-                element("span", "ahead", class_="good") if speed > theirs else element("span", "behind", class_="bad")
-            )
-            sure = best.interval_over(by_name[peer.name], task)
-            within = f"{sure[0]:.2f}–{sure[1]:.2f}" if sure else ""
-            told = (times(speed / theirs), within, mark, rate(speed), rate(theirs), peer.name)
-            rows.append([task or "all prompts", *told])
-    heads = ["task", "ratio", "95%", "", best.name, "best peer", "which"]
-    said = "Tokens per second of our fastest plan and of the peer that is fastest at the task."
-    return figure(said, table("", heads, rows, texts=(0, 3, 6)), title="Beside the best peer of each task", wide=True)
+    for task in (None, *record.tasks):
+        ours = best if task is None else best.in_task(task)
+        theirs = fastest(peers if task is None else [peer.in_task(task) for peer in peers])
+        if theirs is None or (ratio := ours.over(theirs)) is None:
+            continue
+        mark = element("span", "ahead", class_="good") if ratio > 1 else element("span", "behind", class_="bad")
+        interval = best.interval_over(next(peer for peer in peers if peer.name == theirs.name), task)
+        within = f"{interval[0]:.2f}–{interval[1]:.2f}" if interval else ""
+        rates = rate(ours.figures.tokens_per_second), rate(theirs.figures.tokens_per_second)
+        rows.append([task or "all prompts", times(ratio), within, mark, *rates, theirs.name])
+    heads = ["task", "ratio", "95%", "", best.name, "fastest other", "which"]
+    caption = "Tokens per second of our fastest plan and of the other engine that is fastest at the task."
+    inner = table("", heads, rows, texts=(0, 3, 6))
+    return figure(caption, inner, title="Beside the fastest other engine of each task", wide=True)
 
 
-def _speedup_bars(run: Run, entries: Sequence[Entry]) -> list[Bar]:
+def _speedup_bars(record: Record, entries: Sequence[Entry]) -> list[Bar]:
     bars = []
     for entry in entries:
-        value, interval = entry.number("speedup"), entry.interval()
+        value = entry.figures.speedup
         if value is None:
             continue
-        interval = None if entry.kind == PLAIN else interval  # it is the measure itself
+        interval = None if entry.kind == PLAIN else entry.figures.speedup_interval  # plain is the measure itself
         low, high = interval or (None, None)
         beside = f"{low:.2f}–{high:.2f}" if low is not None and high is not None else ""
-        parts = (Part(value, look(entry, run.best)),)
+        parts = (Part(value, look(entry, record.best)),)
         bars.append(Bar(entry.name, parts, times(value), tag(entry), low, high, beside))
     return bars
 
 
-def _rates(run: Run) -> Html | None:
-    entries = [entry for entry in run.main.entries if entry.number("tokens_per_second") is not None]
+def _rates(record: Record) -> Html | None:
+    entries = [entry for entry in record.main.entries if entry.figures.tokens_per_second is not None]
     if not entries:
         return None
-    whole = _bars(run, entries, "tokens_per_second")
-    decoding = _bars(run, entries, "decode_tokens_per_second")
+    whole = _bars(record, entries, "tokens_per_second")
+    decoding = _bars(record, entries, "decode_tokens_per_second")
     scale = bar_scale([*whole, *decoding])
-    charts = [
-        figure("All tokens over all seconds, from the question to the last token.",
-               bar_chart(whole, scale, "tokens/s"), title="Tokens per second, prefill included"),
-    ]  # fmt: skip
+    caption = "All tokens over all seconds, from the question to the last token."
+    charts = [figure(caption, bar_chart(whole, scale, "tokens/s"), title="Tokens per second, prefill included")]
     if decoding:
-        charts.append(
-            figure("After the first step, which reads the prompt. The same scale as the chart before it.",
-                   bar_chart(decoding, scale, "tokens/s"), title="Tokens per second, decoding alone")
-        )  # fmt: skip
+        caption = "After the first step, which is the prefill. The same scale as the chart before it."
+        chart = bar_chart(decoding, scale, "tokens/s")
+        charts.append(figure(caption, chart, title="Tokens per second, decoding alone"))
     if prefill := _prefill(entries):
         charts.append(prefill)
-    passes = _bars(run, entries, "tokens_per_pass", "{:.2f}".format)
+    passes = _bars(record, entries, "tokens_per_pass", "{:.2f}".format)
     if passes:
-        charts.append(
-            figure("Tokens written by one pass of the model itself: plain decoding writes one. Peers do not tell.",
-                   bar_chart(passes, bar_scale(passes, 1.0), "a pass", 1.0), title="Tokens per pass")
-        )  # fmt: skip
-    return section("rates", "Tokens per second", element("div", *charts, class_="cards pairs"), _all_figures(run))
+        caption = "Tokens per pass of the model itself: plain decoding writes one. Other engines do not tell."
+        chart = bar_chart(passes, bar_scale(passes, 1.0), "a pass", 1.0)
+        charts.append(figure(caption, chart, title="Tokens per pass"))
+    return section("rates", "Tokens per second", element("div", *charts, class_="cards pairs"), _all_figures(record))
 
 
-def _bars(run: Run, entries: Sequence[Entry], key: str, shown: object = None) -> list[Bar]:
-    write = shown if callable(shown) else rate
+def _bars(
+    record: Record, entries: Sequence[Entry], key: str, shown: Callable[[float], str] = lambda value: rate(value)
+) -> list[Bar]:
     return [
-        Bar(entry.name, (Part(value, look(entry, run.best)),), write(value), tag(entry))
+        Bar(entry.name, (Part(value, look(entry, record.best)),), shown(value), tag(entry))
         for entry in entries
-        if (value := entry.number(key)) is not None
+        if (value := getattr(entry.figures, key)) is not None
     ]
 
 
 def _prefill(entries: Sequence[Entry]) -> Html | None:
     bars = []
     for entry in entries:
-        first, later = entry.number("prefill_seconds"), entry.number("decode_seconds")
-        if first is not None and later is not None:
-            parts = (Part(first, "time-0", "prefill"), Part(later, "time-1", "decoding"))
-            bars.append(Bar(entry.name, parts, f"{first:,.1f} + {later:,.1f}", tag(entry)))
+        prefill, decoding = entry.figures.prefill_seconds, entry.figures.decode_seconds
+        if prefill is not None and decoding is not None:
+            parts = (Part(prefill, "time-0", "prefill"), Part(decoding, "time-1", "decoding"))
+            bars.append(Bar(entry.name, parts, f"{prefill:,.1f} + {decoding:,.1f}", tag(entry)))
     if not bars:
         return None
     keys = legend([("prefill", "time-0"), ("decoding", "time-1")])
-    said = "Seconds for all prompts: reading them, then writing. Speculation makes only the second part shorter."
-    return figure(said, keys, bar_chart(bars, bar_scale(bars), "s"), title="Prefill and decoding")
+    caption = "Seconds for all prompts: prefill, then decoding. Speculation shortens only the second part."
+    return figure(caption, keys, bar_chart(bars, bar_scale(bars), "s"), title="Prefill and decoding")
 
 
 _COLUMNS = (
@@ -144,42 +139,37 @@ _COLUMNS = (
 )
 
 
-def _all_figures(run: Run) -> Html:
-    """Every figure as the record has it, for those who want to reckon."""
-    columns = [pair for pair in _COLUMNS if any(pair[1] in entry.figures for entry in run.main.entries)]
-    rows = [
-        [[entry.name, element("span", "peer", class_="tag") if entry.kind == PEER else None],
-         *(exact(entry.figures.get(key)) for _, key in columns)]
-        for entry in run.main.entries
-    ]  # fmt: skip
+def _all_figures(record: Record) -> Html:
+    """Every figure as the record has it."""
+    entries = record.main.entries
+    columns = [pair for pair in _COLUMNS if any(getattr(entry.figures, pair[1]) is not None for entry in entries)]
+    rows = [[tagged(entry), *(exact(getattr(entry.figures, key)) for _, key in columns)] for entry in entries]
     inner = table("", ["plan", *(name for name, _ in columns)], rows)
     return element("details", element("summary", "All of these as figures"), inner)
 
 
-def _temperatures(run: Run) -> Html | None:
-    names = list(dict.fromkeys(entry.name for setting in run.settings for entry in setting.entries if entry.alone))
-    curves: list[Curve] = []
-    for name in names:
-        points, kind = [], PLAN
-        for setting in run.settings:
-            for entry in setting.entries:
-                value = entry.number("tokens_per_second")
-                if entry.name == name and value is not None and setting.temperature is not None:
-                    points.append((setting.temperature, value))
-                    kind = entry.kind
-        if len({place for place, _ in points}) > 1:
-            colour = "plain" if kind == PLAIN else f"s{len(curves) % len(COLOURS)}"
-            curves.append(Curve(name, tuple(sorted(points)), colour, kind == PEER))
-    if not curves:
+def _temperatures(record: Record) -> Html | None:
+    """Plans and other engines apart, and never more curves in a chart than there are colours."""
+    points: dict[tuple[str, str], list[tuple[float, float]]] = {}  # by title of the chart and name
+    for setting in record.settings:
+        for entry in setting.entries:
+            value = entry.figures.tokens_per_second
+            if entry.alone and value is not None and setting.temperature is not None:
+                title = "Baselines: other engines" if entry.kind == PEER else "Plans"
+                points.setdefault((title, entry.name), []).append((setting.temperature, value))
+    points = {key: sorted(places) for key, places in points.items() if len({at for at, _ in places}) > 1}
+    if not points:
         return None
-    told = "; ".join(f"{curve.name}: " + ", ".join(f"{b:g} at {a:g}" for a, b in curve.points) for curve in curves)
-    keys = legend(
-        [
-            (curve.name + (" (peer)" if curve.dashed else ""), curve.look + (" hollow" if curve.dashed else ""))
-            for curve in curves
-        ]
-    )
-    chart = curve_chart("Tokens per second against temperature", told, curves, Axis("temperature"), Axis("tokens/s"))
-    said = "Tokens per second, prefill included, against the sampling temperature; 0 is greedy."
-    said += " Dashed: peers." if any(curve.dashed for curve in curves) else ""
-    return section("temperatures", "Temperature", figure(said, keys, chart, wide=True))
+    every = [place for places in points.values() for place in places]
+    scales = Axis("").scale([at for at, _ in every]), Axis("").scale([value for _, value in every])
+    looks = {key: f"s{number % len(COLOURS)}" for number, key in enumerate(points)}
+    charts = []
+    for title in dict.fromkeys(title for title, _ in points):
+        curves = [Curve(key[1], tuple(places), looks[key]) for key, places in points.items() if key[0] == title]
+        for start in range(0, len(curves), len(COLOURS)):
+            part = curves[start : start + len(COLOURS)]
+            keys = legend([(curve.name, curve.look) for curve in part])
+            charts.append(figure("", keys, curve_chart(f"{title} against temperature", part, *scales), title=title))
+    lead = "Tokens per second, prefill included, against the sampling temperature; 0 is greedy. One scale for all."
+    cards = element("div", *charts, class_="cards")
+    return section("temperatures", "Temperature", element("p", lead, class_="lead"), cards)

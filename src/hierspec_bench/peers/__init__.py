@@ -1,7 +1,7 @@
-"""Other programs that write text from the same weights, for comparison: each in its own environment and process."""
+"""Other engines that write text from the same weights, as baselines: each in its own environment and process."""
 
 from hierspec_bench.peers.catalogue import KINDS, PeerKind, chosen_kinds
-from hierspec_bench.peers.install import ENVIRONMENTS, install
+from hierspec_bench.peers.install import ENVIRONMENTS, install, python_of
 from hierspec_bench.peers.opening import Peer, PeerAnswer, not_handed_on, open_peers
 from hierspec_bench.peers.stepper import TransformersPeer, open_peer
 
@@ -17,4 +17,5 @@ __all__ = [
     "not_handed_on",
     "open_peer",
     "open_peers",
+    "python_of",
 ]

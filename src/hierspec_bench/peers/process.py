@@ -1,4 +1,4 @@
-"""A peer in a process of its own, spoken to in JSON lines: it may crash, hang or print, and we say so in a sentence."""
+"""An engine in its own process, spoken to in JSON lines: it may crash, hang or print, and we say so in a sentence."""
 
 from __future__ import annotations
 
@@ -18,17 +18,22 @@ from hierspec.core.errors import HierspecError
 
 _CLOSING_SECONDS = 3.0
 _PATIENCE_SECONDS = 1.0
-# Threads that wait for long must sleep, as other programs are measured meanwhile; those that wait a millisecond for the
-# next product must not, or the peer is slowed down. Nothing of ours is seen from there.
+# Threads that wait for long must sleep, as other engines are measured meanwhile; those that wait a millisecond for the
+# next product must not, or the engine is slowed down. It sees none of our packages.
 _ENVIRONMENT = {
-    "KMP_BLOCKTIME": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1", "PYTHONNOUSERSITE": "1", "OPENVINO_TELEMETRY": "0",
-}  # fmt: skip
+    "KMP_BLOCKTIME": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONNOUSERSITE": "1",
+    "OPENVINO_TELEMETRY": "0",
+}
 _NOT_HANDED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
 
 
 class PeerError(HierspecError):
-    """A peer that did not do what it was asked."""
+    """An engine that did not do what it was asked."""
 
 
 class Worker:
@@ -39,16 +44,20 @@ class Worker:
 
     def __init__(self, name: str, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
         self.name = name
-        kept = {key: value for key, value in os.environ.items() if key not in _NOT_HANDED_ON}
-        kept |= _ENVIRONMENT | {"HIERSPEC_PARENT": str(os.getpid())} | dict(environment or {})
+        variables = {key: value for key, value in os.environ.items() if key not in _NOT_HANDED_ON}
+        variables |= _ENVIRONMENT | {"HIERSPEC_PARENT": str(os.getpid())} | dict(environment or {})
         self._errors = tempfile.TemporaryFile("a+b")  # noqa: SIM115, open while the process may write; appends where we read
         try:
             self._process = subprocess.Popen(
-                [str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-                env=kept, start_new_session=True,
-            )  # fmt: skip
+                [str(part) for part in command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                env=variables,
+                start_new_session=True,
+            )
         except OSError as error:
-            raise PeerError(f"The peer {name} cannot be started ({error.strerror or error}).") from error
+            raise PeerError(f"The engine {name} cannot be started ({error.strerror or error}).") from error
         self._closed = False
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -88,7 +97,7 @@ class Worker:
             self.close(at_once=True)
             raise self._broken(f"answered something else than a JSON object ({line[:60]!r})") from error
         if "error" in answer:
-            raise PeerError(f"The peer {self.name} says: {str(answer['error']).rstrip('.')}.")
+            raise PeerError(f"The engine {self.name} says: {str(answer['error']).rstrip('.')}.")
         return answer
 
     @property
@@ -105,10 +114,10 @@ class Worker:
         return self._lines.get(timeout=timeout)
 
     def _broken(self, what: str) -> PeerError:
-        said = self.last_words()
-        return PeerError(f"The peer {self.name} {what}" + (f"; its last words: {said}." if said else "."))
+        line = self.last_line()
+        return PeerError(f"The engine {self.name} {what}" + (f"; its last line: {line}." if line else "."))
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """The last line that it wrote to standard error."""
         try:
             size = self._errors.seek(0, os.SEEK_END)

@@ -1,22 +1,20 @@
-"""A peer's best setting is searched, not taken from its defaults; what was found is kept for this machine."""
+"""The best setting of another engine is searched, not taken from its defaults, and kept for this machine."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hierspec.core.errors import HierspecError
+from hierspec.kept import KeptFile
 from hierspec.machine import machine
-from hierspec.paths import cache_folder, whole_file
 from hierspec_bench.peers.catalogue import Setting
 
 PROMPTS, TOKENS, WARM_TOKENS = 3, 48, 8
-SECONDS = 1800.0  # for the searches of all peers together
+SECONDS = 1800.0  # for the searches of all engines together
 _HOPELESS = 3.0  # a setting this many times slower than the best on the first prompt is not tried on the others
 _PATIENCE = 60.0  # seconds beyond that which opening and each answer may take: some compile on the way
 _NO_TIME = "Not tried: the time for searching was over."
@@ -24,7 +22,7 @@ _NO_TIME = "Not tried: the time for searching was over."
 
 @dataclass
 class Allowance:
-    """Time for the searches of several peers: each may take an equal part of what those before it have left."""
+    """Time for the searches of several engines: each may take an equal part of what those before it have left."""
 
     peers: int
     seconds: float = SECONDS
@@ -32,7 +30,7 @@ class Allowance:
 
     @contextmanager
     def part(self) -> Iterator[Callable[[], bool]]:
-        """One peer's: tells whether it is used up."""
+        """One engine's: tells whether it is used up."""
         began, part = self.clock(), self.seconds / max(1, self.peers)
         try:
             yield lambda: self.clock() - began > part
@@ -50,11 +48,18 @@ class Timed(Protocol):
 
 
 @dataclass(frozen=True)
-class Found:
+class Searched:
     """The fastest setting, and what every one of them gave."""
 
     setting: Setting
     searched: list[dict[str, Any]]
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Searched:
+        return cls(dict(document["setting"]), list(document["searched"]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"setting": dict(self.setting), "searched": self.searched}
 
     @property
     def tried(self) -> list[dict[str, Any]]:
@@ -70,28 +75,28 @@ def search(
     open_with: Callable[[Setting, float | None], None],
     generate: Callable[[list[int], int, float | None], Timed],
     prompts: Sequence[list[int]],
-    tried: Callable[[int], None] = lambda count: None,
+    report: Callable[[int], None] = lambda count: None,
     over: Callable[[], bool] = lambda: False,
-    known: Sequence[Mapping[str, Any]] = (),
-) -> Found:
+    earlier: Sequence[Mapping[str, Any]] = (),
+) -> Searched:
     """Every setting on the prompts, after a warm-up, until time is over. Those that cannot run, are far slower than the
-    best or were not tried any more are kept with that reason. Both functions are told how many seconds they may take
+    best or were not tried any more are listed with that reason. Both functions are told how many seconds they may take
     at most, once that is known: a setting that the processor has no instructions for may be slower by a hundred.
-    What is `known` from an earlier search is not tried again."""
+    Settings of an `earlier` search are not tried again."""
     searched: list[dict[str, Any]] = []
     best: tuple[float, float] | None = None  # the fastest so far: tokens/s on all prompts, and on the first
-    if speeds := [item["tokens_per_second"] for item in known if "tokens_per_second" in item]:
+    if speeds := [item["tokens_per_second"] for item in earlier if "tokens_per_second" in item]:
         best = max(speeds), max(speeds)
     limit: float | None = None  # for an answer
     opening_limit: float | None = None
     for count, setting in enumerate(settings, 1):
         item: dict[str, Any] = {"setting": dict(setting)}
-        earlier = next((dict(one) for one in known if one["setting"] == item["setting"]), None)
-        searched.append(earlier or item)
-        if earlier is None and best is not None and over():
+        before = next((dict(tried) for tried in earlier if tried["setting"] == item["setting"]), None)
+        searched.append(before or item)
+        if before is None and best is not None and over():
             item["error"] = _NO_TIME
-        if earlier is not None or "error" in item:
-            tried(count)
+        if before is not None or "error" in item:
+            report(count)
             continue
         try:
             began = time.monotonic()
@@ -112,32 +117,18 @@ def search(
                     opening_limit = _HOPELESS * opened + _PATIENCE
         except HierspecError as error:
             item["error"] = str(error)
-        tried(count)
+        report(count)
     good = [item for item in searched if "error" not in item]
     if not good:
         raise HierspecError(searched[0]["error"] if searched else "There are no settings to try.")
-    return Found(max(good, key=lambda item: item["tokens_per_second"])["setting"], searched)
+    return Searched(max(good, key=lambda item: item["tokens_per_second"])["setting"], searched)
 
 
 def _speed(answers: Sequence[Timed]) -> float:
     return sum(len(answer.tokens) for answer in answers) / sum(answer.seconds for answer in answers)
 
 
-def kept(peer: str, version: str, model: Sequence[str]) -> Found | None:
-    """What was found here before for this version of the peer and this model."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        content = json.loads(_path(peer, version, model).read_text(encoding="utf-8"))
-        return Found(dict(content["setting"]), list(content["searched"]))
-    return None
-
-
-def keep(peer: str, version: str, model: Sequence[str], found: Found) -> None:
-    with whole_file(_path(peer, version, model)) as temporary:
-        content = {"setting": dict(found.setting), "searched": found.searched}
-        temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
-def _path(peer: str, version: str, model: Sequence[str]) -> Any:
-    key = json.dumps([peer, version, list(model), machine()], sort_keys=True)
-    folder = cache_folder() / "peer-settings"
-    return folder / f"{peer.replace(':', '-')}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+def kept_search(engine: str, version: str, model: Sequence[str]) -> KeptFile:
+    """Where the search for this version of an engine and this model is kept. `model` tells the threads too."""
+    name = engine.replace(":", "-") + "-{key}.json"
+    return KeptFile.of("peer-settings", [engine, version, list(model), machine()], name, digits=16)

@@ -1,4 +1,4 @@
-"""transformers inside this process, for `bench --passes`: single passes cannot be timed through a pipe."""
+"""transformers inside this process, for `bench passes`: single passes cannot be timed through a pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TransformersPeer:
             import torch
             import transformers
         except ImportError as error:
-            raise HierspecError("The peer transformers is not installed; pip install transformers.") from error
+            raise HierspecError("transformers is not installed; run: pip install 'hierspec[bench]'") from error
         self.name = "transformers:lookup" if lookup else "transformers"
         self._options: dict[str, Any] = {"prompt_lookup_num_tokens": 10} if lookup else {}
         self._stop_ids = sorted(stop_ids)
@@ -45,7 +45,7 @@ class TransformersPeer:
         return tokens, time.perf_counter() - began
 
     def stepper(self, context: list[int]) -> Callable[[int], None]:
-        """Reads the context once; the function then runs one pass over one more token."""
+        """Runs the prefill of the context; the function then runs one pass over one more token."""
         import torch
         from transformers import DynamicCache
 
@@ -57,12 +57,12 @@ class TransformersPeer:
             with torch.inference_mode():
                 ids = torch.tensor([[token]], device=self._model.device)
                 self._model(ids, past_key_values=cache, use_cache=True)
-                cache.crop(-1)  # forget the token again
+                cache.crop(-1)  # drop the token again
 
         return step
 
 
 def open_peer(name: str, folder: Path, dtype: str, device: str, stop_ids: frozenset[int]) -> TransformersPeer:
     if name not in ("transformers", "transformers:lookup"):
-        raise HierspecError(f"Unknown peer {name!r}; single passes are compared with transformers only.")
+        raise HierspecError(f"Unknown engine {name!r}; single passes are compared with transformers only.")
     return TransformersPeer(folder, dtype, device, stop_ids, lookup=name.endswith(":lookup"))

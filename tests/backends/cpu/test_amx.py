@@ -1,4 +1,4 @@
-"""Products with matrix units: against their definition, at every width, and the instructions that LLVM writes."""
+"""Products by AMX: against their definition, at every width, and the instructions that LLVM emits."""
 
 import re
 
@@ -10,46 +10,54 @@ from hypothesis import strategies as st
 from llvmlite import binding, ir
 from numba import njit
 
-from hierspec.backends.cpu import amx as matrix_units
-from hierspec.backends.cpu.amx import DEPTH, TileUnits, begin_tiles, end_tiles, pack, write_product
+from hierspec.backends.cpu import amx
+from hierspec.backends.cpu.amx import (
+    DEPTH,
+    ProductArguments,
+    TileRegisters,
+    begin_tiles,
+    emit_product,
+    end_tiles,
+    to_tiles,
+)
 from hierspec.backends.cpu.llvm import VectorWriter
-from hierspec.backends.cpu.product import MATRICES, TILE_ROOM, make_ready, row_tiles
+from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES, BFLOAT16_AMX, amx_tiles, prepare_inputs
 
 _shapes = ((1, 1), (1, 2), (2, 1), (2, 2))
 
 
 @njit
-def _multiply(x, ready, scratch, weights, together, out):
+def _multiply(x, prepared, scratch, weights, together, out):
     """The first `together` blocks (1 or 2) in one product, the others one by one."""
     rows, size = x.shape
-    place, room = ready.ctypes.data, scratch.ctypes.data
-    make_ready(x.ctypes.data, rows, size, MATRICES, place, room)
-    begin_tiles(room)
+    inputs, memory = prepared.ctypes.data, scratch.ctypes.data
+    prepare_inputs(x.ctypes.data, rows, size, BFLOAT16_AMX, inputs, memory)
+    begin_tiles(memory)
     block = 0
     while block < len(weights):
-        own, to = weights[block].ctypes.data, out.ctypes.data + block * 64
+        first, target = weights[block].ctypes.data, out.ctypes.data + block * 64
         second = weights[min(block + 1, len(weights) - 1)].ctypes.data
-        row_tiles(place, rows, own, second, together, size, to, out.shape[1], 64, room)
+        amx_tiles(inputs, rows, first, second, together, size, target, out.shape[1], 64, memory)
         block += together
         together = 1
-    end_tiles(room)
+    end_tiles(memory)
 
 
 def product(x: np.ndarray, tiles: np.ndarray, together: int = 1) -> np.ndarray:
     rows, size = x.shape
-    # What inputs of earlier passes left behind must not matter.
-    ready = np.full((-(-rows // 16) * 16, -(-size // DEPTH) * DEPTH), 0x7FC0, np.uint16)
+    # Inputs of earlier passes that are still in memory must not matter.
+    prepared = np.full((-(-rows // 16) * 16, -(-size // DEPTH) * DEPTH), 0x7FC0, np.uint16)
     out = np.full((rows, 16 * len(tiles)), np.nan, np.float32)
-    _multiply(x, ready, np.zeros(TILE_ROOM, np.int8), tiles, together, out)
+    _multiply(x, prepared, np.zeros(AMX_SCRATCH_BYTES, np.int8), tiles, together, out)
     return out
 
 
 def in_tiles(weights: torch.Tensor) -> np.ndarray:
-    return pack(weights).view(torch.int16).numpy()
+    return to_tiles(weights).view(torch.int16).numpy()
 
 
 def as_defined(x: torch.Tensor, weights: torch.Tensor) -> np.ndarray:
-    """tdpbf16ps as Intel writes it down. Two bfloat16 make an exact float32, so adding that is a fused step."""
+    """tdpbf16ps as Intel defines it. Two bfloat16 make an exact float32, so adding that is a fused step."""
     pad = (0, -x.shape[1] % DEPTH)
     a, b = (torch.nn.functional.pad(part, pad).bfloat16().float().numpy() for part in (x, weights))
     total = np.zeros((len(a), len(b)), np.float32)
@@ -61,34 +69,38 @@ def as_defined(x: torch.Tensor, weights: torch.Tensor) -> np.ndarray:
     return total
 
 
-def same_bits(one: np.ndarray, two: np.ndarray) -> bool:
-    return bool((one.view(np.int32) == two.view(np.int32)).all())
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return bool((a.view(np.int32) == b.view(np.int32)).all())
 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    rows=st.integers(1, 50), groups=st.integers(1, 7), blocks=st.integers(1, 5), seed=st.integers(0, 1000),
+    rows=st.integers(1, 50),
+    groups=st.integers(1, 7),
+    blocks=st.integers(1, 5),
+    seed=st.integers(0, 1000),
     scale=st.sampled_from([1e-3, 1.0, 300.0]),
-)  # fmt: skip
-def test_products_are_as_defined_and_rows_are_rows_alone(rows, groups, blocks, seed, scale):
+)
+def test_products_are_as_defined_and_each_row_is_as_if_alone(rows, groups, blocks, seed, scale):
     generator = torch.Generator().manual_seed(seed)
     x = scale * torch.randn(rows, 16 * groups, generator=generator)
     weights = torch.randn(16 * blocks, 16 * groups, generator=generator)
     tiles = in_tiles(weights)
-    found = product(x.numpy(), tiles)
-    if not matrix_units.AVAILABLE:
-        assert same_bits(found, as_defined(x, weights))
+    result = product(x.numpy(), tiles)
+    if not amx.available():
+        assert same_bits(result, as_defined(x, weights))
     exact = x.bfloat16().double() @ weights.bfloat16().double().T
-    assert np.allclose(found, exact.numpy(), rtol=1e-4, atol=1e-4 * scale)
+    assert np.allclose(result, exact.numpy(), rtol=1e-4, atol=1e-4 * scale)
     for row in range(rows):
-        assert same_bits(product(x[row : row + 1].numpy(), tiles), found[row])
+        assert same_bits(product(x[row : row + 1].numpy(), tiles), result[row])
     if blocks > 1:
-        assert same_bits(product(x.numpy(), tiles, together=2), found)
+        assert same_bits(product(x.numpy(), tiles, together=2), result)
 
 
-@pytest.mark.skipif(not matrix_units.AVAILABLE, reason=matrix_units.REASON or "there are matrix units")
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 16, 17, 33, 64])
-def test_the_units_do_what_their_definition_says(rows):
+def test_amx_does_what_its_definition_says(rows):
+    if not amx.available():
+        pytest.skip(amx.why_unavailable())
     x, weights = torch.randn(rows, 1536), torch.randn(64, 1536)
     assert same_bits(product(x.numpy(), in_tiles(weights)), as_defined(x, weights))
 
@@ -96,45 +108,45 @@ def test_the_units_do_what_their_definition_says(rows):
 def test_inputs_are_rounded_to_nearest_even():
     values = torch.tensor([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -1 - 2**-8, 3e38, 3.4e38, torch.inf])
     row = torch.cat([values, torch.tensor([torch.nan, -torch.inf, 0.0, -0.0, 1e-30, 7e-39, 65504.0, 1 / 3])])
-    # Not a number whose upper half alone would be infinite.
+    # A NaN whose upper half alone would be infinity.
     row[8] = torch.tensor([0x7F800001], dtype=torch.int32).view(torch.float32)[0]
-    ready, records = np.full((16, DEPTH), 0x7FC0, np.uint16), np.zeros(TILE_ROOM, np.int8)
+    prepared, scratch = np.full((16, DEPTH), 0x7FC0, np.uint16), np.zeros(AMX_SCRATCH_BYTES, np.int8)
 
     @njit
-    def make(x, ready, records):
-        make_ready(x.ctypes.data, 1, x.shape[1], MATRICES, ready.ctypes.data, records.ctypes.data)
+    def prepare(x, prepared, scratch):
+        prepare_inputs(x.ctypes.data, 1, x.shape[1], BFLOAT16_AMX, prepared.ctypes.data, scratch.ctypes.data)
 
-    make(row[None].numpy(), ready, records)
-    found = torch.from_numpy(ready[0].view(np.int16).copy()).view(torch.bfloat16)
-    assert torch.equal(found[:8], row[:8].bfloat16())
-    assert torch.equal(found[9:16], row[9:].bfloat16())
-    assert found[8].isnan()
-    assert (ready[0, 16:] == 0).all()  # filled up
+    prepare(row[None].numpy(), prepared, scratch)
+    rounded = torch.from_numpy(prepared[0].view(np.int16).copy()).view(torch.bfloat16)
+    assert torch.equal(rounded[:8], row[:8].bfloat16())
+    assert torch.equal(rounded[9:16], row[9:].bfloat16())
+    assert rounded[8].isnan()
+    assert (prepared[0, 16:] == 0).all()  # padding
 
 
-@pytest.mark.parametrize(("tall", "blocks"), _shapes)
-def test_llvm_writes_the_instructions(tall, blocks):
-    """For the CPUs that have such units, whatever CPU this is."""
+@pytest.mark.parametrize(("row_tiles", "blocks"), _shapes)
+def test_llvm_emits_the_instructions(row_tiles, blocks):
+    """For CPUs with AMX, whatever CPU this is."""
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     try:
         target = binding.Target.from_triple("x86_64-unknown-linux-gnu")
     except RuntimeError:
-        pytest.skip("this LLVM cannot write for x86-64")
+        pytest.skip("this LLVM cannot emit x86-64 code")
     number = ir.IntType(64)
     module = ir.Module()
     module.triple = "x86_64-unknown-linux-gnu"
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [number] * 8), "products")
     writer = VectorWriter(ir.IRBuilder(function.append_basic_block("entry")))
-    units = TileUnits(writer)
-    units.begin(function.args[7])
-    write_product(writer, units, tall, blocks, *function.args[:7])
-    units.end()
+    tiles = TileRegisters(writer)
+    tiles.begin(function.args[7])
+    emit_product(writer, tiles, row_tiles, blocks, ProductArguments(*function.args[:7]))
+    tiles.end()
     writer.b.ret_void()
     machine = target.create_target_machine(cpu="sapphirerapids", opt=3)
     text = machine.emit_assembly(binding.parse_assembly(str(module)))
     counts = [len(re.findall(rf"\b{name}\b", text)) for name in ("tdpbf16ps", "tilestored", "ldtilecfg", "tilerelease")]
-    assert counts == [tall * blocks, tall * blocks, 1, 1]
+    assert counts == [row_tiles * blocks, row_tiles * blocks, 1, 1]
     code = machine.emit_object(binding.parse_assembly(str(module)))
     assert code.count(bytes.fromhex("c4e27849c0")) == 1  # tilerelease
     # tdpbf16ps of tiles 0, 4, 6, in the order of Intel's manual: sums, inputs, weights.

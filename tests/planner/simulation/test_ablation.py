@@ -1,4 +1,4 @@
-"""The ablation: every combination, each with stores that know nothing of the others, and no answer known beforehand."""
+"""The ablation: every combination, each with fresh stores, and no answer seen before."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 from hierspec.assembly.measured_costs import read_costs
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
-from hierspec.pacing.appraisal import Costs
+from hierspec.pacing.costs import Costs
 from hierspec.planner.simulation.ablation import ablation, answered_before, distinct
 from hierspec.planner.simulation.replay import Record, write_records
 from hierspec.stores.context import ContextStore
@@ -28,19 +28,23 @@ def opener(name: str):
     return kinds[name]()
 
 
-def test_every_combination_has_stores_of_its_own():
+def test_every_combination_has_fresh_stores():
     names = ["knows", "history", "none", "context", "history"]
-    seen = []
-    found = ablation(RECORDS, names, opener, 7, 99, progress=lambda *said: seen.append(said[1:]))
-    assert [one.stores for one in found] == [
-        ("knows",), ("history",), ("context",),
-        ("knows", "history"), ("knows", "context"), ("history", "context"),
+    reported = []
+    results = ablation(RECORDS, names, opener, 7, 99, progress=lambda *report: reported.append(report[1:]))
+    assert [result.stores for result in results] == [
+        ("knows",),
+        ("history",),
+        ("context",),
+        ("knows", "history"),
+        ("knows", "context"),
+        ("history", "context"),
         ("knows", "history", "context"),
-    ]  # fmt: skip
-    assert seen[-1] == (14, 14)
-    figures = {one.stores: one.figures() for one in found}
+    ]
+    assert reported[-1] == (14, 14)
+    figures = {result.stores: result.figures() for result in results}
     for stores, figure in figures.items():
-        # The answer to the first record is known to none but the store that knows, however many replays came before.
+        # Only the store "knows" has the answer to the first record, however many replays came before.
         assert (figure["tasks"]["one"]["tokens_per_pass"] > 1) == ("knows" in stores)
         assert (figure["tasks"]["two"]["tokens_per_pass"] > 4) == ("history" in stores or "knows" in stores)
         assert figure["drafting_us_per_pass"] > 0
@@ -50,16 +54,16 @@ def test_every_combination_has_stores_of_its_own():
 
 
 def test_costs_choose_and_predict():
-    free, dear = (Costs((1, 2, 32), (1.0, slope, 31 * slope)) for slope in (1.0 + 1e-9, 50.0))
+    free, expensive = (Costs((1, 2, 32), (1.0, slope, 31 * slope)) for slope in (1.0 + 1e-9, 50.0))
     [cheap] = ablation(RECORDS, ["knows"], opener, 7, 99, free)
     assert cheap.figures()["tasks"]["one"]["predicted_speedup"] > 0.2
-    [choosy] = ablation(RECORDS, ["knows"], opener, 7, 99, dear)
+    [choosy] = ablation(RECORDS, ["knows"], opener, 7, 99, expensive)
     figures = choosy.figures()
     assert figures["nodes_per_pass"] == 0
     assert figures["predicted_speedup"] == pytest.approx(1.0, abs=0.01)
 
 
-def test_a_prompt_comes_once_and_answers_that_are_known_are_counted():
+def test_a_prompt_comes_once_and_answers_seen_before_are_counted():
     again = [*RECORDS, Record("one", (1, 2, 3), (7, 7))]
     assert distinct(again) == RECORDS
     other = Record("three", (9,), tuple(range(60, 99)))
@@ -85,7 +89,7 @@ def test_costs_come_from_a_document_of_passes(tmp_path):
             read_costs(path)
 
 
-def test_the_command_says_what_stores_began_with(tmp_path, capsys):
+def test_the_command_says_what_stores_start_with(tmp_path, capsys):
     folder, home = str(tiny_checkpoint(tmp_path / "tiny", "llama")), tmp_path / "stores"
     record, output, passes = tmp_path / "r.jsonl", tmp_path / "out.json", tmp_path / "passes.json"
     write_records(record, [*RECORDS, RECORDS[0]])
@@ -93,14 +97,14 @@ def test_the_command_says_what_stores_began_with(tmp_path, capsys):
     at = ["--model", folder, "--stores", str(home)]
     command = ["store", "replay", str(record), "--ablation", "--budget", "9", *at]
     assert main([*command, "--output", str(output)]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert found == json.loads(output.read_text())
-    assert list(found["combinations"]) == ["context", "history", "context + history"]
-    assert found["stores"] == {"history": "empty", "corpus": "none"}
-    assert (found["records"], found["repeats_left_out"], found["answers_known_before"]) == (2, 1, 0)
-    assert found["combinations"]["context"]["tasks"]["one"]["tokens_per_pass"] == 1
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document == json.loads(output.read_text())
+    assert list(document["combinations"]) == ["context", "history", "context + history"]
+    assert document["stores"] == {"history": "empty", "corpus": "none"}
+    assert (document["records"], document["repeats_left_out"], document["answers_known_before"]) == (2, 1, 0)
+    assert document["combinations"]["context"]["tasks"]["one"]["tokens_per_pass"] == 1
 
-    from hierspec.language_model import open_home
+    from hierspec.assembly.vocabulary import open_home
     from hierspec.stores.history import SHARED
 
     where = open_home(folder, home)[2]
@@ -108,9 +112,9 @@ def test_the_command_says_what_stores_began_with(tmp_path, capsys):
         built.add((*RECORDS[0].prompt, *ANSWER), SHARED)
     assert main([*command, "--costs", str(passes)]) == 0
     out, err = capsys.readouterr()
-    found = json.loads(out.splitlines()[-1])
-    assert found["stores"]["history"] == "a copy of what was built"
-    assert found["answers_known_before"] == 2
+    document = json.loads(out.splitlines()[-1])
+    assert document["stores"]["history"] == "a copy of what was built"
+    assert document["answers_known_before"] == 2
     assert "knows their answers" in err
-    assert found["combinations"]["history"]["tasks"]["one"]["predicted_speedup"] > 0
+    assert document["combinations"]["history"]["tasks"]["one"]["predicted_speedup"] > 0
     assert main([*command, "--first-only"]) == 1

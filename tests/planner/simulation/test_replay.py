@@ -1,4 +1,4 @@
-"""Replay against the real thing: recorded answers through stores give the counters that the model itself would."""
+"""Replay against the model: recorded answers through stores give the same counters as real runs."""
 
 import json
 
@@ -10,9 +10,11 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Tier
 from hierspec.core.plan import Plan
 from hierspec.fill_history import fill_history
-from hierspec.pacing.appraisal import Appraiser, Costs
-from hierspec.planner.simulation.played import PlayedScorer
+from hierspec.pacing.appraisal import Appraiser
+from hierspec.pacing.costs import Costs
+from hierspec.pacing.pace import AdaptivePace
 from hierspec.planner.simulation.replay import Record, read_records, replay, write_records
+from hierspec.planner.simulation.trace_scorer import TraceScorer
 from hierspec.stores.context import ContextStore
 from hierspec.stores.history import HistoryStore
 from hierspec.testing.checkpoints import tiny_checkpoint
@@ -27,33 +29,34 @@ def model(tmp_path_factory):
 def test_counters_are_those_of_the_model_itself(model):
     prompts = [[1, 2, 3, 1, 2], [7, 8, 9, 7, 8, 9], [5] * 9]
     plan = Plan(stores=("context",), budget=9)
-    tier = Tier(PlayedScorer("target", model.config.vocabulary), 1, (ContextStore(),), 9)
+    tier = Tier(TraceScorer("target", model.config.vocabulary), 1, (ContextStore(),), 9)
     for prompt in prompts:
         length = len(model.generate(prompt, plan=plan, max_tokens=40).tokens)
-        real = model.generate(prompt, plan=plan, max_tokens=length)  # a record knows no more than its own length
-        [played] = replay([Record("t", tuple(prompt), real.tokens)], tier).values()
-        one, two = real.stats.tiers[0], played.tiers[0]
+        real = model.generate(prompt, plan=plan, max_tokens=length)  # a record has no limit but its length
+        [replayed] = replay([Record("t", tuple(prompt), real.tokens)], tier).values()
         for name in ("calls", "written", "proposed", "accepted", "accepted_at"):
-            assert getattr(one, name) == getattr(two, name)
+            assert getattr(real.stats.tiers[0], name) == getattr(replayed.tiers[0], name)
 
 
 def test_a_store_that_knows_the_answer_is_always_right():
     text = list(range(100, 140))
     store = FakeStore("knows", scripted([1, 2, *text]))
-    [stats] = replay([Record("t", (1, 2), tuple(text))], Tier(PlayedScorer("target", 200), 1, (store,), 9)).values()
-    assert stats.tiers[0].calls == 4  # ten tokens a pass
+    [stats] = replay([Record("t", (1, 2), tuple(text))], Tier(TraceScorer("target", 200), 1, (store,), 9)).values()
+    assert stats.tiers[0].calls == 4  # ten tokens per pass
     wrong = FakeStore("wrong", random_trees(50, silence=0))
-    [stats] = replay([Record("t", (1, 2), tuple(text))], Tier(PlayedScorer("target", 200), 1, (wrong,), 9)).values()
+    [stats] = replay([Record("t", (1, 2), tuple(text))], Tier(TraceScorer("target", 200), 1, (wrong,), 9)).values()
     assert stats.tiers[0].calls == len(text)
 
 
-def test_tasks_are_kept_apart_and_history_helps_the_second_time():
+def test_tasks_are_counted_apart_and_history_helps_the_second_time():
     answer = tuple(range(20, 60))
     records = [Record("one", (1, 2, 3), answer), Record("two", (4, 5, 6), answer)]
-    tier = Tier(PlayedScorer("target", 99), 1, (HistoryStore(),), 7, appraiser=Appraiser(Costs((1, 32), (1.0, 1.1))))
-    found = replay(records, tier)
-    assert found["one"].passes == len(answer)
-    assert found["two"].passes < len(answer) / 4
+    costs = Costs((1, 32), (1.0, 1.1))
+    pace = AdaptivePace(costs, Appraiser(costs))
+    tier = Tier(TraceScorer("target", 99), 1, (HistoryStore(),), 7, pace=pace)
+    by_task = replay(records, tier)
+    assert by_task["one"].passes == len(answer)
+    assert by_task["two"].passes < len(answer) / 4
 
 
 def test_records_survive_the_file(tmp_path):
@@ -65,7 +68,7 @@ def test_records_survive_the_file(tmp_path):
         read_records(tmp_path / "bad.jsonl")
 
 
-def test_own_answers_go_on_where_they_stopped(model, tmp_path):
+def test_filling_the_history_resumes_where_it_stopped(model, tmp_path):
     prompts = [["hello there"], ["what is it", "and then"], ["more"]]
     with HistoryStore(tmp_path / "history.sqlite", vocabulary_hash="x") as store:
         assert fill_history(model, store, prompts[:2], max_tokens=12, batch=1) == 3
@@ -95,12 +98,12 @@ def test_the_store_command(tmp_path, capsys):
     assert info["history"]["documents"] == 2
     record = str(tmp_path / "record.jsonl")
     plans = ["--plans", "hd+,hd,rest,lookahead", "--max-tokens", "16", "--batch", "2,3", "--record", record, "--json"]
-    found = json.loads(out("bench", folder, "--stores", home, "--prompts", str(prompts), *plans))
-    assert len(found["plans"]) == 15
-    assert all(plan["identical"] == 2 for plan in found["plans"].values())
-    played = json.loads(out("store", "replay", record, "--use", "context,history,corpus?", *at))
-    assert played["tokens_per_pass"] > 1
-    assert set(played["tasks"]) == {"qa"}
+    document = json.loads(out("bench", folder, "--stores", home, "--prompts", str(prompts), *plans))
+    assert len(document["plans"]) == 15
+    assert all(plan["identical"] == 2 for plan in document["plans"].values())
+    replayed = json.loads(out("store", "replay", record, "--use", "context,history,corpus?", *at))
+    assert replayed["tokens_per_pass"] > 1
+    assert set(replayed["tasks"]) == {"qa"}
     out("store", "drop", "history", *at)
     out("store", "drop", "corpus", *at)
     assert main(["store", "drop", "corpus", *at]) == 1
@@ -112,19 +115,19 @@ def test_what_was_built_helps_everyone_and_measuring_leaves_it_alone(model, tmp_
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
     plan = Plan(stores=("history",), budget=9)
     folder, home = model.folder, tmp_path / "stores"
-    with hierspec.load(folder, stores=home) as own:
-        with HistoryStore(own.home.history, vocabulary_hash=own.home.vocabulary_hash) as store:
-            answer = own.generate(prompt, plan="plain", max_tokens=40).tokens
+    with hierspec.load(folder, stores=home) as loaded:
+        with HistoryStore(loaded.home.history, vocabulary_hash=loaded.home.vocabulary_hash) as store:
+            answer = loaded.generate(prompt, plan="plain", max_tokens=40).tokens
             store.add([*prompt, *answer], "shared")
-        measured = own.apart()
+        measured = loaded.apart()
         helped = measured.generate(prompt, plan=plan, max_tokens=40, namespace="ann")
         assert helped.tokens == answer
         assert helped.stats.passes < len(answer) / 2
         measured.generate(prompt[::-1], plan=plan, max_tokens=40)
-        with HistoryStore(own.home.history, vocabulary_hash=own.home.vocabulary_hash) as store:
+        with HistoryStore(loaded.home.history, vocabulary_hash=loaded.home.vocabulary_hash) as store:
             assert store.info()["documents"] == 1
-        own.generate(prompt[::-1], plan=plan, max_tokens=40)
-    with HistoryStore(own.home.history, vocabulary_hash=own.home.vocabulary_hash) as store:
+        loaded.generate(prompt[::-1], plan=plan, max_tokens=40)
+    with HistoryStore(loaded.home.history, vocabulary_hash=loaded.home.vocabulary_hash) as store:
         assert store.info()["documents"] == 2  # written when the model was closed
 
 

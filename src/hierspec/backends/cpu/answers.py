@@ -8,9 +8,8 @@ from torch import Tensor
 from hierspec.backends.cpu.pick import answer_rows
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.pick import not_numbers, picks_wanted
-from hierspec.core.hierarchy import Ask
+from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.sampling import noise_keys
-from hierspec.core.verify import Answer
 
 _SHARED = 4  # rows from which on several threads are worth waking
 _NO_TOKENS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float64)

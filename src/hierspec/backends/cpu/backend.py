@@ -15,13 +15,12 @@ from hierspec.backends.cpu.decoder import CpuDecoder
 from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist, compile_heads
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.packing import KINDS, PackedWeights, kind_for, pack_in_memory, pack_layers, packed_weights
-from hierspec.backends.cpu.quantised import BLOCK_BYTES, BYTE_GROUP, GROUPS
+from hierspec.backends.cpu.quantised import BLOCK_BYTES, GROUPS, INT8_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.load import Checkpoint
-from hierspec.core.hierarchy import Ask
-from hierspec.core.verify import Answer
+from hierspec.core.interfaces import Answer, Ask
 from hierspec.progress import Progress, silent
 
 _LOW_BITS = {"int8": 8, "int4": 4}
@@ -47,8 +46,8 @@ class CpuBackend:
             return "its weights must be float32 or bfloat16"
         inputs = (config.hidden, config.intermediate, config.heads * config.head_size)
         # The head has 8 bits also where layers have 4.
-        if format in _LOW_BITS and any(size % BYTE_GROUP for size in inputs):
-            return f"its sizes are not multiples of {BYTE_GROUP}"
+        if format in _LOW_BITS and any(size % INT8_GROUP for size in inputs):
+            return f"its sizes are not multiples of {INT8_GROUP}"
         return "" if os.name == "posix" else "this system is not supported"
 
     def decoder(

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from hierspec.backends.base import Backend, Batch, Memory
 from hierspec.backends.cpu.amx import DEPTH
-from hierspec.backends.cpu.kernels import WIDE
+from hierspec.backends.cpu.features import has_wide_registers
 from hierspec.backends.cpu.layers import QUERIES, run_head, run_layers
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.memory import CpuMemory
 from hierspec.backends.cpu.packing import PackedWeights
 from hierspec.backends.cpu.pick import best_tokens
-from hierspec.backends.cpu.product import TILE_ROOM
-from hierspec.backends.cpu.quantised import NIBBLE_GROUP, RECORD
+from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES
+from hierspec.backends.cpu.quantised import INT4_GROUP, WORDS_PER_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
 
@@ -167,8 +167,10 @@ class Scratch:
             self.normed = np.empty((threads, rows, config.hidden), np.float32)
             widest = max(config.hidden, config.intermediate, config.heads * config.head_size)
             # Inputs of products as they take them: bytes, tiles of bfloat16, or floats turned where registers are wide.
-            self.inputs = _aligned(threads, rows * -(-widest // DEPTH) * DEPTH * (4 if WIDE else 2))
-            self.records = _aligned(threads, max(4 * rows * -(-widest // NIBBLE_GROUP) * RECORD, TILE_ROOM))
+            self.inputs = _aligned(threads, rows * -(-widest // DEPTH) * DEPTH * (4 if has_wide_registers() else 2))
+            self.records = _aligned(
+                threads, max(4 * rows * -(-widest // INT4_GROUP) * WORDS_PER_GROUP, AMX_SCRATCH_BYTES)
+            )
             width = (config.heads + 2 * config.kv_heads) * config.head_size
             self._qkv = np.empty((rows, width), np.float32)
             self._attended = np.empty((rows, config.heads * config.head_size), np.float32)

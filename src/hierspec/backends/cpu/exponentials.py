@@ -1,4 +1,4 @@
-"""Vector code for laws: the largest of every 16 logits, and the weights that logits stand for."""
+"""Kernels for distributions: the largest of every 16 logits, and exponentials of logits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from hierspec.backends.cpu.llvm import LANES, VectorWriter, all_lanes, integers, piece, whole
+from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64, kernel, splat_f32, splat_i32
 
 _FLOAT, _DOUBLE = 4, 8  # bytes
 _HALF = LANES // 2
@@ -24,7 +24,7 @@ _EXPONENTIAL_64 = (
 )  # fmt: skip
 
 
-def reduced(w: VectorWriter, how: str, vector: Any) -> Any:
+def reduce_lanes(w: VectorWriter, how: str, vector: Any) -> Any:
     """All lanes of a vector of float32 or int32 in one number, by LLVM's reduction of that name."""
     number = vector.type.element
     name = f"llvm.vector.reduce.{how}.v{vector.type.count}{'i' if isinstance(number, ir.IntType) else 'f'}32"
@@ -34,88 +34,91 @@ def reduced(w: VectorWriter, how: str, vector: Any) -> Any:
     return w.b.call(function, [vector])
 
 
-@piece(3, types.float32)
+@kernel(3, types.float32)
 def block_maxima(w: VectorWriter, values: Any, blocks: Any, out: Any) -> Any:
-    """out[block] = the largest of its 16 values; the largest of all, not a number where one is not, or is infinite."""
+    """out[block] = the largest of its 16 values; returns the largest of all, NaN where one is NaN or +inf."""
     b = w.b
 
-    def one(block: Any, carried: list[Any]) -> list[Any]:
-        x = w.load(values, b.mul(block, whole(LANES)))
-        w.store(reduced(w, "fmax", x), out, block)
+    def update(block: Any, carried: list[Any]) -> list[Any]:
+        x = w.load(values, b.mul(block, i64(LANES)))
+        w.store(reduce_lanes(w, "fmax", x), out, block)
         bits = b.bitcast(x, carried[1].type)
-        kinds = zip(("maxnum.v16f32", "smax.v16i32", "umax.v16i32"), (x, bits, bits), carried, strict=True)
-        return [w.call(f"llvm.{kind}", value, held) for kind, value, held in kinds]
+        names = ("maxnum.v16f32", "smax.v16i32", "umax.v16i32")
+        return [
+            w.call(f"llvm.{name}", value, largest)
+            for name, value, largest in zip(names, (x, bits, bits), carried, strict=True)
+        ]
 
-    start = [all_lanes(float("-inf")), integers(-(1 << 31)), integers(0)]
-    most, signed, unsigned = w.loop(blocks, start, one)
-    # As whole numbers, infinity and what is not a number stand above all others of their sign.
+    start = [splat_f32(float("-inf")), splat_i32(-(1 << 31)), splat_i32(0)]
+    most, signed, unsigned = w.loop(blocks, start, update)
+    # As integers, infinity and NaN are above all other floats of their sign.
     infinity, minus_infinity = (ir.Constant(ir.IntType(32), bits) for bits in (0x7F800000, 0xFF800000))
-    fine = b.and_(
-        b.icmp_signed("<", reduced(w, "smax", signed), infinity),
-        b.icmp_unsigned("<=", reduced(w, "umax", unsigned), minus_infinity),
+    finite = b.and_(
+        b.icmp_signed("<", reduce_lanes(w, "smax", signed), infinity),
+        b.icmp_unsigned("<=", reduce_lanes(w, "umax", unsigned), minus_infinity),
     )
-    return b.select(fine, reduced(w, "fmax", most), ir.Constant(ir.FloatType(), float("nan")))
+    return b.select(finite, reduce_lanes(w, "fmax", most), ir.Constant(ir.FloatType(), float("nan")))
 
 
 def _exponential(w: VectorWriter, x: Any, coefficients: tuple[float, ...], mantissa: int, least: float) -> Any:
-    """e**x for x from 0 down, in float32 or float64 by the size of its mantissa; below `least` what that gives.
+    """e**x for x from 0 down, in float32 or float64 by the size of its mantissa; below `least` as at `least`.
 
     x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, and n put into the exponent's bits.
     """
     b, kind, size = w.b, x.type, 32 if mantissa == 23 else 64
     words = ir.VectorType(ir.IntType(size), kind.count)
 
-    def everywhere(value: float) -> Any:
+    def splat(value: float) -> Any:
         return ir.Constant(kind, [value] * kind.count)
 
     def call(name: str, *arguments: Any) -> Any:
         return w.call(f"llvm.{name}.v{kind.count}f{size}", *arguments)
 
-    x = call("maxnum", x, everywhere(least))
-    # Adding 1.5 * 2**mantissa leaves the nearest whole number in the lowest bits; then the exponent's bias.
-    shift = everywhere(1.5 * 2.0**mantissa + (127 if size == 32 else 1023))
-    shifted = call("fma", x, everywhere(1 / math.log(2)), shift)
-    r = call("fma", b.fsub(shifted, shift), everywhere(-math.log(2)), x)
-    value = everywhere(coefficients[-1])
+    x = call("maxnum", x, splat(least))
+    # Adding 1.5 * 2**mantissa leaves the nearest integer in the lowest bits; then the exponent's bias.
+    shift = splat(1.5 * 2.0**mantissa + (127 if size == 32 else 1023))
+    shifted = call("fma", x, splat(1 / math.log(2)), shift)
+    r = call("fma", b.fsub(shifted, shift), splat(-math.log(2)), x)
+    value = splat(coefficients[-1])
     for coefficient in coefficients[-2::-1]:
-        value = call("fma", value, r, everywhere(coefficient))
+        value = call("fma", value, r, splat(coefficient))
     power = b.shl(b.bitcast(shifted, words), ir.Constant(words, [mantissa] * kind.count))
     return b.fmul(value, b.bitcast(power, kind))
 
 
-@piece(2, types.float32)
-def light_sum(w: VectorWriter, values: Any, scale: Any) -> Any:
-    """The sum of exp((values[0:16] - scale[0]) * scale[1]), in float32; scale as in `weigh_block`."""
+@kernel(2, types.float32)
+def exp_block_sum(w: VectorWriter, values: Any, scale: Any) -> Any:
+    """The sum of exp((values[0:16] - scale[0]) * scale[1]), in float32; scale as in `exp_block`."""
     b = w.b
     largest, factor = (
-        w.spread(b.fptrunc(b.load(w.at(scale, whole(i), _DOUBLE), typ=ir.DoubleType(), align=_DOUBLE), ir.FloatType()))
+        w.splat(b.fptrunc(b.load(w.at(scale, i64(i), _DOUBLE), typ=ir.DoubleType(), align=_DOUBLE), ir.FloatType()))
         for i in range(2)
     )
-    y = b.fmul(b.fsub(w.load(values, whole(0)), largest), factor)
+    y = b.fmul(b.fsub(w.load(values, i64(0)), largest), factor)
     return w.fold(_exponential(w, y, _EXPONENTIAL_32, 23, -87.0), b.fadd)
 
 
-@piece(3, types.float64)
-def weigh_block(w: VectorWriter, values: Any, scale: Any, out: Any) -> Any:
-    """out[0:16] = exp((values - scale[0]) * scale[1]), all in float64 but values; their sum."""
+@kernel(3, types.float64)
+def exp_block(w: VectorWriter, values: Any, scale: Any, out: Any) -> Any:
+    """out[0:16] = exp((values - scale[0]) * scale[1]), all in float64 but values; returns their sum."""
     b = w.b
 
     def setting(index: int) -> Any:
-        value = b.load(w.at(scale, whole(index), _DOUBLE), typ=ir.DoubleType(), align=_DOUBLE)
+        value = b.load(w.at(scale, i64(index), _DOUBLE), typ=ir.DoubleType(), align=_DOUBLE)
         single = b.insert_element(ir.Constant(_DOUBLES, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), _HALF), [0] * _HALF)
         return b.shuffle_vector(single, ir.Constant(_DOUBLES, ir.Undefined), zeros)
 
     largest, factor = setting(0), setting(1)
     sums = []
-    for place in (whole(0), whole(_HALF)):
-        x = b.load(w.at(values, place), typ=ir.VectorType(ir.FloatType(), _HALF), align=_FLOAT)
+    for first in (i64(0), i64(_HALF)):
+        x = b.load(w.at(values, first), typ=ir.VectorType(ir.FloatType(), _HALF), align=_FLOAT)
         y = b.fmul(b.fsub(b.fpext(x, _DOUBLES), largest), factor)
         sums.append(_exponential(w, y, _EXPONENTIAL_64, 52, -708.0))
-        b.store(sums[-1], w.at(out, place, _DOUBLE), align=_DOUBLE)
+        b.store(sums[-1], w.at(out, first, _DOUBLE), align=_DOUBLE)
     total = b.fadd(*sums)
     width = _HALF
-    while width > 1:  # halves onto halves: always the same tree
+    while width > 1:  # halves added to halves: always in the same order
         width //= 2
         low, high = (
             b.shuffle_vector(

@@ -1,51 +1,41 @@
-"""Which tokens a row's law holds, on a CPU: penalties, bias and filters without a sort of the vocabulary.
+"""Which tokens a row's distribution holds, on a CPU: penalties, bias and filters without sorting the vocabulary.
 
-Top-k, top-p and min-p all keep the beginning of one order: falling logits, of equal ones the lower token first. So all
-of them together are one place in that order, the last token kept. It is found from the largest of every 16 logits,
-which leave out most of the row, and from sums of weight in buckets, coarse ones first. Adjusted logits are float32,
-rounded once; weights are float64, as in `core/sampling.py`.
+Top-k, top-p and min-p all keep a prefix of one order: falling logits, of equal ones the lower token first. So together
+they are one cutoff in that order: the last token that passes. It is found from the largest of every 16 logits, which
+rule out most of the row, and from sums of weight in buckets, coarse ones first. Adjusted logits are float32, rounded
+once; weights are float64, as in `core/sampling.py`.
 """
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
 import math
-import zlib
-from pathlib import Path
 
 import numpy as np
-from numba import njit
 
-from hierspec.backends.cpu.exponentials import light_sum, weigh_block
-from hierspec.backends.cpu.kernels import CODE
+from hierspec.backends.cpu.compiled import part
+from hierspec.backends.cpu.exponentials import exp_block, exp_block_sum
 from hierspec.backends.cpu.llvm import LANES
 
-# Compiled functions are kept on disk under their own file; one in another file that uses these has this number as a
-# default argument, so that a change here is a new signature. It is a float because numba takes all whole numbers that
-# are defaults for one when it looks for the function to call, and the slow search that follows costs 0.3 ms a call.
-_SOURCES = (Path(__file__), Path(__file__).with_name("exponentials.py"))
-FILTER_CODE = float(zlib.crc32(b"".join(path.read_bytes() for path in _SOURCES), CODE))
-LEAST = np.float32(np.finfo(np.float32).min)  # what is below it is forbidden
+LEAST = np.float32(np.finfo(np.float32).min)  # tokens below it are forbidden
 _FLOAT, _DOUBLE = 4, 8  # bytes
-_BUCKETS, _WIDTH = 2048, 64  # buckets, and how many for a step of 1 in logits over the temperature
-_HEAVY = 12  # a token this much below the best, over the temperature, weighs exp(-12) of it or more
-
-part = njit(nogil=True, error_model="numpy")  # compiled into, and kept with, what calls it
+_BUCKETS, _BUCKETS_PER_LOGIT = 2048, 64  # for one unit of logits over the temperature
+_HEAVY = 12  # tokens at most this far below the best (logits over the temperature) are summed in float64
 
 
 @part
 def count_tokens(context, prompt, repetition, counts, touched):
-    """counts[token] = 1 + how often it was written after the prompt, for tokens of the text; how many `touched` lists.
+    """counts[token] = 1 + how often it was written after the prompt, for tokens of the text; lists them in `touched`.
 
-    Tokens of the prompt alone count only where repetition is penalised.
+    Returns how many. Tokens of the prompt alone count only where repetition is penalised.
     """
     number = 0
     for i in range(0 if repetition != 1 else prompt, len(context)):
-        token = np.uint32(context[i])  # indices without a sign need no check
+        token = np.uint32(context[i])  # unsigned indices need no check
         if token >= len(counts):
             continue  # unknown to this model
         count = counts[token]
-        touched[np.uint32(number)] = token  # stays if it is new: no branch that could be foretold wrongly
+        touched[np.uint32(number)] = token  # stays if it is new: no branch to mispredict
         number += count == 0
         counts[token] = max(count, np.int32(1)) + np.int32(i >= prompt)
     return number
@@ -63,22 +53,22 @@ def _penalised(logit, count, repetition, presence, frequency):
 
 @part
 def adjust(logits, node, tokens, parents, counts, touched, number, penalties, bias_tokens, bias_values, x):
-    """x = one row's logits with penalties and bias; `node` is the last token of its text, -1: the context's."""
+    """x = one row's logits with penalties and bias; `node` is the last proposed token of its text, -1: none."""
     repetition, presence, frequency = penalties
-    for place in range(len(logits)):
-        x[place] = logits[place]
-    for place in range(len(logits), len(x)):
-        x[place] = -np.inf
-    known, up = number, node
-    while up >= 0:
-        token = np.uint32(tokens[up])
+    for i in range(len(logits)):
+        x[i] = logits[i]
+    for i in range(len(logits), len(x)):
+        x[i] = -np.inf
+    in_context, ancestor = number, node
+    while ancestor >= 0:
+        token = np.uint32(tokens[ancestor])
         if token < len(logits):
             if counts[token] == 0:
                 counts[token] = 1
                 touched[number] = token
                 number += 1
             counts[token] += 1
-        up = parents[up]
+        ancestor = parents[ancestor]
     for i in range(number):
         token = touched[i]
         x[token] = _penalised(logits[token], counts[token], repetition, presence, frequency)
@@ -91,20 +81,20 @@ def adjust(logits, node, tokens, parents, counts, touched, number, penalties, bi
         if token < len(logits):
             counts[token] -= 1
         node = parents[node]
-    for i in range(known, number):
+    for i in range(in_context, number):
         counts[touched[i]] = 0
 
 
 @part
-def _falling(value):
-    """A whole number of 32 bits that falls as a float32 rises; the two zeros are one."""
+def _descending_key(value):
+    """An integer of 32 bits that falls as a float32 rises; both zeros have the same key."""
     bits = np.int64(np.float32(value + np.float32(0)).view(np.int32))
     return (1 << 31) - 1 - bits if bits >= 0 else bits + (1 << 32)
 
 
 @part
-def _crossing(mass, limit, before):
-    """The first bucket with which the mass reaches `limit`, or the last that is not empty; the mass before it."""
+def _crossing_bucket(mass, limit, before):
+    """The first bucket where the mass reaches `limit`, or the last that is not empty; and the mass before it."""
     chosen = -1
     for bucket in range(len(mass)):
         if mass[bucket] > 0:
@@ -117,22 +107,24 @@ def _crossing(mass, limit, before):
 
 
 @part
-def _last_of(x, tokens, weights, limit, before):
-    """Of tokens in rising order, x their values: the last, in falling order of value, with less than `limit` of weight
-    before it (the first always is one). `before` is the weight of what is larger than all these."""
+def _last_by_weight(x, tokens, weights, limit, before):
+    """The last of some tokens, in falling order of their values x, that has less weight than `limit` before it.
+
+    The first one always qualifies. `tokens` are in rising order; `before` is the weight of all larger values.
+    """
     count = len(x)
-    for level in range(3):  # 11, 11 and 10 bits, until all that is left has one value
+    for level in range(3):  # 11, 11 and 10 bits of the key, until all that is left has one value
         shift = 21 if level == 0 else 10 if level == 1 else 0
         mass = np.zeros(2048)
         for i in range(count):
-            mass[(_falling(x[i]) >> shift) & 2047] += weights[i]
-        chosen, before = _crossing(mass, limit, before)
-        left = 0
+            mass[(_descending_key(x[i]) >> shift) & 2047] += weights[i]
+        chosen, before = _crossing_bucket(mass, limit, before)
+        remaining = 0
         for i in range(count):
-            if (_falling(x[i]) >> shift) & 2047 == chosen:
-                x[left], tokens[left], weights[left] = x[i], tokens[i], weights[i]
-                left += 1
-        count = left
+            if (_descending_key(x[i]) >> shift) & 2047 == chosen:
+                x[remaining], tokens[remaining], weights[remaining] = x[i], tokens[i], weights[i]
+                remaining += 1
+        count = remaining
     last = 0
     before += weights[0]
     while last + 1 < count and before < limit:
@@ -143,14 +135,14 @@ def _last_of(x, tokens, weights, limit, before):
 
 @part
 def _bucket(value, largest, factor):
-    """Falling values in rising buckets of equal width, the last without an end."""
-    place = (largest - value) * factor
-    return np.uint32(place if place < _BUCKETS - 1 else _BUCKETS - 1)
+    """Falling values in rising buckets of equal width; the last one takes all the rest."""
+    bucket = (largest - value) * factor
+    return np.uint32(bucket if bucket < _BUCKETS - 1 else _BUCKETS - 1)
 
 
 @part
-def _masses(x, maxima, blocks, largest, factor, lowest, weights, mass):
-    """mass[bucket] += the weights of its tokens; of blocks below `lowest` none."""
+def _add_masses(x, maxima, blocks, largest, factor, lowest, weights, mass):
+    """mass[bucket] += the weights of its tokens, without blocks below `lowest`."""
     for block in range(blocks):
         if maxima[block] >= lowest:
             for token in range(block * LANES, block * LANES + LANES):
@@ -159,7 +151,7 @@ def _masses(x, maxima, blocks, largest, factor, lowest, weights, mass):
 
 @part
 def _members(x, maxima, blocks, largest, factor, lowest, chosen, tokens):
-    """The tokens of one bucket, in rising order; how many."""
+    """Writes the tokens of one bucket, in rising order; returns how many."""
     count = 0
     for block in range(blocks):
         if maxima[block] >= lowest:
@@ -172,19 +164,19 @@ def _members(x, maxima, blocks, largest, factor, lowest, chosen, tokens):
 
 @part
 def _last_within(x, maxima, blocks, largest, temperature, lowest, weights, limit):
-    """The last token, in falling order of x, with less than `limit` of weight before it.
+    """The last token, in falling order of x, that has less weight than `limit` before it.
 
-    It is known not to be below `lowest`: blocks that are do not matter.
+    The caller knows that it is not below `lowest`, so blocks below that are skipped.
     """
-    mass, factor = np.zeros(_BUCKETS), np.float32(_WIDTH / temperature)
-    _masses(x, maxima, blocks, np.float32(largest), factor, lowest, weights, mass)
-    chosen, before = _crossing(mass, limit, 0.0)
+    mass, factor = np.zeros(_BUCKETS), np.float32(_BUCKETS_PER_LOGIT / temperature)
+    _add_masses(x, maxima, blocks, np.float32(largest), factor, lowest, weights, mass)
+    chosen, before = _crossing_bucket(mass, limit, 0.0)
     tokens = np.empty(len(x), np.int32)
     count = _members(x, maxima, blocks, np.float32(largest), factor, lowest, chosen, tokens)
-    values, own = np.empty(count, np.float32), np.empty(count)
+    values, bucket_weights = np.empty(count, np.float32), np.empty(count)
     for i in range(count):
-        values[i], own[i] = x[tokens[i]], weights[tokens[i]]
-    return _last_of(values, tokens, own, limit, before)
+        values[i], bucket_weights[i] = x[tokens[i]], weights[tokens[i]]
+    return _last_by_weight(values, tokens, bucket_weights, limit, before)
 
 
 @part
@@ -195,7 +187,7 @@ def _kth_largest(x, maxima, blocks, k, largest, temperature, weights):
         values, order, ones = np.empty(blocks, np.float32), np.empty(blocks, np.int32), np.empty(blocks)
         for block in range(blocks):
             values[block], order[block], ones[block] = maxima[block], block, 1
-        lowest = maxima[_last_of(values, order, ones, np.float64(k), 0.0)]
+        lowest = maxima[_last_by_weight(values, order, ones, np.float64(k), 0.0)]
     for block in range(blocks):
         if maxima[block] >= lowest:
             for token in range(block * LANES, block * LANES + LANES):
@@ -204,8 +196,8 @@ def _kth_largest(x, maxima, blocks, k, largest, temperature, weights):
 
 
 @part
-def weigh(x, maxima, blocks, scale, least, fine, weights, sums):
-    """weights = exp((x - scale[0]) * scale[1]) of what is not below `least`, 0 beside it; sums of each 16; the sum.
+def exponentiate(x, maxima, blocks, scale, least, fine, weights, sums):
+    """weights = exp((x - scale[0]) * scale[1]), 0 where x is below `least`; sums of each 16; returns their total.
 
     Weights are written only for blocks that reach `least`, and of these for the ones that reach `fine`.
     """
@@ -214,16 +206,16 @@ def weigh(x, maxima, blocks, scale, least, fine, weights, sums):
         sums[block] = 0
         if maxima[block] < least:
             continue
-        at = block * LANES
+        first = block * LANES
         if maxima[block] < fine:
-            sums[block] = light_sum(x.ctypes.data + at * _FLOAT, scale.ctypes.data)
+            sums[block] = exp_block_sum(x.ctypes.data + first * _FLOAT, scale.ctypes.data)
         else:
-            sums[block] = weigh_block(
-                x.ctypes.data + at * _FLOAT, scale.ctypes.data, weights.ctypes.data + at * _DOUBLE
+            sums[block] = exp_block(
+                x.ctypes.data + first * _FLOAT, scale.ctypes.data, weights.ctypes.data + first * _DOUBLE
             )
             if least > LEAST:
                 sums[block] = 0
-                for token in range(at, at + LANES):
+                for token in range(first, first + LANES):
                     if x[token] < least:
                         weights[token] = 0
                     sums[block] += weights[token]
@@ -232,16 +224,16 @@ def weigh(x, maxima, blocks, scale, least, fine, weights, sums):
 
 
 @part
-def _lowest_kept(maxima, blocks, largest, factor, sums, rest):
-    """A value below which there is no more weight than `rest`, so that nothing there is kept."""
+def _lower_bound(maxima, blocks, largest, factor, sums, rest):
+    """A value below which there is no more weight than `rest`, so that no token there passes top-p."""
     mass, counts = np.zeros(_BUCKETS), np.zeros(_BUCKETS, np.int32)
-    below = 0.0  # weight of the blocks that are wholly in later buckets
+    below = 0.0  # weight of the blocks that lie in later buckets
     for block in range(blocks):
         bucket = _bucket(maxima[block], largest, factor)
         mass[bucket] += sums[block]
         counts[bucket] += 1
         below += sums[block]
-    reaching, weight, step = 0, 1.0, math.exp(-1 / _WIDTH)
+    reaching, weight, step = 0, 1.0, math.exp(-1 / _BUCKETS_PER_LOGIT)
     for bucket in range(_BUCKETS - 1):
         below -= mass[bucket]
         reaching += counts[bucket]
@@ -252,26 +244,29 @@ def _lowest_kept(maxima, blocks, largest, factor, sums, rest):
 
 
 @part
-def last_kept(x, maxima, blocks, largest, temperature, top_k, top_p, min_p, weights, sums):
-    """The law's end: (value, token, floor). Kept is what is larger than value, or equal with no higher a token, and
-    over the temperature not below floor."""
+def filter_cutoff(x, maxima, blocks, largest, temperature, top_k, top_p, min_p, weights, sums):
+    """The cutoff of all filters: (value, token, floor).
+
+    A token passes if its logit is larger than `value`, or equal and the token not higher, and if its logit over the
+    temperature is not below `floor`.
+    """
     least, last = LEAST, len(x)
-    if top_k > 0:  # equal ones all stay
+    if top_k > 0:  # tokens that tie with the last all pass
         least = max(_kth_largest(x, maxima, blocks, top_k, largest, temperature, weights), LEAST)
     if top_p < 1:
         scale = np.empty(2)
         scale[0], scale[1] = largest, 1 / temperature
-        # Of very light tokens, which can be many, only the sum matters, and little: float32 will do.
+        # Of very light tokens, which can be many, only the sum matters, and only a little: float32 is enough.
         fine = np.float32(largest - _HEAVY * temperature) if top_k == 0 else least
-        total = weigh(x, maxima, blocks, scale, least, fine, weights, sums)
+        total = exponentiate(x, maxima, blocks, scale, least, fine, weights, sums)
         lowest = least
         if top_k == 0:
-            factor, rest = np.float32(_WIDTH / temperature), (1 - top_p) * total * (1 - 1e-5)
-            lowest = max(_lowest_kept(maxima, blocks, np.float32(largest), factor, sums, rest), LEAST)
+            factor, rest = np.float32(_BUCKETS_PER_LOGIT / temperature), (1 - top_p) * total * (1 - 1e-5)
+            lowest = max(_lower_bound(maxima, blocks, np.float32(largest), factor, sums, rest), LEAST)
             for block in range(blocks):
                 if lowest <= maxima[block] < fine:
-                    at = block * LANES
-                    weigh_block(x.ctypes.data + at * _FLOAT, scale.ctypes.data, weights.ctypes.data + at * _DOUBLE)
+                    first = block * LANES
+                    exp_block(x.ctypes.data + first * _FLOAT, scale.ctypes.data, weights.ctypes.data + first * _DOUBLE)
         last = int(_last_within(x, maxima, blocks, largest, temperature, lowest, weights, top_p * total))
         least = max(x[last], LEAST)
     floor = largest / temperature + np.log(min_p) if min_p > 0 else -np.inf
@@ -279,7 +274,8 @@ def last_kept(x, maxima, blocks, largest, temperature, top_k, top_p, min_p, weig
 
 
 @part
-def is_kept(value, token, least, last, temperature, floor):
+def passes_filters(value, token, cutoff, temperature):
+    least, last, floor = cutoff
     if value < least or (value == least and token > last):
         return False
     return floor == -np.inf or value / temperature >= floor

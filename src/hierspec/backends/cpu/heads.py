@@ -7,17 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from hierspec.backends.base import Decoder, ExtraRows
-from hierspec.backends.cpu.amx import CODE
-from hierspec.backends.cpu.kernels import WIDE
+from hierspec.backends.cpu.compiled import compiled, kernel_version
+from hierspec.backends.cpu.features import has_wide_registers
 from hierspec.backends.cpu.layers import normalise, share
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.packing import packed
-from hierspec.backends.cpu.product import FLOATS, make_ready, product
-from hierspec.backends.cpu.quantised import NIBBLE_GROUP, RECORD
+from hierspec.backends.cpu.product import FLOAT32, prepare_inputs, product
+from hierspec.backends.cpu.quantised import INT4_GROUP, WORDS_PER_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 
 _FLOAT = 4  # bytes
@@ -25,9 +24,9 @@ _AT_ONCE = 32  # rows that are joined together
 _FEW = 6  # rows up to which waking the others takes longer than what they would take over
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled(kernel_version)
 def run_draft_head(
-    thread, threads, hidden, norm, eps, kind, parts, tokens, normed, inputs, records, small, logits, code=CODE
+    thread, threads, hidden, norm, eps, kind, parts, tokens, normed, inputs, records, small, logits, version=0
 ):  # fmt: skip
     """logits[row, token] for the tokens of each part; norm is empty where there is none.
 
@@ -44,7 +43,7 @@ def run_draft_head(
     for part in range(len(parts)):
         start, count, weights, blocks, place = parts[part]
         begin = x + start * size * _FLOAT
-        make_ready(begin, count, size, kind, ready, record)
+        prepare_inputs(begin, count, size, kind, ready, record)
         first, last = share(blocks, thread, threads)
         step = own.shape[1]
         # In places that begin at zero, so that a thread's own memory holds its blocks whatever their number.
@@ -60,10 +59,10 @@ def run_draft_head(
             block = until
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@compiled(kernel_version)
 def run_join(
     thread, threads, embedded, states, taps, slots, norms, eps, weights, kind, joined, inputs, records, out,
-    code=CODE,
+    version=0,
 ):  # fmt: skip
     """out = (embedded rows, beside them features) times packed weights.
 
@@ -88,7 +87,7 @@ def run_join(
                     normalise(states[taps[number], slot], norms[number], eps, part)
                 else:
                     part[:] = states[taps[number], slot]
-        make_ready(x, count, width, kind, ready, record)
+        prepare_inputs(x, count, width, kind, ready, record)
         product(
             x, ready, record, count, weights, width, kind, out.ctypes.data + start * size * _FLOAT, size, first, last
         )  # fmt: skip
@@ -127,8 +126,8 @@ def _join_scratch(threads: int, width: int) -> tuple[np.ndarray, np.ndarray, np.
     """Memory of `run_join` between its parts: rows side by side, as products take them, and what goes with those."""
     return (
         np.empty((threads, _AT_ONCE, width), np.float32),
-        np.empty((threads, _AT_ONCE, width * (4 if WIDE else 1)), np.int8),
-        np.empty((threads, _AT_ONCE, -(-width // NIBBLE_GROUP) * RECORD), np.float32),
+        np.empty((threads, _AT_ONCE, width * (4 if has_wide_registers() else 1)), np.int8),
+        np.empty((threads, _AT_ONCE, -(-width // INT4_GROUP) * WORDS_PER_GROUP), np.float32),
     )
 
 
@@ -205,8 +204,8 @@ class CpuShortlist:
         self._rows = rows = max(rows, 2 * self._rows)
         threads, (vocabulary, hidden) = self._team.threads, self._weight.shape
         self._normed = np.empty((threads, rows, hidden), np.float32)
-        self._inputs = np.empty((threads, rows, hidden * (4 if WIDE else 1)), np.int8)
-        self._records = np.empty((threads, rows, -(-hidden // NIBBLE_GROUP) * RECORD), np.float32)
+        self._inputs = np.empty((threads, rows, hidden * (4 if has_wide_registers() else 1)), np.int8)
+        self._records = np.empty((threads, rows, -(-hidden // INT4_GROUP) * WORDS_PER_GROUP), np.float32)
         self._small = np.empty((threads, rows, 32 * LANES), np.float32)
         self._logits = np.full((rows, vocabulary), -np.inf, np.float32)
         self._touched, self._shape = [None] * rows, ([], [])
@@ -222,10 +221,10 @@ def compile_heads(team: ThreadTeam) -> None:
     weight = torch.zeros(LANES, LANES)
     with torch.inference_mode():
         row, no_norms = weight[:1].numpy(), np.empty((0, 0), np.float32)
-        joint, zero = packed(torch.zeros(LANES, 2 * LANES), FLOATS), np.zeros(1, np.int64)
+        joint, zero = packed(torch.zeros(LANES, 2 * LANES), FLOAT32), np.zeros(1, np.int64)
         run_join(
-            0, 1, row, row[None], zero, zero, no_norms, np.float32(0), joint.ctypes.data, FLOATS,
+            0, 1, row, row[None], zero, zero, no_norms, np.float32(0), joint.ctypes.data, FLOAT32,
             *_join_scratch(1, 2 * LANES), row.copy(),
         )  # fmt: skip
-        head = CpuShortlist(weight, np.arange(LANES, dtype=np.int32), 1e-5, FLOATS, team)
+        head = CpuShortlist(weight, np.arange(LANES, dtype=np.int32), 1e-5, FLOAT32, team)
         head.logits(weight[:1], weight[0], [head.gather(np.empty(0, np.int32))], [1])

@@ -1,227 +1,211 @@
-"""Small pieces of vector machine code, written as LLVM and compiled by numba for whatever CPU this is.
+"""Kernels of the forward pass, written as LLVM code and compiled by numba for whatever CPU this is.
 
-Every piece works on 16 lanes of float32, which LLVM maps to the registers there are (NEON, AVX2, AVX-512), and uses
+Every kernel works on 16 lanes of float32, which LLVM maps to the registers there are (NEON, AVX2, AVX-512), and uses
 explicit fused multiply-adds in a fixed order. No sum is ever regrouped, so a result depends on its own inputs alone
 and never on how many other rows were computed beside it.
 
-Arguments are addresses and sizes as int64: the pieces are called from compiled code only, in `cpu_pass.py`.
+Arguments are addresses and sizes as int64: kernels are called from compiled code only, in `product.py` and `layers.py`.
 """
 
 from __future__ import annotations
 
-import platform
-import zlib
-from pathlib import Path
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 
+from hierspec.backends.cpu.features import is_arm
 from hierspec.backends.cpu.llvm import (
     FLOAT_BYTES,
     I32,
-    INTEGERS,
     LANES,
     UNROLLED,
-    VECTOR,
+    V16F32,
+    V16I32,
     VectorWriter,
-    all_lanes,
-    integers,
-    piece,
-    whole,
+    i64,
+    kernel,
+    splat_f32,
+    splat_i32,
 )
-
-# Compiled functions are kept on disk under their own source and signature. Those that use these pieces have this
-# number as a default argument, so that a change in one of these files is a new signature. It is one number for all of
-# them: numba's quick way into a function takes default arguments of one type for one and the same.
-_FILES = (
-    "llvm.py",
-    "kernels.py",
-    "quantised.py",
-    "amx.py",
-    "product.py",
-    "layers.py",
-    "memory.py",
-    "threads.py",
-)
-CODE = zlib.crc32(b"".join(Path(__file__).with_name(name).read_bytes() for name in _FILES))
 
 _I16, _I64, _F32, _POINTER = ir.IntType(16), ir.IntType(64), ir.FloatType(), ir.PointerType()
-# Lines of weights to ask memory for in advance, where there is so much arithmetic that the CPU by itself looks less
-# far ahead: 4% of a pass over 4 to 8 tokens on a Neoverse-N1. With one or two rows it makes no difference.
-_AHEAD = 160
-# NEON multiplies by one lane of a register for nothing, and a load that fills a register with one number costs an
-# arithmetic slot; on x86 it is the other way round.
-_BY_LANE = platform.machine() in ("aarch64", "arm64")
+# Rows of weights to prefetch, where there is so much arithmetic that the CPU by itself looks less far ahead: 4% of a
+# pass over 4 to 8 tokens on a Neoverse-N1. With one or two rows it makes no difference.
+_PREFETCHED = 160
 
 
-def _sixteen_weights(w: VectorWriter, weights: Any, i: Any, halves: bool) -> Any:
-    """The weights of 16 outputs that meet input `i`."""
-    if halves:  # bfloat16 is the upper half of a float32
+def _load_weights(w: VectorWriter, weights: Any, i: Any, bfloat16: bool) -> Any:
+    """The weights of 16 outputs for input `i`."""
+    if bfloat16:  # the upper half of a float32
         raw = w.b.load(w.at(weights, i, 2 * LANES), typ=ir.VectorType(_I16, LANES), align=2)
-        return w.b.bitcast(w.b.shl(w.b.zext(raw, INTEGERS), integers(16)), VECTOR)
-    return w.b.load(w.at(weights, i, FLOAT_BYTES * LANES), typ=VECTOR, align=FLOAT_BYTES)
+        return w.b.bitcast(w.b.shl(w.b.zext(raw, V16I32), splat_i32(16)), V16F32)
+    return w.b.load(w.at(weights, i, FLOAT_BYTES * LANES), typ=V16F32, align=FLOAT_BYTES)
 
 
-def _tile(rows: int, halves: bool, onto: bool = False) -> Any:
-    @piece(6, apart=True)
+def _tile(rows: int, bfloat16: bool, onto: bool = False) -> Any:
+    @kernel(6, noinline=True)
     def tile(w: VectorWriter, x: Any, x_step: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
-        """out[row, 0:16] = sum over i < size of x[row, i] * weights[i, 0:16], one i after the other, for each row.
+        """out[row, 0:16] = sum over i < size of x[row, i] * weights[i, 0:16], in the order of i, for each row.
 
-        With `onto` the sums go on from what `out` holds: a product in pieces, to the bit the same as in one.
+        With `onto` the sums go on from what `out` holds: a product in pieces has the same bits as a whole one.
         """
-        starts = [w.b.add(x, w.b.mul(x_step, whole(FLOAT_BYTES * row))) for row in range(rows)]
+        starts = [w.b.add(x, w.b.mul(x_step, i64(FLOAT_BYTES * row))) for row in range(rows)]
+        # NEON multiplies by one lane of a register for nothing, and a load that fills a register with one number costs
+        # an arithmetic slot; on x86 it is the other way round.
+        by_lane = is_arm()
 
         def add(step: Any, sums: list[Any]) -> list[Any]:
-            first = w.b.mul(step, whole(UNROLLED))
-            several = [w.load_several(start, first) for start in starts]
+            first = w.b.mul(step, i64(UNROLLED))
+            unrolled = [w.load_unrolled(start, first) for start in starts]
             for k in range(UNROLLED):
-                i = w.b.add(first, whole(k))
-                weight = _sixteen_weights(w, weights, i, halves)
+                i = w.b.add(first, i64(k))
+                weight = _load_weights(w, weights, i, bfloat16)
                 if rows > 2:
-                    w.prefetch(weights, w.b.add(i, whole(_AHEAD)), (2 if halves else FLOAT_BYTES) * LANES)
+                    w.prefetch(weights, w.b.add(i, i64(_PREFETCHED)), (2 if bfloat16 else FLOAT_BYTES) * LANES)
                 sums = [
-                    w.fma(w.spread_lane(x, k) if _BY_LANE else w.spread(w.load_one(start, i)), weight, total)
-                    for x, start, total in zip(several, starts, sums, strict=True)
+                    w.fma(w.splat_lane(x, k) if by_lane else w.splat(w.load_float(start, i)), weight, total)
+                    for x, start, total in zip(unrolled, starts, sums, strict=True)
                 ]
             return sums
 
-        places = [w.b.mul(out_step, whole(row)) for row in range(rows)]
-        begin = [w.load(out, place) if onto else all_lanes(0.0) for place in places]
-        for place, total in zip(places, w.loop(w.b.sdiv(size, whole(UNROLLED)), begin, add), strict=True):
-            w.store(total, out, place)
+        offsets = [w.b.mul(out_step, i64(row)) for row in range(rows)]
+        before = [w.load(out, offset) if onto else splat_f32(0.0) for offset in offsets]
+        for offset, total in zip(offsets, w.loop(w.b.sdiv(size, i64(UNROLLED)), before, add), strict=True):
+            w.store(total, out, offset)
 
     return tile
 
 
-def _turned_tile(rows: int, halves: bool) -> Any:
-    @piece(5, apart=True)
+def _transposed_tile(rows: int, bfloat16: bool) -> Any:
+    @kernel(5, noinline=True)
     def tile(w: VectorWriter, x: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
-        """What `_tile` gives, to the bit, for rows that `turn` has put side by side: x[i, row]."""
+        """The same bits as `_tile`, for rows that `transpose` has put side by side: x[i, row]."""
 
         def add(i: Any, sums: list[Any]) -> list[Any]:
-            weight = _sixteen_weights(w, weights, i, halves)
-            first = w.b.mul(i, whole(rows))
-            inputs = [w.spread(w.load_one(x, w.b.add(first, whole(row)))) for row in range(rows)]
-            return [w.fma(one, weight, total) for one, total in zip(inputs, sums, strict=True)]
+            weight = _load_weights(w, weights, i, bfloat16)
+            first = w.b.mul(i, i64(rows))
+            inputs = [w.splat(w.load_float(x, w.b.add(first, i64(row)))) for row in range(rows)]
+            return [w.fma(value, weight, total) for value, total in zip(inputs, sums, strict=True)]
 
-        for row, total in enumerate(w.loop(size, [all_lanes(0.0)] * rows, add)):
-            w.store(total, out, w.b.mul(out_step, whole(row)))
+        for row, total in enumerate(w.loop(size, [splat_f32(0.0)] * rows, add)):
+            w.store(total, out, w.b.mul(out_step, i64(row)))
 
     return tile
 
 
-def _turn(rows: int) -> Any:
-    @piece(3, apart=True)
-    def turn(w: VectorWriter, x: Any, size: Any, out: Any) -> None:
-        """out[i, row] = x[row, i] for i < size: a tile then finds its inputs in one place, not in as many as rows."""
+def _transpose(rows: int) -> Any:
+    @kernel(3, noinline=True)
+    def transpose(w: VectorWriter, x: Any, size: Any, out: Any) -> None:
+        """out[i, row] = x[row, i] for i < size: a tile then reads from one stream, not from one per row."""
 
-        def one(i: Any, nothing: list[Any]) -> list[Any]:
+        def copy_column(i: Any, carried: list[Any]) -> list[Any]:
             for row in range(rows):
-                value = w.load_one(x, w.b.add(w.b.mul(size, whole(row)), i))
-                w.b.store(value, w.at(out, w.b.add(w.b.mul(i, whole(rows)), whole(row))), align=FLOAT_BYTES)
+                value = w.load_float(x, w.b.add(w.b.mul(size, i64(row)), i))
+                w.b.store(value, w.at(out, w.b.add(w.b.mul(i, i64(rows)), i64(row))), align=FLOAT_BYTES)
             return []
 
-        w.loop(size, [], one)
+        w.loop(size, [], copy_column)
 
-    return turn
-
-
-# One row's sum is one chain of dependent steps. With vectors of 16 lanes it is one register, and a tile needs many
-# rows before its chains fill the multipliers; where 16 lanes are four registers, four rows are enough.
-WIDE = bool(binding.get_host_cpu_features().get("avx512f", False))
-tile_1, tile_2, tile_3, tile_4 = (_tile(rows, halves=False) for rows in (1, 2, 3, 4))
-onto_1, onto_2, onto_3, onto_4 = (_tile(rows, halves=False, onto=True) for rows in (1, 2, 3, 4))
-turned_tile_8, turned_tile_16 = (_turned_tile(rows, halves=False) for rows in (8, 16))
-half_tile_1, half_tile_2, half_tile_3, half_tile_4 = (_tile(rows, halves=True) for rows in (1, 2, 3, 4))
-turned_half_tile_8, turned_half_tile_16 = (_turned_tile(rows, halves=True) for rows in (8, 16))
-turn_8, turn_16 = (_turn(rows) for rows in (8, 16))
+    return transpose
 
 
-@piece(3, types.float32)
-def score_one(w: VectorWriter, query: Any, key: Any, size: Any) -> Any:
-    """query . key for one key that stands in one lane: what `tile` gives for that lane, to the bit."""
+tile_1, tile_2, tile_3, tile_4 = (_tile(rows, bfloat16=False) for rows in (1, 2, 3, 4))
+onto_1, onto_2, onto_3, onto_4 = (_tile(rows, bfloat16=False, onto=True) for rows in (1, 2, 3, 4))
+transposed_tile_8, transposed_tile_16 = (_transposed_tile(rows, bfloat16=False) for rows in (8, 16))
+bfloat16_tile_1, bfloat16_tile_2, bfloat16_tile_3, bfloat16_tile_4 = (
+    _tile(rows, bfloat16=True) for rows in (1, 2, 3, 4)
+)
+transposed_bfloat16_tile_8, transposed_bfloat16_tile_16 = (_transposed_tile(rows, bfloat16=True) for rows in (8, 16))
+transpose_8, transpose_16 = (_transpose(rows) for rows in (8, 16))
+
+
+@kernel(3, types.float32)
+def query_dot_key(w: VectorWriter, query: Any, key: Any, size: Any) -> Any:
+    """query . key for one key in one lane of a block: the same bits as `tile` gives for that lane."""
 
     def add(i: Any, sums: list[Any]) -> list[Any]:
-        return [w.call("llvm.fma.f32", w.load_one(query, i), w.load_one(key, w.b.mul(i, whole(LANES))), sums[0])]
+        return [w.call("llvm.fma.f32", w.load_float(query, i), w.load_float(key, w.b.mul(i, i64(LANES))), sums[0])]
 
     [total] = w.loop(size, [ir.Constant(_F32, 0.0)], add)
     return total
 
 
-@piece(3, types.float32)
-def soften(w: VectorWriter, values: Any, count: Any, scale: Any) -> Any:
-    """values[j] = exp(scale * (values[j] - largest)) in place, over 16 * count numbers; their sum is returned.
+@kernel(3, types.float32)
+def softmax_numerators(w: VectorWriter, values: Any, count: Any, scale: Any) -> Any:
+    """values[j] = exp(scale * (values[j] - largest)) in place, over 16 * count numbers; returns their sum.
 
-    `scale` is the address of a float. What fills up the last 16 is -inf.
+    `scale` is the address of a float. The last 16 are padded with -inf.
     """
 
-    def place(j: Any) -> Any:
-        return w.b.mul(j, whole(LANES))
+    def first(j: Any) -> Any:
+        return w.b.mul(j, i64(LANES))
 
     def larger(x: Any, y: Any) -> Any:
         return w.b.select(w.b.fcmp_ordered(">", x, y), x, y)
 
-    [most] = w.loop(count, [all_lanes(float("-inf"))], lambda j, held: [larger(w.load(values, place(j)), held[0])])
-    largest, factor = w.spread(w.fold(most, larger)), w.spread(w.load_one(scale, whole(0)))
+    [maxima] = w.loop(
+        count, [splat_f32(float("-inf"))], lambda j, carried: [larger(w.load(values, first(j)), carried[0])]
+    )
+    largest, factor = w.splat(w.fold(maxima, larger)), w.splat(w.load_float(scale, i64(0)))
 
-    def one(j: Any, sums: list[Any]) -> list[Any]:
-        e = w.exp(w.b.fmul(w.b.fsub(w.load(values, place(j)), largest), factor))
-        w.store(e, values, place(j))
+    def add(j: Any, sums: list[Any]) -> list[Any]:
+        e = w.exp(w.b.fmul(w.b.fsub(w.load(values, first(j)), largest), factor))
+        w.store(e, values, first(j))
         return [w.b.fadd(sums[0], e)]
 
-    [total] = w.loop(count, [all_lanes(0.0)], one)
+    [total] = w.loop(count, [splat_f32(0.0)], add)
     return w.fold(total, w.b.fadd)
 
 
-@piece(3)
-def weigh_one(w: VectorWriter, weight: Any, value: Any, out: Any) -> None:
+@kernel(3)
+def add_weighted_value(w: VectorWriter, weight: Any, value: Any, out: Any) -> None:
     """out[0:16] += weight * value[0:16]: one more step of `tile`, to the bit. `weight` is the address of a float."""
-    factor = w.spread(w.load_one(weight, whole(0)))
-    w.store(w.fma(factor, w.load(value, whole(0)), w.load(out, whole(0))), out, whole(0))
+    factor = w.splat(w.load_float(weight, i64(0)))
+    w.store(w.fma(factor, w.load(value, i64(0)), w.load(out, i64(0))), out, i64(0))
 
 
-@piece(3)
+@kernel(3)
 def gate(w: VectorWriter, gates: Any, ups: Any, out: Any) -> None:
     """out[0:16] = silu(gates[0:16]) * ups[0:16]."""
-    g = w.load(gates, whole(0))
-    silu = w.b.fdiv(g, w.b.fadd(all_lanes(1.0), w.exp(w.b.fsub(all_lanes(-0.0), g))))
-    w.store(w.b.fmul(silu, w.load(ups, whole(0))), out, whole(0))
+    g = w.load(gates, i64(0))
+    silu = w.b.fdiv(g, w.b.fadd(splat_f32(1.0), w.exp(w.b.fsub(splat_f32(-0.0), g))))
+    w.store(w.b.fmul(silu, w.load(ups, i64(0))), out, i64(0))
 
 
-@piece(2)
+@kernel(2)
 def copy_lanes(w: VectorWriter, source: Any, target: Any) -> None:
     """target[0:16] = source[0:16]."""
-    w.store(w.load(source, whole(0)), target, whole(0))
+    w.store(w.load(source, i64(0)), target, i64(0))
 
 
-@piece(3)
+@kernel(3)
 def scatter(w: VectorWriter, source: Any, target: Any, size: Any) -> None:
     """target[16 * i] = source[i] for i < size: one lane of a block."""
 
-    def one(i: Any, nothing: list[Any]) -> list[Any]:
-        w.store(w.load_one(source, i), target, w.b.mul(i, whole(LANES)))
+    def copy(i: Any, carried: list[Any]) -> list[Any]:
+        w.store(w.load_float(source, i), target, w.b.mul(i, i64(LANES)))
         return []
 
-    w.loop(size, [], one)
+    w.loop(size, [], copy)
 
 
-@piece(2, types.int64)
+@kernel(2, types.int64)
 def add_atomically(w: VectorWriter, counter: Any, amount: Any) -> Any:
-    """Add to a shared int64; what it was before."""
+    """Add to a shared int64; returns what it was before."""
     return w.b.atomic_rmw("add", w.b.inttoptr(counter, _POINTER), amount, "acq_rel")
 
 
-@piece(1, types.int64)
+@kernel(1, types.int64)
 def read_atomically(w: VectorWriter, counter: Any) -> Any:
     return w.b.load_atomic(w.b.inttoptr(counter, _POINTER), "acquire", 8, typ=_I64)
 
 
-@piece(1, types.int64)
-def give_way(w: VectorWriter, nothing: Any) -> Any:
-    """Let another thread have the core."""
+@kernel(1, types.int64)
+def yield_core(w: VectorWriter, unused: Any) -> Any:
+    """Let another thread have the core. A kernel has at least one argument."""
     function = w.b.module.globals.get("sched_yield")
     if function is None:
         function = ir.Function(w.b.module, ir.FunctionType(I32, []), "sched_yield")
     w.b.call(function, [])
-    return nothing
+    return unused

@@ -1,8 +1,8 @@
 """One pass of the decoder on a CPU as one compiled function, run by all threads together.
 
 Between operators of a library lie microseconds of bookkeeping, thirty layers of them half a pass of a small model.
-Here the threads enter once, split each product by its outputs and meet at barriers. Rows never mix: whatever else is
-in the pass, a row's bits are the same.
+Here the threads enter once, split each product by its outputs and wait for each other at barriers. Rows never mix:
+whatever else is in the pass, a row's bits are the same.
 
 Numbers that meet one input stand in 16 lanes: weights [outputs / 16, inputs, 16], and likewise, for every page, layer
 and head, keys [PAGE / 16, head_size, 16] and values [head_size / 16, PAGE, 16]. So scores and their weighted sums are
@@ -13,52 +13,60 @@ products too, and one `tile` does all the work.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from hierspec.backends.cpu.amx import CODE, begin_tiles, end_tiles
+from hierspec.backends.cpu.amx import begin_tiles, end_tiles
+from hierspec.backends.cpu.compiled import compiled, kernel_version
+from hierspec.backends.cpu.compiled import part as _part
 from hierspec.backends.cpu.kernels import (
     add_atomically,
+    add_weighted_value,
     copy_lanes,
     gate,
-    give_way,
+    query_dot_key,
     read_atomically,
     scatter,
-    score_one,
-    soften,
-    weigh_one,
+    softmax_numerators,
+    yield_core,
 )
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.memory import PAGE
-from hierspec.backends.cpu.product import MATRICES, block_bytes, make_ready, product, tiles, tiles_onto, two_products
-from hierspec.backends.cpu.threads import ARRIVED, BROKEN, MEETINGS
+from hierspec.backends.cpu.product import (
+    BFLOAT16_AMX,
+    block_bytes,
+    prepare_inputs,
+    product,
+    tiles,
+    tiles_onto,
+    two_products,
+)
+from hierspec.backends.cpu.threads import ARRIVED, BROKEN, GENERATION
 
 QUERIES = 16  # rows of one text that attend together: as many as keep their scores in the cache
 _FLOAT = 4  # bytes
 _PATIENCE = 20_000  # looks at a barrier before the core is offered to others
 
-_compiled = njit(nogil=True, cache=True, error_model="numpy")
-_part = njit(nogil=True, error_model="numpy")  # compiled into, and kept with, what calls it
+_compiled = compiled(kernel_version)
 
 
 @_part
-def _meet(sync, threads):
-    """Wait until all threads are here, unless the team has broken up. See `Team`."""
+def _barrier(sync, threads):
+    """Wait until all threads are here, unless the barrier is broken. See `ThreadTeam`."""
     if threads == 1:
         return
     start = sync.ctypes.data
-    count, meetings, broken = start + 8 * ARRIVED, start + 8 * MEETINGS, start + 8 * BROKEN
-    meeting = read_atomically(meetings)
+    count, generation, broken = start + 8 * ARRIVED, start + 8 * GENERATION, start + 8 * BROKEN
+    mine = read_atomically(generation)
     if add_atomically(count, 1) + 1 == threads:
         add_atomically(count, -threads)
-        add_atomically(meetings, 1)
+        add_atomically(generation, 1)
         return
     looks = 0
-    while read_atomically(meetings) == meeting:
+    while read_atomically(generation) == mine:
         looks += 1
         if looks > _PATIENCE:
             if read_atomically(broken):
                 return
-            give_way(0)
+            yield_core(0)
 
 
 @_part
@@ -72,7 +80,7 @@ def _add_product(x, ready, records, weights, kind, delta, hidden, first, last):
     """hidden += x times weights, for this thread's blocks of columns."""
     rows, size = x.shape
     start = x.ctypes.data
-    make_ready(start, rows, size, kind, ready, records)
+    prepare_inputs(start, rows, size, kind, ready, records)
     product(start, ready, records, rows, weights, size, kind, delta.ctypes.data, hidden.shape[1], first, last)
     for row in range(rows):
         for i in range(first * LANES, last * LANES):
@@ -180,7 +188,7 @@ def _attend(
             for number in range(group):
                 mine, its = q + number * head_size * _FLOAT, out + number * QUERIES * length * _FLOAT
                 tiles(mine, width, rows, key_block, head_size, its, length)
-    _meet(sync, threads)
+    _barrier(sync, threads)
 
     first, last = _share(rows * heads, thread, threads)
     for item in range(first, last):
@@ -192,18 +200,18 @@ def _attend(
             page, slot = paths[place] // PAGE, paths[place] % PAGE
             key = _keys_at(arena, page, layer, q_head // group, shape)
             key += (slot // LANES * LANES * head_size + slot % LANES) * _FLOAT
-            mine[stop] = score_one(qkv.ctypes.data + (row * width + q_head * head_size) * _FLOAT, key, head_size)
+            mine[stop] = query_dot_key(qkv.ctypes.data + (row * width + q_head * head_size) * _FLOAT, key, head_size)
             stop += 1
         from_block, to_block = own_begin // LANES, (stop + LANES - 1) // LANES
         mine[from_block * LANES : own_begin] = -np.inf
         mine[stop : to_block * LANES] = -np.inf
         start = mine.ctypes.data + from_block * LANES * _FLOAT
-        totals[row, q_head] = soften(start, to_block - from_block, scale.ctypes.data)
+        totals[row, q_head] = softmax_numerators(start, to_block - from_block, scale.ctypes.data)
         # Rows share one product with the values, and zero adds nothing: what a row does not see is zero.
         mine[low * LANES : own_begin] = 0
         if stop < end:
             mine[stop:end] = 0
-    _meet(sync, threads)
+    _barrier(sync, threads)
 
     chunks, common = head_size // LANES, end // LANES * LANES
     first, last = _share(kv_heads * chunks, thread, threads)
@@ -243,14 +251,16 @@ def _attend(
                 weights = scores[q_head, row - first_row].ctypes.data
                 for position in range(max(common, first_seen), ends[row]):
                     value = _keys_at(arena, table[position // PAGE], layer, head, shape) + to_values
-                    weigh_one(weights + position * _FLOAT, value + position % PAGE * LANES * _FLOAT, out_row)
+                    add_weighted_value(weights + position * _FLOAT, value + position % PAGE * LANES * _FLOAT, out_row)
                 for place in range(path_starts[row], path_starts[row + 1]):
                     position = ends[row] + place - path_starts[row]
                     value = _keys_at(arena, paths[place] // PAGE, layer, head, shape) + to_values
-                    weigh_one(weights + position * _FLOAT, value + paths[place] % PAGE * LANES * _FLOAT, out_row)
+                    add_weighted_value(
+                        weights + position * _FLOAT, value + paths[place] % PAGE * LANES * _FLOAT, out_row
+                    )
                 for i in range(q_head * head_size + chunk * LANES, q_head * head_size + (chunk + 1) * LANES):
                     attended[row, i] /= totals[row, q_head]
-    _meet(sync, threads)
+    _barrier(sync, threads)
 
 
 @_compiled
@@ -266,7 +276,7 @@ def run_layers(
     windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate, layers
     normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, scale,
     taps,  # [n, 2]: layers, and addresses of [slots, hidden] where the states after each go
-    code=CODE,
+    version=0,
 ):  # fmt: skip
     """Layers start..stop for all rows. Called once by each thread with its number."""
     rows, size = hidden.shape
@@ -275,21 +285,21 @@ def run_layers(
     mine, my_gates = normed[thread], gates[thread]
     x, g, u = mine.ctypes.data, my_gates[0].ctypes.data, my_gates[1].ctypes.data
     ready, record = inputs[thread].ctypes.data, records[thread].ctypes.data
-    if kind == MATRICES:
+    if kind == BFLOAT16_AMX:
         begin_tiles(record)
     for layer in range(start, stop):
-        for row in range(rows):  # every thread for itself: cheaper than another meeting
+        for row in range(rows):  # every thread for itself: cheaper than another barrier
             _normalise(hidden[row], norms[layer, 0], eps, mine[row])
-        make_ready(x, rows, size, kind, ready, record)
+        prepare_inputs(x, rows, size, kind, ready, record)
         first, last = _share(width // LANES, thread, threads)
         product(x, ready, record, rows, weights[layer, 0], size, kind, qkv.ctypes.data, width, first, last)
         if biases.size:
             for row in range(rows):
                 for i in range(first * LANES, last * LANES):
                     qkv[row, i] += biases[layer, i]
-        _meet(sync, threads)
+        _barrier(sync, threads)
         _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps)
-        _meet(sync, threads)
+        _barrier(sync, threads)
         for place in range(len(groups) - 1):
             _attend(
                 thread, threads, sync, groups[place], groups[place + 1], layer, windows[layer], shape, qkv, positions,
@@ -297,11 +307,11 @@ def run_layers(
             )  # fmt: skip
         first, last = _share(size // LANES, thread, threads)
         _add_product(attended, ready, record, weights[layer, 1], kind, delta, hidden, first, last)
-        _meet(sync, threads)
+        _barrier(sync, threads)
 
         for row in range(rows):
             _normalise(hidden[row], norms[layer, 1], eps, mine[row])
-        make_ready(x, rows, size, kind, ready, record)
+        prepare_inputs(x, rows, size, kind, ready, record)
         first, last = _share(intermediate // LANES, thread, threads)
         step = block_bytes(size, kind)
         for block in range(first, last):
@@ -310,35 +320,35 @@ def run_layers(
             for row in range(rows):
                 place = gated.ctypes.data + (row * intermediate + block * LANES) * _FLOAT
                 gate(g + row * LANES * _FLOAT, u + row * LANES * _FLOAT, place)
-        _meet(sync, threads)
+        _barrier(sync, threads)
         first, last = _share(size // LANES, thread, threads)
         _add_product(gated, ready, record, weights[layer, 4], kind, delta, hidden, first, last)
-        _meet(sync, threads)
+        _barrier(sync, threads)
         for place in range(len(taps)):
             if taps[place, 0] == layer + 1:
-                # States change next behind a meeting that a thread comes to when it has copied its rows.
+                # States change next behind a barrier that a thread comes to when it has copied its rows.
                 for row in range(thread, rows, threads):
                     target = taps[place, 1] + slots[row] * size * _FLOAT
                     for i in range(0, size, LANES):
                         copy_lanes(hidden[row].ctypes.data + i * _FLOAT, target + i * _FLOAT)
-    if kind == MATRICES:
+    if kind == BFLOAT16_AMX:
         end_tiles(record)
 
 
 @_compiled
-def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, inputs, records, logits, code=CODE):
+def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, inputs, records, logits, version=0):
     """Logits [rows, vocabulary] of hidden states: the last norm and the head."""
     rows, size = hidden.shape
     mine, out = normed[thread], logits.ctypes.data
     x, ready, record = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
     for row in range(rows):
         _normalise(hidden[row], norm, eps, mine[row])
-    make_ready(x, rows, size, kind, ready, record)
+    prepare_inputs(x, rows, size, kind, ready, record)
     first, last = _share(logits.shape[1] // LANES, thread, threads)
-    if kind == MATRICES:
+    if kind == BFLOAT16_AMX:
         begin_tiles(record)
     product(x, ready, record, rows, weights, size, kind, out, logits.shape[1], first, last)
-    if kind == MATRICES:
+    if kind == BFLOAT16_AMX:
         end_tiles(record)
 
 

@@ -1,4 +1,7 @@
-"""A writer of vector machine code: LLVM on 16 lanes of float32, and how compiled functions call what was written."""
+"""Kernels as LLVM code on vectors of 16 float32 lanes, and how functions compiled by numba call them.
+
+Importing a module of kernels emits nothing: numba asks for the LLVM code of a kernel when it compiles a caller.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from numba.extending import intrinsic
 
 LANES = 16
 FLOAT_BYTES = 4
-UNROLLED = 4  # inputs of a product that are taken in one round; sizes are multiples of 16
+UNROLLED = 4  # inputs of a product that one iteration takes; sizes are multiples of 16
 I32 = ir.IntType(32)
-VECTOR, INTEGERS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(I32, LANES)
+V16F32, V16I32 = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(I32, LANES)
 _I64, _F32, _POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
 
 
 class VectorWriter:
-    """An LLVM builder with the few operations that the pieces need."""
+    """An LLVM builder with the few operations that kernels need."""
 
     def __init__(self, builder: Any) -> None:
         self.b = builder
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """A function of LLVM's or the C library's on values of one type."""
+        """Call a function of LLVM or the C library whose arguments and result have one type."""
         kind = arguments[0].type
         function = self.b.module.globals.get(name)
         if function is None:
@@ -32,70 +35,71 @@ class VectorWriter:
         return self.b.call(function, arguments)
 
     def function(self, name: str, result: Any, *arguments: Any) -> Any:
-        """A function of the CPU's own, declared once."""
-        found = self.b.module.globals.get(name)
-        return found or ir.Function(self.b.module, ir.FunctionType(result, arguments), name)
+        """An intrinsic of this CPU, declared once."""
+        declared = self.b.module.globals.get(name)
+        return declared or ir.Function(self.b.module, ir.FunctionType(result, arguments), name)
 
-    def part(self, vector: Any, start: int, count: int) -> Any:
+    def lanes(self, vector: Any, start: int, count: int) -> Any:
         """Lanes start .. start + count."""
-        nothing = ir.Constant(vector.type, ir.Undefined)
-        chosen = ir.Constant(ir.VectorType(I32, count), list(range(start, start + count)))
-        return self.b.shuffle_vector(vector, nothing, chosen)
+        undefined = ir.Constant(vector.type, ir.Undefined)
+        indices = ir.Constant(ir.VectorType(I32, count), list(range(start, start + count)))
+        return self.b.shuffle_vector(vector, undefined, indices)
 
-    def joined(self, parts: list[Any]) -> Any:
-        """Vectors of one length, 2, 4, 8 … of them, end to end."""
-        while len(parts) > 1:
-            both = ir.Constant(ir.VectorType(I32, 2 * parts[0].type.count), list(range(2 * parts[0].type.count)))
-            parts = [self.b.shuffle_vector(a, b, both) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        return parts[0]
+    def concatenate(self, vectors: list[Any]) -> Any:
+        """2, 4, 8 … vectors of one length, end to end."""
+        while len(vectors) > 1:
+            count = 2 * vectors[0].type.count
+            indices = ir.Constant(ir.VectorType(I32, count), list(range(count)))
+            vectors = [self.b.shuffle_vector(a, b, indices) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+        return vectors[0]
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         return self.call("llvm.fma.v16f32", x, y, z)
 
     def at(self, address: Any, index: Any, size: int = FLOAT_BYTES) -> Any:
         """Pointer to item `index` of `size` bytes."""
-        return self.b.inttoptr(self.b.add(address, self.b.mul(index, whole(size))), _POINTER)
+        return self.b.inttoptr(self.b.add(address, self.b.mul(index, i64(size))), _POINTER)
 
     def load(self, address: Any, index: Any) -> Any:
         """16 floats from item `index` on."""
-        return self.b.load(self.at(address, index), typ=VECTOR, align=FLOAT_BYTES)
+        return self.b.load(self.at(address, index), typ=V16F32, align=FLOAT_BYTES)
 
     def prefetch(self, address: Any, index: Any, size: int) -> None:
-        """Have item `index` of `size` bytes brought into the nearest cache, if it is there at all."""
+        """Prefetch item `index` of `size` bytes into the nearest cache; an address out of bounds does no harm."""
         arguments = (_POINTER, I32, I32, I32)
         function = self.function("llvm.prefetch.p0", ir.VoidType(), *arguments)
         reading, nearest, data = 0, 3, 1
         self.b.call(function, [self.at(address, index, size), *(ir.Constant(I32, n) for n in (reading, nearest, data))])
 
-    def load_one(self, address: Any, index: Any) -> Any:
+    def load_float(self, address: Any, index: Any) -> Any:
         return self.b.load(self.at(address, index), typ=_F32, align=FLOAT_BYTES)
 
-    def load_several(self, address: Any, index: Any) -> Any:
-        """As many floats as one round of a product takes."""
+    def load_unrolled(self, address: Any, index: Any) -> Any:
+        """As many floats as one iteration of a product takes."""
         return self.b.load(self.at(address, index), typ=ir.VectorType(_F32, UNROLLED), align=FLOAT_BYTES)
 
-    def spread_lane(self, several: Any, lane: int) -> Any:
-        """One of `load_several`'s floats in all lanes."""
-        nothing = ir.Constant(several.type, ir.Undefined)
-        return self.b.shuffle_vector(several, nothing, ir.Constant(INTEGERS, [lane] * LANES))
+    def splat_lane(self, unrolled: Any, lane: int) -> Any:
+        """One of the floats of `load_unrolled` in all lanes."""
+        undefined = ir.Constant(unrolled.type, ir.Undefined)
+        return self.b.shuffle_vector(unrolled, undefined, ir.Constant(V16I32, [lane] * LANES))
 
     def store(self, value: Any, address: Any, index: Any) -> None:
         self.b.store(value, self.at(address, index), align=FLOAT_BYTES)
 
-    def spread(self, value: Any) -> Any:
+    def splat(self, value: Any) -> Any:
         """One float in all lanes."""
-        single = self.b.insert_element(ir.Constant(VECTOR, ir.Undefined), value, ir.Constant(I32, 0))
-        return self.b.shuffle_vector(single, ir.Constant(VECTOR, ir.Undefined), ir.Constant(INTEGERS, [0] * LANES))
+        single = self.b.insert_element(ir.Constant(V16F32, ir.Undefined), value, ir.Constant(I32, 0))
+        return self.b.shuffle_vector(single, ir.Constant(V16F32, ir.Undefined), ir.Constant(V16I32, [0] * LANES))
 
     def fold(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """All lanes into one float, halves onto halves: always the same tree."""
+        """Reduce all lanes to one float. Halves are combined with halves, so the order is always the same."""
         width = LANES
         while width > 1:
             width //= 2
-            nothing = ir.Constant(ir.VectorType(_F32, 2 * width), ir.Undefined)
+            undefined = ir.Constant(ir.VectorType(_F32, 2 * width), ir.Undefined)
             low, high = (
                 self.b.shuffle_vector(
-                    vector, nothing, ir.Constant(ir.VectorType(I32, width), list(range(start, start + width)))
+                    vector, undefined, ir.Constant(ir.VectorType(I32, width), list(range(start, start + width)))
                 )
                 for start in (0, width)
             )
@@ -103,19 +107,19 @@ class VectorWriter:
         return self.b.extract_element(vector, ir.Constant(I32, 0))
 
     def loop(self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-        """`carried` after `count` rounds (at least one) of body(round, carried)."""
+        """`carried` after `count` iterations (at least one) of body(index, carried)."""
         before = self.b.block
         block, after = self.b.append_basic_block("round"), self.b.append_basic_block("after")
         self.b.branch(block)
         self.b.position_at_end(block)
         index = self.b.phi(_I64)
-        index.add_incoming(whole(0), before)
+        index.add_incoming(i64(0), before)
         values = []
         for start in carried:
             values.append(self.b.phi(start.type))
             values[-1].add_incoming(start, before)
         results = body(index, values)
-        following = self.b.add(index, whole(1))
+        following = self.b.add(index, i64(1))
         end = self.b.block  # the body may have loops of its own
         index.add_incoming(following, end)
         for value, result in zip(values, results, strict=True):
@@ -130,23 +134,23 @@ class VectorWriter:
         x = 2**n m with m from sqrt(1/2) to sqrt(2), and a polynomial in m - 1.
         """
         b = self.b
-        bits = b.bitcast(x, INTEGERS)
-        # Taking away the bits of sqrt(1/2) makes the exponent roll over there instead of at 1.
-        shifted = b.sub(bits, integers(0x3F3504F3))
-        n = b.sitofp(b.ashr(shifted, integers(23)), VECTOR)
-        m = b.bitcast(b.add(b.and_(shifted, integers(0x007FFFFF)), integers(0x3F3504F3)), VECTOR)
-        f = b.fsub(m, all_lanes(1.0))
-        value = all_lanes(7.0376836292e-2)
+        bits = b.bitcast(x, V16I32)
+        # Subtracting the bits of sqrt(1/2) makes the exponent roll over there instead of at 1.
+        shifted = b.sub(bits, splat_i32(0x3F3504F3))
+        n = b.sitofp(b.ashr(shifted, splat_i32(23)), V16F32)
+        m = b.bitcast(b.add(b.and_(shifted, splat_i32(0x007FFFFF)), splat_i32(0x3F3504F3)), V16F32)
+        f = b.fsub(m, splat_f32(1.0))
+        value = splat_f32(7.0376836292e-2)
         for coefficient in (
             -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1, 2.0000714765e-1,
             -2.4999993993e-1, 3.3333331174e-1,
         ):  # fmt: skip
-            value = self.fma(value, f, all_lanes(coefficient))
+            value = self.fma(value, f, splat_f32(coefficient))
         square = b.fmul(f, f)
         value = b.fmul(b.fmul(value, f), square)
-        value = self.fma(n, all_lanes(-2.12194440e-4), value)
-        value = self.fma(square, all_lanes(-0.5), value)
-        return self.fma(n, all_lanes(0.693359375), b.fadd(f, value))
+        value = self.fma(n, splat_f32(-2.12194440e-4), value)
+        value = self.fma(square, splat_f32(-0.5), value)
+        return self.fma(n, splat_f32(0.693359375), b.fadd(f, value))
 
     def exp(self, x: Any) -> Any:
         """e**x to within two units in the last place; below -87 it is 0.
@@ -154,64 +158,67 @@ class VectorWriter:
         x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, and n put into the exponent's bits.
         """
         b = self.b
-        bounded = self.call("llvm.maxnum.v16f32", self.call("llvm.minnum.v16f32", x, all_lanes(88.0)), all_lanes(-87.0))
-        n = self.call("llvm.floor.v16f32", self.fma(bounded, all_lanes(1.4426950408889634), all_lanes(0.5)))
-        r = self.fma(n, all_lanes(-0.693359375), bounded)
-        r = self.fma(n, all_lanes(2.12194440e-4), r)
-        value = all_lanes(1.9875691500e-4)
+        bounded = self.call("llvm.maxnum.v16f32", self.call("llvm.minnum.v16f32", x, splat_f32(88.0)), splat_f32(-87.0))
+        n = self.call("llvm.floor.v16f32", self.fma(bounded, splat_f32(1.4426950408889634), splat_f32(0.5)))
+        r = self.fma(n, splat_f32(-0.693359375), bounded)
+        r = self.fma(n, splat_f32(2.12194440e-4), r)
+        value = splat_f32(1.9875691500e-4)
         for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
-            value = self.fma(value, r, all_lanes(coefficient))
-        value = self.fma(self.fma(value, r, all_lanes(1.0)), r, all_lanes(1.0))
-        # The line above is 1 + r (1 + r v): the same polynomial, one rounding less than 1 + r + r r v.
-        power = b.shl(b.add(b.fptosi(n, INTEGERS), integers(127)), integers(23))
-        value = b.fmul(value, b.bitcast(power, VECTOR))
-        return b.select(b.fcmp_ordered("<", x, all_lanes(-87.0)), all_lanes(0.0), value)
+            value = self.fma(value, r, splat_f32(coefficient))
+        value = self.fma(self.fma(value, r, splat_f32(1.0)), r, splat_f32(1.0))
+        # The line above is 1 + r (1 + r v): one rounding less than 1 + r + r r v.
+        power = b.shl(b.add(b.fptosi(n, V16I32), splat_i32(127)), splat_i32(23))
+        value = b.fmul(value, b.bitcast(power, V16F32))
+        return b.select(b.fcmp_ordered("<", x, splat_f32(-87.0)), splat_f32(0.0), value)
 
 
-def whole(value: int) -> Any:
+def i64(value: int) -> Any:
+    """The LLVM constant of this value."""
     return ir.Constant(_I64, value)
 
 
-def integers(value: int) -> Any:
-    return ir.Constant(INTEGERS, [value] * LANES)
+def splat_i32(value: int) -> Any:
+    """The LLVM constant with this integer in all lanes."""
+    return ir.Constant(V16I32, [value] * LANES)
 
 
-def all_lanes(value: float) -> Any:
-    return ir.Constant(VECTOR, [value] * LANES)
+def splat_f32(value: float) -> Any:
+    """The LLVM constant with this float in all lanes."""
+    return ir.Constant(V16F32, [value] * LANES)
 
 
-def piece(
-    arguments: int, result: Any = types.void, apart: bool = False, plain: bool = False
+def kernel(
+    arguments: int, result: Any = types.void, noinline: bool = False, optnone: Callable[[], bool] = lambda: False
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Make write(writer, *addresses and sizes) callable from compiled code.
+    """Make emit(writer, *addresses and sizes) callable from compiled code.
 
-    `apart`: as a function of its own, which is not copied into its callers. Large pieces would else be compiled anew
-    for every place that uses them, and compiling is what the first start on a machine waits for. `plain`, with it: not
-    optimised, for what need not be fast.
+    `noinline`: as a function that is not copied into its callers. Large kernels would otherwise be compiled once for
+    every call, and compiling is what the first start on a machine waits for. `optnone`, with it: whether to leave it
+    unoptimised, for kernels that need not be fast; asked when the kernel is emitted.
     """
 
-    def wrap(write: Callable[..., Any]) -> Any:
+    def wrap(emit: Callable[..., Any]) -> Any:
         signature = result(*[types.int64] * arguments)
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            if apart:
-                name = f"hierspec_{write.__name__}_{id(write)}"
+            if noinline:
+                name = f"hierspec_{emit.__name__}_{id(emit)}"
                 function = builder.module.globals.get(name)
                 if function is None:
                     function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_I64] * arguments), name)
                     function.linkage = "internal"
                     function.attributes.add("noinline")
-                    if plain:
+                    if optnone():
                         function.attributes.add("optnone")
                     inner = ir.IRBuilder(function.append_basic_block("entry"))
-                    write(VectorWriter(inner), *function.args)
+                    emit(VectorWriter(inner), *function.args)
                     inner.ret_void()
                 builder.call(function, values)
                 return context.get_dummy_value()
-            found = write(VectorWriter(builder), *values)
-            return context.get_dummy_value() if found is None else found
+            value = emit(VectorWriter(builder), *values)
+            return context.get_dummy_value() if value is None else value
 
-        # numba reads the number of parameters off the function, so there is one typing function for every number.
+        # numba takes the number of parameters from the function, so there is one typing function for each number.
         typing: dict[int, Callable[..., Any]] = {
             1: lambda _, a: (signature, codegen),
             2: lambda _, a, b: (signature, codegen),
@@ -222,8 +229,8 @@ def piece(
             7: lambda _, a, b, c, d, e, f, g: (signature, codegen),
             8: lambda _, a, b, c, d, e, f, g, h: (signature, codegen),
         }
-        made = intrinsic(typing[arguments])
-        made.__doc__ = write.__doc__
-        return made
+        callable_kernel = intrinsic(typing[arguments])
+        callable_kernel.__doc__ = emit.__doc__
+        return callable_kernel
 
     return wrap

@@ -19,17 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.cpu import amx as matrix_units
+from hierspec.backends.cpu import amx
 from hierspec.backends.cpu.llvm import LANES
-from hierspec.backends.cpu.product import BYTES, FLOATS, HALVES, MATRICES, NIBBLES
-from hierspec.backends.cpu.quantised import BLOCK_BYTES, GROUPS, pack
+from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32, INT4, INT8
+from hierspec.backends.cpu.quantised import BLOCK_BYTES, GROUPS, quantise_weights
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.paths import cache_folder, whole_file
 from hierspec.progress import Progress, silent
 
-KINDS = {"float32": FLOATS, "bfloat16": HALVES, "bfloat16-matrix": MATRICES, "int8": BYTES, "int4": NIBBLES}
+KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "bfloat16-matrix": BFLOAT16_AMX, "int8": INT8, "int4": INT4}
 _NAMES = {kind: name for name, kind in KINDS.items()}
 _LAYOUT = 2  # count up when the same weights would now be packed differently
 _ALIGNED = 64
@@ -53,7 +53,7 @@ class PackedWeights:
 
 def kind_for(name: str, matrices: bool = True) -> int:
     """How weights of this name are stored here: bfloat16 as matrix units take it, where there are such and they may."""
-    return MATRICES if name == "bfloat16" and matrices and matrix_units.AVAILABLE else KINDS[name]
+    return BFLOAT16_AMX if name == "bfloat16" and matrices and amx.available() else KINDS[name]
 
 
 def pack_in_memory(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -> PackedWeights:
@@ -102,7 +102,7 @@ def _addressed(config: DecoderConfig, kind: int, addresses: list[int], size: int
 
 def _head_kind(kind: int) -> int:
     # Four bits are too few to tell the best token from the second best; GGUF files keep their heads in more, too.
-    return BYTES if kind == NIBBLES else kind
+    return INT8 if kind == INT4 else kind
 
 
 def _shapes(config: DecoderConfig, kind: int) -> Iterator[tuple[tuple[int, int], int]]:
@@ -127,23 +127,23 @@ def _matrices(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -
 
 def packed_bytes(shape: tuple[int, int], kind: int) -> int:
     outputs, inputs = shape
-    if kind in (BYTES, NIBBLES):
-        bits = 8 if kind == BYTES else 4
+    if kind in (INT8, INT4):
+        bits = 8 if kind == INT8 else 4
         return outputs // LANES * (inputs // GROUPS[bits]) * BLOCK_BYTES[bits]
-    if kind == MATRICES:
-        return outputs // LANES * matrix_units.steps(inputs) * matrix_units.TILE_BYTES
-    return outputs * inputs * (4 if kind == FLOATS else 2)
+    if kind == BFLOAT16_AMX:
+        return outputs // LANES * amx.steps(inputs) * amx.TILE_BYTES
+    return outputs * inputs * (4 if kind == FLOAT32 else 2)
 
 
 def packed(weight: Tensor, kind: int) -> np.ndarray:
     """[outputs, inputs] -> [outputs / 16, inputs, 16]: the 16 weights that meet one input are neighbours."""
-    if kind in (BYTES, NIBBLES):
-        return pack(weight.float().numpy(), 8 if kind == BYTES else 4)
-    if kind == MATRICES:
-        tiles: np.ndarray = matrix_units.pack(weight).view(torch.int16).numpy()
+    if kind in (INT8, INT4):
+        return quantise_weights(weight.float().numpy(), 8 if kind == INT8 else 4)
+    if kind == BFLOAT16_AMX:
+        tiles: np.ndarray = amx.to_tiles(weight).view(torch.int16).numpy()
         return tiles
     blocks = weight.view(len(weight) // LANES, LANES, weight.shape[1]).transpose(1, 2).contiguous()
-    lanes: np.ndarray = (blocks.view(torch.int16) if kind == HALVES else blocks).numpy()
+    lanes: np.ndarray = (blocks.view(torch.int16) if kind == BFLOAT16 else blocks).numpy()
     return lanes
 
 

@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
-# Places in `sync`: threads that have come to a meeting; a cache line further, meetings so far and whether to pass by.
-ARRIVED, MEETINGS, BROKEN = 0, 8, 9
+# Indices of `sync`, the state of a barrier: threads that have arrived; a cache line further, barriers passed so far and
+# whether the barrier is broken.
+ARRIVED, GENERATION, BROKEN = 0, 8, 9
 
-_Jobs = SimpleQueue[Any]  # (job, function, arguments), or None: no more
+_Jobs = SimpleQueue[Any]  # (job, function, arguments), or None: the end
 _Answers = SimpleQueue[tuple[object, int, BaseException | None]]
 
 
 class ThreadTeam:
     """Runs function(number, threads, *arguments) on all its threads at once; the function releases the GIL.
 
-    The caller is number 0: a thread less to wake and to wait for is a tenth of a millisecond. `sync` is for the
-    function's meetings. Control-C can reach the caller just before it joins the others, who would wait for it for
-    ever: so meetings can be broken, which lets everyone pass, and what was computed goes with the exception.
+    The caller is number 0: one thread less to wake and to wait for saves a tenth of a millisecond. `sync` is for the
+    function's barriers. Control-C can reach the caller just before it joins the others, who would wait for it forever:
+    so a barrier can be broken, which lets all threads pass, and the exception discards what was computed.
     """
 
     def __init__(self, threads: int) -> None:
@@ -31,34 +32,34 @@ class ThreadTeam:
         self._answers: _Answers = SimpleQueue()
         self._jobs: list[_Jobs] = [SimpleQueue() for _ in range(threads - 1)]
         for number, jobs in enumerate(self._jobs, 1):
-            threading.Thread(target=_follow, args=(number, threads, jobs, self._answers), daemon=True).start()
+            threading.Thread(target=_run_jobs, args=(number, threads, jobs, self._answers), daemon=True).start()
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
-        with self._busy:  # one job at a time, whoever asks
+        with self._busy:  # one job at a time, from whatever thread
             job, error = object(), None
             try:
                 for jobs in self._jobs:
                     jobs.put((job, function, arguments))
                 function(0, self.threads, *arguments)
-                ready = 0
-                while ready < len(self._jobs):
+                done = 0
+                while done < len(self._jobs):
                     answered, _, raised = self._answers.get()
-                    ready += answered is job
+                    done += answered is job
                     error = error or raised
             except BaseException:
-                self._break_up()
+                self._stop()
                 raise
         if error is not None:
             raise error
 
-    def _break_up(self) -> None:
-        """Wait until nobody works any more, whatever happens: memory they write to must not go before."""
+    def _stop(self) -> None:
+        """Wait until no thread is working, whatever happens: the memory they write to must not be freed before."""
         job, waiting = object(), set(range(1, self.threads))
         while waiting:
             try:
                 self.sync[BROKEN] = 1
-                for number in waiting:  # jobs are done in turn, so an empty one is done last; two do no harm
-                    self._jobs[number - 1].put((job, _nothing, ()))
+                for number in waiting:  # jobs run in order, so an empty one runs last; two do no harm
+                    self._jobs[number - 1].put((job, _no_op, ()))
                 while waiting:
                     answered, number, _ = self._answers.get()
                     if answered is job:
@@ -72,18 +73,18 @@ class ThreadTeam:
             jobs.put(None)
 
 
-def _follow(number: int, threads: int, jobs: _Jobs, answers: _Answers) -> None:
-    """A thread's life. It does not know the team, so that a team that nobody uses can go, and its threads with it."""
-    while (given := jobs.get()) is not None:
-        job, function, arguments = given
+def _run_jobs(number: int, threads: int, jobs: _Jobs, answers: _Answers) -> None:
+    """What a thread runs. It holds no reference to the team, so that an unused team is freed and its threads end."""
+    while (entry := jobs.get()) is not None:
+        job, function, arguments = entry
         error: BaseException | None = None
         try:
             function(number, threads, *arguments)
-        except BaseException as raised:  # told to the caller
+        except BaseException as raised:  # raised again in the caller
             error = raised
-        given = function = arguments = None  # let go of what the caller may want to free
+        entry = function = arguments = None  # the caller may want to free them
         answers.put((job, number, error))
 
 
-def _nothing(number: int, threads: int) -> None:
+def _no_op(number: int, threads: int) -> None:
     """A job that only shows that those before it are done."""

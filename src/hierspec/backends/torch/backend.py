@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,10 +14,11 @@ from hierspec.backends.torch.decoder import TorchDecoder
 from hierspec.backends.torch.heads import TorchJoin, TorchShortlist
 from hierspec.backends.torch.pick import answer
 from hierspec.checkpoints.config import DecoderConfig
-from hierspec.checkpoints.load import Checkpoint
-from hierspec.core.hierarchy import Ask
-from hierspec.core.verify import Answer
+from hierspec.core.interfaces import Answer, Ask
 from hierspec.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from hierspec.checkpoints.load import Checkpoint
 
 
 class TorchBackend:

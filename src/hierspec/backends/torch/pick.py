@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask
+from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.sampling import Sampling, noise_keys
-from hierspec.core.verify import Answer
 
 
 def answer(ask: Ask, logits: Tensor) -> Answer:

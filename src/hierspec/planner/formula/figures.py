@@ -1,6 +1,6 @@
-"""What the planner knows of the tiers that it may stack: what their passes cost, and whose tokens stand where.
+"""What the planner knows about the tiers it may stack: what their passes cost, and how often tokens are accepted.
 
-A ladder is one way to stack them, the target first. Nothing here measures anything and nothing runs a model.
+A `HierarchyConfig` is one way to stack them, the target first. Nothing here measures anything or runs a model.
 """
 
 from __future__ import annotations
@@ -11,91 +11,97 @@ from functools import cached_property
 from itertools import pairwise
 
 from hierspec.core.errors import HierspecError
-from hierspec.pacing.appraisal import Costs
-from hierspec.pacing.blocks import CORRECTED, OWN, STOOD
+from hierspec.core.interfaces import ACCEPTED, CORRECTED, UNDRAFTED
+from hierspec.pacing.costs import Costs
 
-HANDS_UP = ("count", "correction")  # what `until` may be here; "worth" is decided on the way and has no closed form
+BLOCK_ENDS = ("count", "correction")  # what `until` may be here; "worth" is decided while drafting: no closed form
 
 
 @dataclass(frozen=True)
 class TierFigures:
-    """A tier and the seconds of its passes by rows (the last token before the guesses is a row too)."""
+    """A tier and the seconds of its passes by rows (the last token before the draft is a row too)."""
 
     name: str
     costs: Costs
-    # The same for tokens of a tier below whose states it goes on from, by that tier's name.
+    # By the name of a tier below: costs of verifying its tokens, where this tier reuses that tier's hidden states.
     over: Mapping[str, Costs] = field(default_factory=dict)
-    overhead: float = 0.0  # seconds that every pass takes beside
+    overhead: float = 0.0  # seconds that every pass takes besides
 
     def seconds(self, rows: int, below: str | None = None) -> float:
-        """Of a pass over so many rows whose guesses come from `below` (None: from a store, or there are none)."""
+        """Seconds of a pass over so many rows, drafted by `below` (None: by a store, or nothing was drafted)."""
         costs = self.costs if below is None else self.over.get(below, self.costs)
         return costs.seconds(rows) + self.overhead
 
 
 @dataclass(frozen=True)
-class Survival:
-    """How often a tier's token stands above where all before it in the block did, by its place in the block.
+class AcceptanceRates:
+    """How often the tier above accepts a token if it accepted all before it, by the token's position in the block.
 
-    The last value continues. What a tier accepted from below (`stood`) survives more often than what it wrote in the
-    place of a guess (`corrected`); what it wrote where nothing was guessed (`own`) lies in between. `beside` is the
-    chance that one of the first, first two, … runners-up stands where the token itself did not.
+    The last value holds for all later positions. A token that a tier accepted from below (`accepted`) is accepted
+    above more often than one it wrote in place of a rejected draft (`corrected`); one it wrote where nothing was
+    drafted (`undrafted`) lies in between. `runner_ups[n]` is the probability that one of the first n + 1 runners-up
+    is accepted where the token itself is rejected.
     """
 
-    own: tuple[float, ...]
-    stood: tuple[float, ...] = ()  # empty: as own
-    corrected: tuple[float, ...] = ()  # empty: as own
-    beside: tuple[float, ...] = ()  # empty: never
+    undrafted: tuple[float, ...]
+    accepted: tuple[float, ...] = ()  # empty: as undrafted
+    corrected: tuple[float, ...] = ()  # empty: as undrafted
+    runner_ups: tuple[float, ...] = ()  # empty: never
 
     def __post_init__(self) -> None:
-        if not self.own:
+        if not self.undrafted:
             raise HierspecError("An acceptance needs at least one number.")
-        for chance in (*self.own, *self.stood, *self.corrected, *self.beside):
-            if not 0 <= chance <= 1:
-                raise HierspecError(f"An acceptance must be from 0 to 1, not {chance}.")
+        for rate in (*self.undrafted, *self.accepted, *self.corrected, *self.runner_ups):
+            if not 0 <= rate <= 1:
+                raise HierspecError(f"An acceptance must be from 0 to 1, not {rate}.")
 
-    def chances(self, how: int, places: int) -> list[float]:
-        """Of tokens that came about like this, at the first so many places."""
-        rates = {OWN: self.own, STOOD: self.stood or self.own, CORRECTED: self.corrected or self.own}[how]
-        return [rates[min(place, len(rates) - 1)] for place in range(places)]
+    def rates(self, how: int, positions: int) -> list[float]:
+        """The rates of tokens written like this (`pacing.blocks`), at the first so many positions."""
+        by_kind = {
+            UNDRAFTED: self.undrafted,
+            ACCEPTED: self.accepted or self.undrafted,
+            CORRECTED: self.corrected or self.undrafted,
+        }
+        listed = by_kind[how]
+        return [listed[min(position, len(listed) - 1)] for position in range(positions)]
 
-    def runner_up(self, candidates: int) -> float:
-        """That another of so many candidates stands where the first did not."""
-        if candidates < 2 or not self.beside:
+    def runner_up_rate(self, candidates: int) -> float:
+        """The probability that another of so many candidates is accepted where the first is rejected."""
+        if candidates < 2 or not self.runner_ups:
             return 0.0
-        return self.beside[min(candidates - 2, len(self.beside) - 1)]
+        return self.runner_ups[min(candidates - 2, len(self.runner_ups) - 1)]
 
 
 @dataclass(frozen=True)
 class StoreFigures:
-    """A store's guesses to one tier.
+    """A store's proposals to one tier.
 
-    `stands[n]` is the share of the tier's passes for which it has a guess of which n tokens stand; what is missing to
-    1 is the share for which it has none, and the tier below is asked instead.
+    `accepted[n]` is the share of the tier's passes with a proposal of which n tokens are accepted. The shares may add
+    up to less than 1: in the other passes the store proposes nothing, and the tier below drafts instead.
     """
 
     name: str
-    stands: tuple[float, ...]
-    rows: int  # nodes of a guess
-    seconds: float = 0.0  # of asking, whether there is a guess or not
+    accepted: tuple[float, ...]
+    rows: int  # nodes of a proposal
+    seconds: float = 0.0  # of a lookup, with or without a result
 
     def __post_init__(self) -> None:
-        if any(chance < 0 for chance in self.stands) or sum(self.stands) > 1 + 1e-9:
+        if any(share < 0 for share in self.accepted) or sum(self.accepted) > 1 + 1e-9:
             raise HierspecError(f"The shares of the store {self.name!r} must be at least 0 and together at most 1.")
-        if self.rows < 1 or len(self.stands) > self.rows + 1:
+        if self.rows < 1 or len(self.accepted) > self.rows + 1:
             raise HierspecError(
-                f"Of the {self.rows} rows of the store {self.name!r} no {len(self.stands) - 1} can stand."
+                f"The store {self.name!r} proposes {self.rows} rows, so {len(self.accepted) - 1} cannot be accepted."
             )
 
     @property
-    def share(self) -> float:
-        """Of passes for which it has a guess."""
-        return min(1.0, sum(self.stands))
+    def hit_rate(self) -> float:
+        """The share of passes for which it has a proposal."""
+        return min(1.0, sum(self.accepted))
 
     @property
-    def tokens(self) -> float:
-        """That stand on the average of passes, those without a guess included."""
-        return sum(count * chance for count, chance in enumerate(self.stands))
+    def accepted_tokens(self) -> float:
+        """The mean over all passes, those without a proposal included."""
+        return sum(count * share for count, share in enumerate(self.accepted))
 
 
 Pair = tuple[str, str]  # the tier above, the tier whose tokens it verifies
@@ -103,37 +109,37 @@ Pair = tuple[str, str]  # the tier above, the tier whose tokens it verifies
 
 @dataclass(frozen=True)
 class Figures:
-    """Tiers, the target first and a tier only above later ones; who may stand under whom, and which stores."""
+    """Tiers, the target first and a tier only above later ones; which may verify which, and their stores."""
 
     tiers: tuple[TierFigures, ...]
-    survivals: Mapping[Pair, Survival]  # a pair that is missing cannot be stacked
+    acceptance: Mapping[Pair, AcceptanceRates]  # a pair that is missing cannot be stacked
     stores: Mapping[str, tuple[StoreFigures, ...]] = field(default_factory=dict)
-    # Survival of a middle tier's tokens by who is below it, where that is known better than by the pair alone.
-    through: Mapping[tuple[str, str, str], Survival] = field(default_factory=dict)
+    # (above, tier, below): rates of a middle tier's tokens by the tier below it, where that is measured.
+    acceptance_by_lower: Mapping[tuple[str, str, str], AcceptanceRates] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        places = {tier.name: place for place, tier in enumerate(self.tiers)}
-        if not places or len(places) < len(self.tiers):
+        levels = {tier.name: level for level, tier in enumerate(self.tiers)}
+        if not levels or len(levels) < len(self.tiers):
             raise HierspecError("There must be a target, and no two tiers of one name.")
-        for names in (*self.survivals, *self.through):
+        for names in (*self.acceptance, *self.acceptance_by_lower):
             for above, below in pairwise(names):
-                if places.get(above, len(places)) >= places.get(below, -1):
+                if levels.get(above, len(levels)) >= levels.get(below, -1):
                     raise HierspecError(f"{above!r} cannot verify {below!r}: list tiers from the target down.")
         for name in self.stores:
-            if name not in places:
-                raise HierspecError(f"There is no tier {name!r} for stores to guess to.")
+            if name not in levels:
+                raise HierspecError(f"There is no tier {name!r} for stores to propose to.")
 
     @property
     def target(self) -> TierFigures:
         return self.tiers[0]
 
     @cached_property
-    def _named(self) -> dict[str, TierFigures]:
+    def _by_name(self) -> dict[str, TierFigures]:
         return {tier.name: tier for tier in self.tiers}
 
     def tier(self, name: str) -> TierFigures:
-        if name in self._named:
-            return self._named[name]
+        if name in self._by_name:
+            return self._by_name[name]
         raise HierspecError(f"There is no tier {name!r}; tiers are {', '.join(tier.name for tier in self.tiers)}.")
 
     def store(self, tier: str, name: str) -> StoreFigures:
@@ -142,63 +148,68 @@ class Figures:
                 return store
         raise HierspecError(f"The tier {tier!r} has no store {name!r}.")
 
-    def survival(self, above: str, tier: str, below: str | None = None) -> Survival:
-        """Of this tier's tokens at the one above, with `below` under it."""
-        if below is not None and (above, tier, below) in self.through:
-            return self.through[above, tier, below]
-        if (above, tier) not in self.survivals:
-            raise HierspecError(f"It is not known how often tokens of {tier!r} stand at {above!r}.")
-        return self.survivals[above, tier]
+    def acceptance_rates(self, above: str, tier: str, below: str | None = None) -> AcceptanceRates:
+        """How often `above` accepts this tier's tokens, with `below` drafting for it."""
+        if below is not None and (above, tier, below) in self.acceptance_by_lower:
+            return self.acceptance_by_lower[above, tier, below]
+        if (above, tier) not in self.acceptance:
+            raise HierspecError(f"It is not known how often {above!r} accepts tokens of {tier!r}.")
+        return self.acceptance[above, tier]
 
     def without(self, *tiers: str) -> Figures:
         """As if there were no such tiers below the target."""
+        removed = set(tiers)
         return replace(
             self,
-            tiers=tuple(tier for tier in self.tiers if tier.name not in tiers),
-            survivals={pair: one for pair, one in self.survivals.items() if not set(pair) & set(tiers)},
-            through={triple: one for triple, one in self.through.items() if not set(triple) & set(tiers)},
-            stores={tier: stores for tier, stores in self.stores.items() if tier not in tiers},
+            tiers=tuple(tier for tier in self.tiers if tier.name not in removed),
+            acceptance={names: rates for names, rates in self.acceptance.items() if not removed & set(names)},
+            acceptance_by_lower={
+                names: rates for names, rates in self.acceptance_by_lower.items() if not removed & set(names)
+            },
+            stores={tier: stores for tier, stores in self.stores.items() if tier not in removed},
         )
 
     def without_store(self, name: str) -> Figures:
         """As if no tier had this store."""
-        kept = {tier: tuple(one for one in stores if one.name != name) for tier, stores in self.stores.items()}
-        return replace(self, stores=kept)
+        remaining = {
+            tier: tuple(store for store in stores if store.name != name) for tier, stores in self.stores.items()
+        }
+        return replace(self, stores=remaining)
 
 
 @dataclass(frozen=True)
-class Rung:
-    """A tier as it stands in a ladder. What it hands up: `gather` tokens or more; the target's own is 1."""
+class TierConfig:
+    """A tier in a hierarchy. It hands up blocks of `gather` tokens or more; the target's own is 1."""
 
     tier: str
     gather: int = 1
     store: str | None = None  # asked first, before the tier below
-    until: str = "count"  # or "correction": hand up at once what ends in a correction
-    candidates: int = 1  # tokens handed up a position: the one written, then runners-up
-    budget: int | None = None  # most positions handed *to* this tier that it verifies; None: all
+    until: str = "count"  # or "correction": a block also ends with a correction
+    candidates: int = 1  # tokens handed up per position: the one written, then runners-up
+    budget: int | None = None  # most positions of the block below that this tier verifies; None: all
 
     def __post_init__(self) -> None:
-        if self.until not in HANDS_UP:
-            raise HierspecError(f"until must be one of {', '.join(HANDS_UP)}, not {self.until!r}.")
+        if self.until not in BLOCK_ENDS:
+            raise HierspecError(f"until must be one of {', '.join(BLOCK_ENDS)}, not {self.until!r}.")
         if self.gather < 1 or self.candidates < 1 or (self.budget is not None and self.budget < 1):
             raise HierspecError("gather, candidates and budget must be at least 1.")
 
 
-Ladder = tuple[Rung, ...]  # the target first
+HierarchyConfig = tuple[TierConfig, ...]  # the target first
 
 
-def shape(ladder: Ladder) -> tuple[tuple[str, str | None], ...]:
-    """Which tiers and stores, whatever they gather: ladders of one shape are the same hierarchy, tuned differently."""
-    return tuple((rung.tier, rung.store) for rung in ladder)
+def shape(hierarchy: HierarchyConfig) -> tuple[tuple[str, str | None], ...]:
+    """Which tiers and stores, without block sizes: configurations of one shape are one hierarchy, tuned differently."""
+    return tuple((config.tier, config.store) for config in hierarchy)
 
 
-def in_words(ladder: Sequence[Rung]) -> str:
+def in_words(hierarchy: Sequence[TierConfig]) -> str:
     """One line, the target first: target + context <- 4 exit 8 <- 2 exit 4."""
     parts = []
-    for place, rung in enumerate(ladder):
-        said = f"{rung.gather} " if place else ""
-        said += rung.tier + (f" + {rung.store}" if rung.store else "")
-        said += " until a correction" if rung.until == "correction" else ""
-        said += f" x {rung.candidates}" if rung.candidates > 1 else ""
-        parts.append(said)
+    for level, config in enumerate(hierarchy):
+        part = f"{config.gather} " if level else ""
+        part += config.tier + (f" + {config.store}" if config.store else "")
+        part += " until a correction" if config.until == "correction" else ""
+        part += f" x {config.candidates}" if config.candidates > 1 else ""
+        parts.append(part)
     return " <- ".join(parts)

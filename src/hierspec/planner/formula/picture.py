@@ -1,11 +1,11 @@
-"""A hierarchy as a picture: tiers from the target down, what goes up between them, and where the time goes."""
+"""A hierarchy as a picture: tiers from the target down, the blocks handed up between them, and where the time goes."""
 
 from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
-from hierspec.planner.formula.figures import Figures
-from hierspec.planner.formula.latency import Score
+from hierspec.planner.formula.figures import Figures, TierConfig
+from hierspec.planner.formula.latency import Score, TierScore
 from hierspec.plot import COLOURS
 
 _WIDTH, _LEFT, _BOX, _HEIGHT, _GAP, _TOP = 760, 40, 300, 66, 62, 84
@@ -22,10 +22,10 @@ _STYLE = """
 def picture(figures: Figures, best: Score, title: str = "") -> str:
     """SVG text, the same on light and dark pages."""
     plain, right = figures.target.seconds(1), _LEFT + _BOX + 40
-    height = _TOP + len(best.ladder) * (_HEIGHT + _GAP) - _GAP + 36
-    said = (
-        f"predicted {1e3 * best.seconds:.3g} ms a token, {plain / best.seconds:.2f}x plain decoding; "
-        f"{best.tokens_per_pass:.2f} tokens a pass of {figures.target.name}"
+    height = _TOP + len(best.hierarchy) * (_HEIGHT + _GAP) - _GAP + 36
+    summary = (
+        f"predicted {1e3 * best.seconds:.3g} ms per token, {plain / best.seconds:.2f}x plain decoding; "
+        f"{best.tokens_per_pass:.2f} tokens per pass of {figures.target.name}"
     )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
@@ -34,50 +34,41 @@ def picture(figures: Figures, best: Score, title: str = "") -> str:
         f"<style>{_STYLE}</style>",
         f'<rect x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1}" rx="12" fill="#ffffff" stroke="#d0d7de"/>',
         _text(24, 32, title or "The hierarchy", "title"),
-        _text(24, 54, said, "text"),
+        _text(24, 54, summary, "text"),
         _text(right, _TOP - 8, "share of the time", "text"),
     ]
-    for level, (rung, found) in enumerate(zip(best.ladder, best.rungs, strict=True)):
+    for level, (config, tier) in enumerate(zip(best.hierarchy, best.tiers, strict=True)):
         top = _TOP + level * (_HEIGHT + _GAP)
         colour = COLOURS[(5 if level == 0 else level - 1) % len(COLOURS)]
-        each = 1e3 * found.seconds / found.passes if found.passes else 0.0
+        pass_ms = 1e3 * tier.seconds / tier.passes if tier.passes else 0.0
         parts += [
             f'<rect x="{_LEFT}" y="{top}" width="{_BOX}" height="{_HEIGHT}" rx="8" fill="{colour}"/>',
-            _text(_LEFT + 14, top + 26, rung.tier, "name"),
-            _text(_LEFT + 14, top + 48, f"{each:.3g} ms a pass of {found.rows:.1f} rows", "inside"),
+            _text(_LEFT + 14, top + 26, config.tier, "name"),
+            _text(_LEFT + 14, top + 48, f"{pass_ms:.3g} ms per pass of {tier.rows:.1f} rows", "inside"),
             f'<rect x="{right}" y="{top + 8}" width="{_BAR}" height="16" fill="#e2e8f0"/>',
-            f'<rect x="{right}" y="{top + 8}" width="{_BAR * found.share:.1f}" height="16" fill="{colour}"/>',
-            _text(right + _BAR + 10, top + 21, f"{100 * found.share:.0f}%", "text"),
+            f'<rect x="{right}" y="{top + 8}" width="{_BAR * tier.share:.1f}" height="16" fill="{colour}"/>',
+            _text(right + _BAR + 10, top + 21, f"{100 * tier.share:.0f}%", "text"),
         ]
-        if rung.store is not None:
-            store = figures.store(rung.tier, rung.store)
-            parts.append(
-                _text(
-                    right, top + 48,
-                    f"asks {rung.store} first: a guess in {100 * store.share:.0f}% of passes", "text",
-                )
-            )  # fmt: skip
+        if config.store is not None:
+            hit_rate = figures.store(config.tier, config.store).hit_rate
+            asks = f"asks {config.store} first: a proposal in {100 * hit_rate:.0f}% of passes"
+            parts.append(_text(right, top + 48, asks, "text"))
         if level:
             middle = _LEFT + 60
             parts += [
                 f'<path class="arrow" d="M{middle} {top - 4}V{top - _GAP + 8}"/>',
                 f'<path class="arrow" d="M{middle - 6} {top - _GAP + 15}L{middle} {top - _GAP + 6}L{middle + 6} '
                 f'{top - _GAP + 15}"/>',
-                _text(
-                    middle + 16,
-                    top - _GAP / 2 + 4,
-                    _handed(rung.gather, rung.until, found.gathered, found.stands),
-                    "text",
-                ),
+                _text(middle + 16, top - _GAP / 2 + 4, _handed_up(config, tier), "text"),
             ]
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _handed(gather: int, until: str, gathered: float, stands: float) -> str:
-    said = f"{gather} token{'s' if gather > 1 else ''} or more"
-    said += ", or up to a correction" if until == "correction" else ""
-    return f"{said}: {gathered:.1f} on average, of which {gathered * stands:.1f} stand"
+def _handed_up(config: TierConfig, tier: TierScore) -> str:
+    block = f"{config.gather} token{'s' if config.gather > 1 else ''} or more"
+    block += ", or up to a correction" if config.until == "correction" else ""
+    return f"{block}: {tier.block_tokens:.1f} on average, {tier.block_tokens * tier.accepted:.1f} accepted"
 
 
-def _text(x: float, y: float, text: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+def _text(x: float, y: float, text: str, style: str) -> str:
+    return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'

@@ -1,25 +1,27 @@
-"""Which tiers to stack, and how much each gathers: a shortest path, then the exact score of the best few.
+"""Which tiers to stack and how long their blocks should be: a shortest path, then the exact score of the best few.
 
-What a token of a tier costs is, for given tiers below it, an affine function of what a token of the next tier costs,
-and it rises with it. So the cheapest way down from each tier is found once, from the bottom up (Bellman), and the same
-holds for the second cheapest and so on: as many different hierarchies are kept at every tier as are asked for. The
-formula takes blocks to hold exactly `gather` tokens and all tokens of a tier to be alike; the score of `latency.py`
-does not, so it has the last word, also over a few steps aside from what the formula prefers. The more tiers, the more
-the formula promises: so the best of every depth are kept.
+For given tiers below it, what a token of a tier costs is an affine, rising function of what a token of the next tier
+costs. So the cheapest hierarchy from each tier down is computed once, from the bottom up (Bellman). The same holds
+for the second cheapest and so on, so every tier keeps as many different hierarchies as are asked for. The estimate
+assumes that blocks hold exactly `gather` tokens and that all tokens of a tier are equally likely to be accepted. The
+score of `latency.py` does not, so it ranks the results and tunes the best in small steps. The more tiers, the more
+optimistic the estimate: so the best of every depth are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from hierspec.planner.formula.figures import Figures, Ladder, Rung, StoreFigures, Survival, shape
-from hierspec.planner.formula.latency import Rounds, Score, score
+from hierspec.core.interfaces import UNDRAFTED
+from hierspec.planner.formula.figures import AcceptanceRates, Figures, HierarchyConfig, StoreFigures, TierConfig, shape
+from hierspec.planner.formula.latency import RoundMemo, Score, score
 
-_POLISHED = 3  # best hierarchies, and the best of each depth, are tuned step by step by the exact score
-_STEPS = 12  # at most, each
+_TUNED = 3  # best hierarchies, besides the best of each depth, that are tuned by the exact score
+_STEPS = 12  # of tuning, at most
 
 
 @dataclass(frozen=True)
@@ -27,189 +29,215 @@ class Limits:
     """What the search may try."""
 
     longest: int = 16  # tokens of a block
-    candidates: tuple[int, ...] = (1,)  # tokens a position
+    candidates: tuple[int, ...] = (1,)  # tokens per position
     deepest: int = 5  # tiers, the target among them
-    kept: int = 8  # different hierarchies of each depth
+    per_depth: int = 8  # different hierarchies of each depth to keep
 
 
 USUAL = Limits()
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A hierarchy: what the search's formula says of it, and the exact score."""
+class ScoredHierarchy:
+    """A hierarchy with the search's estimate and the exact score."""
 
-    ladder: Ladder
+    hierarchy: HierarchyConfig
     estimate: float
     score: Score
 
 
 @dataclass(frozen=True)
-class Route:
-    """The best known of one shape, from some tier down."""
+class PartialHierarchy:
+    """The best of its shape, from some tier down."""
 
-    seconds: float  # a token, by the formula
-    ladder: Ladder
+    seconds: float  # per token, by the estimate
+    hierarchy: HierarchyConfig
 
 
-def search(figures: Figures, limits: Limits = USUAL, through: str | None = None) -> list[Candidate]:
+def search(figures: Figures, limits: Limits = USUAL, required: str | None = None) -> list[ScoredHierarchy]:
     """The best hierarchies, the fastest by the exact score first; plain decoding is always among them.
 
-    With `through` only those that have this tier, and plain decoding only if it is the target.
+    With `required` only those that contain this tier, and plain decoding only if that is the target.
     """
-    ways = shortest(figures, limits, through)
-    known: Rounds = {}
-    best = [Candidate(way.ladder, way.seconds, score(figures, way.ladder, known)) for way in ways]
-    plain: Ladder = (Rung(figures.target.name),)
-    if through in (None, figures.target.name) and all(one.ladder != plain for one in best):
-        best.append(Candidate(plain, estimate(figures, plain), score(figures, plain)))
-    best.sort(key=lambda one: one.score.seconds)
-    of_each_depth = {len(one.ladder): one for one in reversed(best)}.values()
-    tuned = dict.fromkeys((*best[:_POLISHED], *of_each_depth))
-    polished = [_polished(figures, one, limits, through, known) for one in tuned]
-    by_shape: dict[object, Candidate] = {}  # tuning may lead several to one shape
-    for one in sorted((*polished, *best), key=lambda one: one.score.seconds):
-        by_shape.setdefault(shape(one.ladder), one)
+    tuning = _Tuning(figures, limits, required)
+    best = [tuning.scored(partial.hierarchy, partial.seconds) for partial in shortest(figures, limits, required)]
+    plain: HierarchyConfig = (TierConfig(figures.target.name),)
+    if required in (None, figures.target.name) and all(scored.hierarchy != plain for scored in best):
+        best.append(tuning.scored(plain, estimate(figures, plain)))
+    best.sort(key=_exact_seconds)
+    best_of_depth = {len(scored.hierarchy): scored for scored in reversed(best)}.values()
+    tuned = [tuning.tuned(scored) for scored in dict.fromkeys((*best[:_TUNED], *best_of_depth))]
+    by_shape: dict[object, ScoredHierarchy] = {}  # tuning may turn several into one shape
+    for scored in sorted((*tuned, *best), key=_exact_seconds):
+        by_shape.setdefault(shape(scored.hierarchy), scored)
     return list(by_shape.values())
 
 
-def estimate(figures: Figures, ladder: Ladder) -> float:
-    """Seconds a token by the search's own formula: blocks of exactly `gather`, and all tokens of a tier alike."""
-    rung, tier = ladder[0], figures.tier(ladder[0].tier)
-    store = None if rung.store is None else figures.store(rung.tier, rung.store)
-    share = 0.0 if store is None else store.share
-    seconds, tokens = _of_store(figures, rung.tier, store)
-    if len(ladder) == 1:
-        return (seconds + (1 - share) * tier.seconds(1)) / (tokens + (1 - share))
-    lower = ladder[1]
-    drafted = lower.gather * estimate(figures, ladder[1:])
-    own = tier.seconds(1 + lower.gather * lower.candidates, lower.tier)
-    brought = _tokens(figures.survival(rung.tier, lower.tier), lower.gather, lower.candidates)[-1]
-    return (seconds + (1 - share) * (drafted + own)) / (tokens + (1 - share) * float(brought))
+def estimate(figures: Figures, hierarchy: HierarchyConfig) -> float:
+    """Seconds per token if blocks held exactly `gather` tokens, all equally likely to be accepted."""
+    config, tier = hierarchy[0], figures.tier(hierarchy[0].tier)
+    store = None if config.store is None else figures.store(config.tier, config.store)
+    choice = _store_choice(figures, config.tier, store)
+    if len(hierarchy) == 1:
+        return (choice.seconds + choice.rest * tier.seconds(1)) / (choice.tokens + choice.rest)
+    lower = hierarchy[1]
+    drafting = lower.gather * estimate(figures, hierarchy[1:])
+    verifying = tier.seconds(1 + lower.gather * lower.candidates, lower.tier)
+    rates = figures.acceptance_rates(config.tier, lower.tier)
+    written = _tokens_per_pass(rates, lower.gather, lower.candidates)[-1]
+    return (choice.seconds + choice.rest * (drafting + verifying)) / (choice.tokens + choice.rest * float(written))
 
 
-def shortest(figures: Figures, limits: Limits, through: str | None = None) -> list[Route]:
-    """The best hierarchies by `estimate`: of every depth the best `kept` shapes, the best first."""
-    known: dict[str, list[Route]] = {}
+def shortest(figures: Figures, limits: Limits, required: str | None = None) -> list[PartialHierarchy]:
+    """The best hierarchies by `estimate`: of every depth the best `per_depth` shapes, the best first."""
+    best_from: dict[str, list[PartialHierarchy]] = {}
     names = [tier.name for tier in figures.tiers]
-    gate = -1 if through is None else names.index(figures.tier(through).name)
-    for place in reversed(range(len(names))):
-        # Whoever must come by a tier may neither end above it nor step over it.
-        lowest = len(names) if place >= gate else gate + 1
-        known[names[place]] = _ways(figures, names[place], names[place + 1 : lowest], known, limits, place >= gate)
-    return known[names[0]]
+    gate = -1 if required is None else names.index(figures.tier(required).name)
+    for level in reversed(range(len(names))):
+        # Above the required tier a hierarchy may neither end nor skip that tier.
+        lowest = len(names) if level >= gate else gate + 1
+        below = {name: best_from[name] for name in names[level + 1 : lowest]}
+        best_from[names[level]] = _best_from(figures, limits, names[level], below, may_end=level >= gate)
+    return best_from[names[0]]
 
 
-def _ways(
-    figures: Figures, name: str, lower: list[str], known: dict[str, list[Route]], limits: Limits, may_end: bool
-) -> list[Route]:
-    """The best ways down from this tier."""
+def _best_from(
+    figures: Figures, limits: Limits, name: str, below: Mapping[str, Sequence[PartialHierarchy]], may_end: bool
+) -> list[PartialHierarchy]:
+    """The best partial hierarchies that start with this tier."""
     tier = figures.tier(name)
-    asked = []  # the store, the share of passes without a guess of it, and what it adds to a pass
-    for store in (None, *figures.stores.get(name, ())):
-        rest = 1.0 if store is None else 1.0 - store.share
-        asked.append((None if store is None else store.name, rest, *_of_store(figures, name, store)))
-    found = []
+    choices = [_store_choice(figures, name, store) for store in (None, *figures.stores.get(name, ()))]
+    best: list[PartialHierarchy] = []
     if may_end:
-        for called, rest, seconds, tokens in asked:
-            found.append(Route((seconds + rest * tier.seconds(1)) / (tokens + rest), (Rung(name, store=called),)))
-    under: list[Route] = []
-    counts, own, brought = [], [], []  # of each tier below: its ways; seconds of a pass, and tokens that it brings
+        for choice in choices:
+            seconds = (choice.seconds + choice.rest * tier.seconds(1)) / (choice.tokens + choice.rest)
+            best.append(PartialHierarchy(seconds, (TierConfig(name, store=choice.name),)))
+    lowers: list[PartialHierarchy] = []
+    counts, pass_seconds, pass_tokens = [], [], []  # of each tier below: how many of `lowers` start with it, …
     gathers = range(1, limits.longest + 1)
-    for below in lower:
-        ways = [way for way in known[below] if len(way.ladder) < limits.deepest]
-        if (name, below) not in figures.survivals or not ways:
+    for lower, partials in below.items():
+        extendable = [partial for partial in partials if len(partial.hierarchy) < limits.deepest]
+        if (name, lower) not in figures.acceptance or not extendable:
             continue
-        survival = figures.survivals[name, below]
-        passes = [[tier.seconds(1 + count * many, below) for count in gathers] for many in limits.candidates]
-        tokens_of = [_tokens(survival, limits.longest, many) for many in limits.candidates]
-        under += ways
-        counts.append(len(ways))
-        own.append(passes)
-        brought.append(tokens_of)
-    if under:
-        prices = np.array([way.seconds for way in under])
-        # [ways, candidates, gathers]
-        rounds = prices[:, None, None] * np.array(gathers) + np.repeat(np.array(own), counts, axis=0)
-        bring = np.repeat(np.array(brought), counts, axis=0)
+        rates = figures.acceptance[name, lower]
+        lowers += extendable
+        counts.append(len(extendable))
+        pass_seconds.append(
+            [[tier.seconds(1 + gather * many, lower) for gather in gathers] for many in limits.candidates]
+        )
+        pass_tokens.append([_tokens_per_pass(rates, limits.longest, many) for many in limits.candidates])
+    if lowers:
+        prices = np.array([partial.seconds for partial in lowers])
+        # [lowers, candidates, gathers]
+        round_seconds = prices[:, None, None] * np.array(gathers) + np.repeat(np.array(pass_seconds), counts, axis=0)
+        round_tokens = np.repeat(np.array(pass_tokens), counts, axis=0)
         # Affine in what a token below costs, and rising with it.
         values = np.stack(
-            [(seconds + rest * rounds) / (tokens + rest * bring) for _, rest, seconds, tokens in asked]
-        ).reshape(len(asked), len(under), -1)
-        least, places = values.min(axis=2).ravel(), values.argmin(axis=2).ravel()
-        depths = np.tile([len(way.ladder) for way in under], len(asked))
+            [
+                (choice.seconds + choice.rest * round_seconds) / (choice.tokens + choice.rest * round_tokens)
+                for choice in choices
+            ]
+        ).reshape(len(choices), len(lowers), -1)
+        least, least_at = values.min(axis=2).ravel(), values.argmin(axis=2).ravel()
+        depths = np.tile([len(partial.hierarchy) for partial in lowers], len(choices))
         for depth in range(1, limits.deepest):
             of_depth = np.flatnonzero(depths == depth)
-            for index in of_depth[np.argsort(least[of_depth], kind="stable")[: limits.kept]].tolist():
-                asking, way = divmod(index, len(under))
-                which, gather = divmod(int(places[index]), limits.longest)
-                first, *rest_of = under[way].ladder
-                lowered = replace(first, gather=1 + gather, candidates=limits.candidates[which])
-                found.append(Route(float(least[index]), (Rung(name, store=asked[asking][0]), lowered, *rest_of)))
-    return sorted(found, key=lambda way: way.seconds)
+            for index in of_depth[np.argsort(least[of_depth], kind="stable")[: limits.per_depth]].tolist():
+                choice_index, lower_index = divmod(index, len(lowers))
+                candidates_index, shorter = divmod(int(least_at[index]), limits.longest)
+                first, *rest = lowers[lower_index].hierarchy
+                first = replace(first, gather=1 + shorter, candidates=limits.candidates[candidates_index])
+                top = TierConfig(name, store=choices[choice_index].name)
+                best.append(PartialHierarchy(float(least[index]), (top, first, *rest)))
+    return sorted(best, key=lambda partial: partial.seconds)
 
 
-def _of_store(figures: Figures, tier: str, store: StoreFigures | None) -> tuple[float, float]:
-    """Seconds and tokens that a store adds to a pass of the tier, over passes with a guess of it and without."""
+class _StoreChoice(NamedTuple):
+    """A store that a tier may ask (or none), and what that adds to a pass on average."""
+
+    name: str | None
+    rest: float  # share of passes for which it proposes nothing
+    seconds: float
+    tokens: float
+
+
+def _store_choice(figures: Figures, tier: str, store: StoreFigures | None) -> _StoreChoice:
     if store is None:
-        return 0.0, 0.0
-    seconds = store.seconds + store.share * figures.tier(tier).seconds(1 + store.rows)
-    return seconds, store.share + store.tokens
+        return _StoreChoice(None, 1.0, 0.0, 0.0)
+    seconds = store.seconds + store.hit_rate * figures.tier(tier).seconds(1 + store.rows)
+    return _StoreChoice(store.name, 1.0 - store.hit_rate, seconds, store.hit_rate + store.accepted_tokens)
 
 
-def _tokens(survival: Survival, longest: int, candidates: int) -> np.ndarray:
-    """Tokens that a pass over 1, 2, … tokens of a tier brings."""
-    standing = np.cumprod([survival.own[min(place, len(survival.own) - 1)] for place in range(longest)])
-    return 1.0 + np.cumsum(standing) + (1.0 - standing) * survival.runner_up(candidates)
+def _tokens_per_pass(rates: AcceptanceRates, longest: int, candidates: int) -> np.ndarray:
+    """Tokens that a pass over 1, 2, … drafted tokens writes."""
+    accepted = np.cumprod(rates.rates(UNDRAFTED, longest))
+    return 1.0 + np.cumsum(accepted) + (1.0 - accepted) * rates.runner_up_rate(candidates)
 
 
-def _polished(figures: Figures, candidate: Candidate, limits: Limits, through: str | None, known: Rounds) -> Candidate:
-    """A hierarchy tuned by the exact score: from what the formula says and from short blocks, since costs that
-    jump at some width leave more than one valley."""
-    ladder = candidate.ladder
-    short = (ladder[0], *(replace(rung, gather=min(2, limits.longest)) for rung in ladder[1:]))
-    starts = [candidate.score] + ([score(figures, short, known)] if len(ladder) > 2 else [])
-    best = min((_descended(figures, start, limits, through, known) for start in starts), key=_seconds)
-    return Candidate(best.ladder, estimate(figures, best.ladder), best)
+@dataclass(frozen=True)
+class _Tuning:
+    """Scores hierarchies, and tunes them by their exact score."""
 
+    figures: Figures
+    limits: Limits
+    required: str | None
+    memo: RoundMemo = field(default_factory=dict)
 
-def _descended(figures: Figures, best: Score, limits: Limits, through: str | None, known: Rounds) -> Score:
-    """Down the steepest step while there is one."""
-    for _ in range(_STEPS):
-        tried = (
-            score(figures, one, known)
-            for one in _beside(figures, best.ladder, limits)
-            if through is None or any(rung.tier == through for rung in one)
-        )
-        nearest = min(tried, key=_seconds, default=best)
-        if nearest.seconds >= best.seconds:
-            break
-        best = nearest
-    return best
+    def scored(self, hierarchy: HierarchyConfig, estimated: float) -> ScoredHierarchy:
+        return ScoredHierarchy(hierarchy, estimated, score(self.figures, hierarchy, self.memo))
 
+    def tuned(self, start: ScoredHierarchy) -> ScoredHierarchy:
+        """Starts from the estimate's block lengths and from short blocks: costs that jump at some width leave more
+        than one local minimum."""
+        target, *lower = start.hierarchy
+        starts = [start.score]
+        if len(lower) > 1:
+            short = (target, *(replace(config, gather=min(2, self.limits.longest)) for config in lower))
+            starts.append(score(self.figures, short, self.memo))
+        best = min(map(self._descended, starts), key=_seconds)
+        return ScoredHierarchy(best.hierarchy, estimate(self.figures, best.hierarchy), best)
 
-def _seconds(found: Score) -> float:
-    return found.seconds
-
-
-def _beside(figures: Figures, ladder: Ladder, limits: Limits) -> Iterator[Ladder]:
-    """A token or two more or less gathered somewhere, at two neighbours at once too, or another end of blocks; a tier
-    left out, a store taken or left."""
-    last = len(ladder) - 1
-    steps = [{place: by} for place in range(1, last + 1) for by in (-2, -1, 1, 2)]
-    steps += [{place: by, place + 1: other} for place in range(1, last) for by in (-1, 1) for other in (-1, 1)]
-    for step in steps:
-        if all(1 <= ladder[place].gather + by <= limits.longest for place, by in step.items()):
-            yield tuple(
-                replace(rung, gather=rung.gather + step[place]) if place in step else rung
-                for place, rung in enumerate(ladder)
+    def _descended(self, best: Score) -> Score:
+        """Steepest descent: take the best neighbour as long as it is faster."""
+        for _ in range(_STEPS):
+            neighbours = (
+                score(self.figures, hierarchy, self.memo)
+                for hierarchy in self._neighbours(best.hierarchy)
+                if self.required is None or any(config.tier == self.required for config in hierarchy)
             )
-    for place, rung in enumerate(ladder):
-        before, after = ladder[:place], ladder[place + 1 :]
-        if place and (after or rung.store is not None):  # whoever only drafts corrects nothing
-            yield (*before, replace(rung, until="count" if rung.until == "correction" else "correction"), *after)
-        for store in (None, *(store.name for store in figures.stores.get(rung.tier, ()))):
-            if store != rung.store:
-                yield (*before, replace(rung, store=store), *after)
-        if place and (not after or (before[-1].tier, after[0].tier) in figures.survivals):
-            yield (*before, *after)
+            fastest = min(neighbours, key=_seconds, default=best)
+            if fastest.seconds >= best.seconds:
+                break
+            best = fastest
+        return best
+
+    def _neighbours(self, hierarchy: HierarchyConfig) -> Iterator[HierarchyConfig]:
+        """Blocks of one tier or of two neighbours a token or two longer or shorter, or ended differently; a tier left
+        out; a store added or left out."""
+        last = len(hierarchy) - 1
+        steps = [{level: by} for level in range(1, last + 1) for by in (-2, -1, 1, 2)]
+        steps += [{level: by, level + 1: other} for level in range(1, last) for by in (-1, 1) for other in (-1, 1)]
+        for step in steps:
+            if all(1 <= hierarchy[level].gather + by <= self.limits.longest for level, by in step.items()):
+                yield tuple(
+                    replace(config, gather=config.gather + step[level]) if level in step else config
+                    for level, config in enumerate(hierarchy)
+                )
+        for level, config in enumerate(hierarchy):
+            above, below = hierarchy[:level], hierarchy[level + 1 :]
+            if level and (below or config.store is not None):  # a tier that only drafts corrects nothing
+                until = "count" if config.until == "correction" else "correction"
+                yield (*above, replace(config, until=until), *below)
+            for store in (None, *(store.name for store in self.figures.stores.get(config.tier, ()))):
+                if store != config.store:
+                    yield (*above, replace(config, store=store), *below)
+            if level and (not below or (above[-1].tier, below[0].tier) in self.figures.acceptance):
+                yield (*above, *below)
+
+
+def _seconds(scored: Score) -> float:
+    return scored.seconds
+
+
+def _exact_seconds(scored: ScoredHierarchy) -> float:
+    return scored.score.seconds

@@ -1,1 +1,1 @@
-"""Hierarchies on recorded text: traces of what every tier would say, what passes cost, and plans played on both."""
+"""Hierarchies on recorded text: traces of what every tier would pick, costs of passes, and plans simulated on both."""

@@ -1,4 +1,4 @@
-"""What each store is worth: recorded answers replayed with every store alone, with every pair, and with all of them."""
+"""What each store contributes: recorded answers replayed with every store alone, with every pair, and with all."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.core.hierarchy import Store, Tier
+from hierspec.core.hierarchy import FIXED, Tier
+from hierspec.core.interfaces import Store
 from hierspec.core.stats import Stats
-from hierspec.pacing.appraisal import Appraiser, Costs
-from hierspec.planner.simulation.played import PlayedScorer
+from hierspec.pacing.appraisal import Appraiser
+from hierspec.pacing.costs import Costs
+from hierspec.pacing.pace import AdaptivePace
 from hierspec.planner.simulation.replay import Record, replay
+from hierspec.planner.simulation.trace_scorer import TraceScorer
 from hierspec.progress import Progress, silent
 
-_BEGINNING = 24  # tokens by which an answer is known again
+_PREFIX = 24  # tokens by which an answer is recognised
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a set of stores did for recorded answers, over all of them and by task."""
+    """What a set of stores did for recorded answers, by task and in total."""
 
     stores: tuple[str, ...]
     tasks: dict[str, Stats]
-    costs: Costs | None = None  # by which guesses were chosen; None: all within the budget were verified
+    costs: Costs | None = None  # by which proposals were cut; None: all within the budget were verified
 
     def everything(self) -> Stats:
         total = Stats()
@@ -34,10 +37,10 @@ class Replayed:
         return total
 
     def figures(self) -> dict[str, Any]:
-        everything = self.everything()
-        return self._of(everything) | {"tasks": {task: self._of(stats) for task, stats in self.tasks.items()}}
+        by_task = {task: self._figures(stats) for task, stats in self.tasks.items()}
+        return self._figures(self.everything()) | {"tasks": by_task}
 
-    def _of(self, stats: Stats) -> dict[str, Any]:
+    def _figures(self, stats: Stats) -> dict[str, Any]:
         target, passes = stats.tiers[0], max(1, stats.passes)
         figures = {
             "tokens_per_pass": round(stats.tokens_per_pass, 3),
@@ -59,9 +62,9 @@ def replay_with(
     costs: Costs | None = None,
     progress: Progress = silent,
 ) -> Replayed:
-    """The stores guess for the records, in their order; with `costs` only what is worth its time is verified."""
-    appraiser = None if costs is None else Appraiser(costs)
-    tier = Tier(PlayedScorer("target", vocabulary), 1, tuple(stores), budget, merge, appraiser=appraiser)
+    """The stores propose for the records, in their order; with `costs` only tokens worth their time are verified."""
+    pace = FIXED if costs is None else AdaptivePace(costs, Appraiser(costs))
+    tier = Tier(TraceScorer("target", vocabulary), 1, tuple(stores), budget, merge, pace=pace)
     return Replayed(tuple(store.name for store in stores), replay(records, tier, progress), costs)
 
 
@@ -74,26 +77,27 @@ def ablation(
     costs: Costs | None = None,
     progress: Progress = silent,
 ) -> list[Replayed]:
-    """Every store alone, every pair, and all: each time with stores that `open_store` opens anew.
+    """Every store alone, every pair, and all: each time with fresh stores from `open_store`.
 
-    So none of them knows what another combination has learnt, and a history learns only from earlier records. Stores
-    that are not there (None) are left out.
+    So nothing carries over from another combination, and a history learns only from earlier records. Stores that do not
+    exist (None) are left out.
     """
-    there = [name for name in dict.fromkeys(names) if open_store(name) is not None]
-    wanted = [*combinations(there, 1), *combinations(there, 2), *([tuple(there)] if len(there) > 2 else [])]
-    found = []
-    for number, combination in enumerate(wanted):
+    existing = [name for name in dict.fromkeys(names) if open_store(name) is not None]
+    sets = [*combinations(existing, 1), *combinations(existing, 2)]
+    sets += [tuple(existing)] if len(existing) > 2 else []
+    results = []
+    for number, combination in enumerate(sets):
         opened = [store for store in map(open_store, combination) if store is not None]
 
         def within(what: str, done: int, total: int, before: int = number) -> None:
-            progress(what, before * total + done, len(wanted) * total)
+            progress(what, before * total + done, len(sets) * total)
 
-        found.append(replay_with(records, opened, budget, vocabulary, costs=costs, progress=within))
-    return found
+        results.append(replay_with(records, opened, budget, vocabulary, costs=costs, progress=within))
+    return results
 
 
 def distinct(records: Iterable[Record]) -> list[Record]:
-    """Each prompt once: a history must not have learnt the answer to a prompt before it comes."""
+    """Each prompt once: a history must not have seen the answer to a prompt before."""
     first: dict[tuple[int, ...], Record] = {}
     for record in records:
         first.setdefault(record.prompt, record)
@@ -101,13 +105,13 @@ def distinct(records: Iterable[Record]) -> list[Record]:
 
 
 def answered_before(records: Sequence[Record], documents: Iterable[np.ndarray]) -> int:
-    """To how many records the documents hold the answer: a history that was built on their prompts peeks."""
-    beginnings = {record.output[:_BEGINNING] for record in records}
-    known = set()
+    """For how many records the documents contain the answer: a history built on their prompts has seen it."""
+    prefixes = {record.output[:_PREFIX] for record in records}
+    answered = set()
     for document in documents:
         tokens = document.tolist()
-        for start in range(min(len(tokens), 2 * _BEGINNING)):  # before the answer stands the end of its prompt
-            beginning = tuple(tokens[start : start + _BEGINNING])
-            if beginning in beginnings:
-                known.add(beginning)
-    return sum(record.output[:_BEGINNING] in known for record in records if record.output)
+        for start in range(min(len(tokens), 2 * _PREFIX)):  # the end of the prompt comes before the answer
+            prefix = tuple(tokens[start : start + _PREFIX])
+            if prefix in prefixes:
+                answered.add(prefix)
+    return sum(record.output[:_PREFIX] in answered for record in records if record.output)

@@ -1,5 +1,5 @@
-"""How often guesses stand, from traces: for every pair of tiers, by depth, task and temperature, and what a correction
-says about the token that it brings."""
+"""How often drafts are accepted, counted on traces: for every pair of tiers, by depth, task and temperature; and apart
+for tokens that a middle tier accepted and tokens that it corrected."""
 
 from __future__ import annotations
 
@@ -16,165 +16,175 @@ DEPTHS = 8
 
 
 @dataclass(frozen=True)
-class Share:
-    """So many of so many stood."""
+class AcceptanceCount:
+    """How many of so many drafted tokens were accepted."""
 
-    stood: int = 0
+    accepted: int = 0
     trials: int = 0
 
     @property
     def rate(self) -> float:
-        return self.stood / self.trials if self.trials else 0.0
+        return self.accepted / self.trials if self.trials else 0.0
 
-    def __add__(self, other: Share) -> Share:
-        return Share(self.stood + other.stood, self.trials + other.trials)
+    def __add__(self, other: AcceptanceCount) -> AcceptanceCount:
+        return AcceptanceCount(self.accepted + other.accepted, self.trials + other.trials)
 
 
 @dataclass(frozen=True)
-class Where:
-    """What a share is about: who guessed, who judged, in which task, at which temperature."""
+class PairKey:
+    """What is counted apart: drafting tier, verifying tier, task and temperature."""
 
-    guesser: str
-    judge: str
+    drafter: str
+    verifier: str
     task: str
     temperature: float
 
 
 @dataclass(frozen=True)
-class Dependence:
-    """Of tokens that a middle tier handed up: those it let stand, and those it corrected, that stood above."""
+class MiddleTierCount:
+    """Tokens that a middle tier hands up, by whether it accepted or corrected them: how many are accepted above."""
 
-    stood: Share = Share()
-    corrected: Share = Share()
+    accepted: AcceptanceCount = AcceptanceCount()
+    corrected: AcceptanceCount = AcceptanceCount()
 
-    def __add__(self, other: Dependence) -> Dependence:
-        return Dependence(self.stood + other.stood, self.corrected + other.corrected)
+    def __add__(self, other: MiddleTierCount) -> MiddleTierCount:
+        return MiddleTierCount(self.accepted + other.accepted, self.corrected + other.corrected)
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Counts over the target's text. At depth d a guess is a trial where all d before it stood with both, so that the
-    text before it is still the target's."""
+    """Counts over the target's text. At depth d a token is a trial if the verifier and the target accept all d before
+    it, so that the text before it is still the target's."""
 
-    by_depth: dict[Where, tuple[Share, ...]] = field(default_factory=dict)
-    dependence: dict[tuple[str, str, str], Dependence] = field(default_factory=dict)  # (guesser, middle, judge)
+    by_depth: dict[PairKey, tuple[AcceptanceCount, ...]] = field(default_factory=dict)
+    # By drafter, middle tier and verifier.
+    by_middle_tier: dict[tuple[str, str, str], MiddleTierCount] = field(default_factory=dict)
 
-    def share(
-        self, guesser: str, judge: str = TARGET, depth: int | None = None, task: str | None = None,
+    def count(
+        self,
+        drafter: str,
+        verifier: str = TARGET,
+        depth: int | None = None,
+        task: str | None = None,
         temperature: float | None = None,
-    ) -> Share:  # fmt: skip
-        """Over all depths, tasks and temperatures that are not named. The deepest stands for all beyond it."""
-        total = Share()
-        for where, shares in self.by_depth.items():
-            if (where.guesser, where.judge) != (guesser, judge) or task not in (None, where.task):
+    ) -> AcceptanceCount:
+        """Over all depths, tasks and temperatures that are not given. Depths beyond the deepest count as that."""
+        total = AcceptanceCount()
+        for key, counts in self.by_depth.items():
+            if (key.drafter, key.verifier) != (drafter, verifier) or task not in (None, key.task):
                 continue
-            if temperature in (None, where.temperature):
-                chosen = shares if depth is None else shares[min(depth, len(shares) - 1) :][:1]
+            if temperature in (None, key.temperature):
+                chosen = counts if depth is None else counts[min(depth, len(counts) - 1) :][:1]
                 total = sum(chosen, total)
         return total
 
     def tiers(self) -> list[str]:
-        return list(dict.fromkeys(where.guesser for where in self.by_depth))
+        return list(dict.fromkeys(key.drafter for key in self.by_depth))
 
     def to_json(self) -> dict[str, Any]:
         return {
             "pairs": [
                 {
-                    "guesser": where.guesser, "judge": where.judge, "task": where.task,
-                    "temperature": where.temperature, "stood_by_depth": [share.stood for share in shares],
-                    "trials_by_depth": [share.trials for share in shares],
+                    "guesser": key.drafter,
+                    "judge": key.verifier,
+                    "task": key.task,
+                    "temperature": key.temperature,
+                    "stood_by_depth": [count.accepted for count in counts],
+                    "trials_by_depth": [count.trials for count in counts],
                 }
-                for where, shares in self.by_depth.items()
+                for key, counts in self.by_depth.items()
             ],
             "dependence": [
                 {
-                    "guesser": guesser, "middle": middle, "judge": judge,
-                    "let_stand": [found.stood.stood, found.stood.trials],
-                    "corrected": [found.corrected.stood, found.corrected.trials],
+                    "guesser": drafter,
+                    "middle": middle,
+                    "judge": verifier,
+                    "let_stand": [count.accepted.accepted, count.accepted.trials],
+                    "corrected": [count.corrected.accepted, count.corrected.trials],
                 }
-                for (guesser, middle, judge), found in self.dependence.items()
+                for (drafter, middle, verifier), count in self.by_middle_tier.items()
             ],
-        }  # fmt: skip
+        }
 
-    def rows(self, judge: str = TARGET) -> list[list[str]]:
-        """A table for people, its heading first: how often guesses of each tier stand with the judge."""
-        tasks = list(dict.fromkeys(where.task for where in self.by_depth))
+    def rows(self, verifier: str = TARGET) -> list[list[str]]:
+        """A table for people, its heading first: how often the verifier accepts drafts of each tier."""
+        tasks = list(dict.fromkeys(key.task for key in self.by_depth))
         lines = [["tier", "all", *(f"depth {depth + 1}" for depth in range(4)), *tasks]]
-        for guesser in self.tiers():
-            if guesser == judge or not self.share(guesser, judge).trials:
+        for drafter in self.tiers():
+            if drafter == verifier or not self.count(drafter, verifier).trials:
                 continue
-            shares = [self.share(guesser, judge), *(self.share(guesser, judge, depth) for depth in range(4))]
-            shares += [self.share(guesser, judge, task=task) for task in tasks]
-            lines.append([guesser, *(f"{share.rate:.2f}" for share in shares)])
+            counts = [self.count(drafter, verifier), *(self.count(drafter, verifier, depth) for depth in range(4))]
+            counts += [self.count(drafter, verifier, task=task) for task in tasks]
+            lines.append([drafter, *(f"{count.rate:.2f}" for count in counts)])
         return lines
 
-    def dependence_rows(self, judge: str = TARGET) -> list[list[str]]:
+    def middle_tier_rows(self, verifier: str = TARGET) -> list[list[str]]:
         """A table for people, its heading first: what middle tiers hand up, by whether they corrected it."""
-        lines = [["drafted by", "judged by", "let stand, stood above", "corrected, stood above"]]
-        for (guesser, middle, above), found in self.dependence.items():
-            if above == judge:
-                rates = (f"{share.rate:.2f} of {share.trials}" for share in (found.stood, found.corrected))
-                lines.append([guesser, middle, *rates])
+        lines = [["drafted by", "verified by", "accepted, also above", "corrected, accepted above"]]
+        for (drafter, middle, above), count in self.by_middle_tier.items():
+            if above == verifier:
+                rates = (f"{part.rate:.2f} of {part.trials}" for part in (count.accepted, count.corrected))
+                lines.append([drafter, middle, *rates])
         return lines
 
 
 def acceptance(traces: Sequence[Trace], depths: int = DEPTHS) -> Acceptance:
-    """Of every ordered pair of tiers that all these traces know, and of every three of them."""
+    """Counts of every ordered pair of tiers that all these traces have, and of every three of them."""
     keys = tiers_of(traces)
-    by_depth: dict[Where, tuple[Share, ...]] = {}
-    dependence: dict[tuple[str, str, str], Dependence] = {}
+    by_depth: dict[PairKey, tuple[AcceptanceCount, ...]] = {}
+    by_middle_tier: dict[tuple[str, str, str], MiddleTierCount] = {}
     for trace in traces:
-        for guesser, judge in _pairs(keys):
-            where = Where(guesser, judge, trace.task, trace.temperature)
-            found = _by_depth(trace, guesser, judge, depths)
-            before = by_depth.get(where, (Share(),) * depths)
-            by_depth[where] = tuple(one + two for one, two in zip(before, found, strict=True))
-        for guesser, middle in _pairs(keys):
-            for judge in (TARGET, *keys):
-                if middle == TARGET or judge in (guesser, middle):
+        for drafter, verifier in _pairs(keys):
+            pair = PairKey(drafter, verifier, trace.task, trace.temperature)
+            before = by_depth.get(pair, (AcceptanceCount(),) * depths)
+            added = _count_by_depth(trace, drafter, verifier, depths)
+            by_depth[pair] = tuple(old + new for old, new in zip(before, added, strict=True))
+        for drafter, middle in _pairs(keys):
+            for verifier in (TARGET, *keys):
+                if middle == TARGET or verifier in (drafter, middle):
                     continue
-                three = guesser, middle, judge
-                dependence[three] = dependence.get(three, Dependence()) + _dependence(trace, *three)
-    return Acceptance(by_depth, dependence)
+                three = drafter, middle, verifier
+                by_middle_tier[three] = by_middle_tier.get(three, MiddleTierCount()) + _count_middle(trace, *three)
+    return Acceptance(by_depth, by_middle_tier)
 
 
-def agreement(traces: Iterable[Trace], one: str, other: str | None) -> float:
-    """The share of positions at which two tiers pick the same, each right after what is written. None: the target."""
-    same = [said(trace, one, 0) == said(trace, other or TARGET, 0) for trace in traces]
+def agreement(traces: Iterable[Trace], tier: str, other: str | None) -> float:
+    """The share of positions at which two tiers pick the same, each right after the written text. None: the target."""
+    same = [picks(trace, tier, 0) == picks(trace, other or TARGET, 0) for trace in traces]
     return float(np.mean(np.concatenate(same))) if same else 0.0
 
 
-def said(trace: Trace, tier: str, depth: int) -> np.ndarray:
+def picks(trace: Trace, tier: str, depth: int) -> np.ndarray:
     """What a tier picks at every position when so many tokens before it are not written yet. [positions]"""
     return np.array(trace.output, np.int32) if tier == TARGET else trace.tiers[tier].first(depth)
 
 
 def _pairs(keys: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Guesser and judge; the target guesses for nobody."""
-    for guesser in keys:
-        for judge in (TARGET, *keys):
-            if judge != guesser:
-                yield guesser, judge
+    """Drafter and verifier; the target drafts for no tier."""
+    for drafter in keys:
+        for verifier in (TARGET, *keys):
+            if verifier != drafter:
+                yield drafter, verifier
 
 
-def _by_depth(trace: Trace, guesser: str, judge: str, depths: int) -> list[Share]:
+def _count_by_depth(trace: Trace, drafter: str, verifier: str, depths: int) -> list[AcceptanceCount]:
     size = len(trace.output)
     output = np.array(trace.output, np.int32)
     alive = np.ones(size, bool)  # by the position where drafting began
-    found = []
+    counts = []
     for depth in range(depths):
-        alive = alive[: max(size - depth, 0)]  # beyond the end nothing is known
-        guess, judged = said(trace, guesser, depth)[depth:], said(trace, judge, depth)[depth:]
-        stood = alive & (guess == judged)
-        found.append(Share(int(stood.sum()), int(alive.sum())))
-        alive = stood & (judged == output[depth:])
-    return found
+        alive = alive[: max(size - depth, 0)]  # beyond the end nothing was recorded
+        drafted, verified = picks(trace, drafter, depth)[depth:], picks(trace, verifier, depth)[depth:]
+        accepted = alive & (drafted == verified)
+        counts.append(AcceptanceCount(int(accepted.sum()), int(alive.sum())))
+        alive = accepted & (verified == output[depth:])
+    return counts
 
 
-def _dependence(trace: Trace, guesser: str, middle: str, judge: str) -> Dependence:
-    guess, own, above = (said(trace, tier, 0) for tier in (guesser, middle, judge))
-    same, stands = guess == own, own == above
-    return Dependence(
-        Share(int((same & stands).sum()), int(same.sum())),
-        Share(int((~same & stands).sum()), int((~same).sum())),
+def _count_middle(trace: Trace, drafter: str, middle: str, verifier: str) -> MiddleTierCount:
+    drafted, handed_up, above = (picks(trace, tier, 0) for tier in (drafter, middle, verifier))
+    agreed, accepted = drafted == handed_up, handed_up == above
+    return MiddleTierCount(
+        AcceptanceCount(int((agreed & accepted).sum()), int(agreed.sum())),
+        AcceptanceCount(int((~agreed & accepted).sum()), int((~agreed).sum())),
     )

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from hierspec.core.engine import Request
-from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask, Hierarchy, Tier
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import NOTHING, Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
-from hierspec.machine import machine
-from hierspec.paths import cache_folder, whole_file
+from hierspec.kept import KeptFile
 from hierspec.planner.simulation.cost_table import BATCHES, CONTEXTS, WIDTHS, Cell, CostTable, Curve, Parts
 from hierspec.planner.simulation.traces import scorer_key
 from hierspec.progress import Progress, silent
@@ -35,37 +29,34 @@ _MOST_ROWS = 64  # of a packed pass: wider ones are no news
 _MOST_SLOTS = 8192  # of all contexts side by side: more would need much memory and tell little
 _NARROW = 16  # rows of passes that are cheap and that plans mostly run:
 _ROUNDS, _FEW_ROUNDS = 5, 2  # of those, and of wider ones and batches
-_VERSION = 1  # count up when passes become faster or slower
+_VERSION = 2  # count up when passes become faster or slower
 
 
 def cost_table(
     model: LanguageModel, scorers: Iterable[StateScorer], sampled: bool = False, progress: Progress = silent
 ) -> CostTable:
     """The table of these scorers of a model, from the cache what was measured before on this machine."""
-    unlike = {scorer_key(scorer): scorer for scorer in scorers}
-    found: dict[str, Parts] = {}
-    paths = {key: _path(model, scorer, sampled) for key, scorer in unlike.items()}
-    for path in paths.values():
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # absent or damaged: measure again
-            found.update(CostTable.from_json(json.loads(path.read_text(encoding="utf-8"))).scorers)
-    lacking = [scorer for key, scorer in unlike.items() if key not in found]
+    by_key = {scorer_key(scorer): scorer for scorer in scorers}
+    files = {key: _file(model, scorer, sampled) for key, scorer in by_key.items()}
+    parts: dict[str, Parts] = {}
+    for file in files.values():
+        table = file.read_json(CostTable.from_json)
+        parts |= {} if table is None else table.scorers
+    lacking = [scorer for key, scorer in by_key.items() if key not in parts]
     if lacking:
+        # All of them in one go, so that they are measured in turn.
         measured = measure_parts(lacking, sampled, progress=progress)
         for scorer in lacking:
             key = scorer_key(scorer)
-            found[key] = measured.of(scorer)
-            with suppress(HierspecError), whole_file(paths[key]) as temporary:  # a full disk keeps nobody from planning
-                kept = CostTable({key: found[key]}, sampled).to_json()
-                temporary.write_text(json.dumps(kept) + "\n", encoding="utf-8")
-    return CostTable({key: found[key] for key in unlike}, sampled)
+            parts[key] = measured.of(scorer)
+            files[key].write_json(CostTable({key: parts[key]}, sampled).to_json())
+    return CostTable({key: parts[key] for key in by_key}, sampled)
 
 
-def _path(model: LanguageModel, scorer: StateScorer, sampled: bool) -> Path:
+def _file(model: LanguageModel, scorer: StateScorer, sampled: bool) -> KeptFile:
     pack = {} if model.pack is None else dict(model.pack.hashes)
     about = [str(model.folder), model.dtype, model.weights, pack, scorer_key(scorer), scorer.layers]
-    identity = [machine(), torch.get_num_threads(), about, sampled, _VERSION]
-    key = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:20]
-    return cache_folder() / "costs" / f"parts-{key}.json"
+    return KeptFile.here("costs", about, sampled, _VERSION, name="parts-{key}.json")
 
 
 def measure_parts(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hierspec.backends.base import Batch, Decoder, Memory
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Ask, RequestView
+from hierspec.core.interfaces import Ask, RequestView
 from hierspec.planner.simulation.cost_table import CostTable, Curve, Parts
 from hierspec.scorers.base import ModelScorer, StateScorer
 from hierspec.scorers.drafters import AdapterScorer, FeatureScorer, Layer, SmallScorer

@@ -1,8 +1,8 @@
-"""Recorded answers run through any stores with no model: acceptance in seconds.
+"""Recorded answers replayed through any stores without a model: acceptance rates in seconds.
 
-The engine and the hierarchy are the real ones. Only the target is played (`planner.played`): it says what stands in the
-answer. What it would have written after a wrong guess nobody knows, so a store that learns from that
-(lookahead) is better measured with the model.
+The engine and the hierarchy are the real ones. Only the target is a `TraceScorer`: it picks the tokens of the recorded
+answer. What it would write after a rejected proposal was not recorded, so a store that learns from that (lookahead) has
+to be measured with the model.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hierspec.core.engine import Engine, Request
+from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
 from hierspec.paths import whole_file
-from hierspec.planner.simulation.played import PlayedScorer
+from hierspec.planner.simulation.trace_scorer import TraceScorer
 from hierspec.planner.simulation.traces import Trace
 from hierspec.progress import Progress, silent
 
@@ -34,23 +35,23 @@ class Record:
 
 
 def replay(records: Sequence[Record], tier: Tier, progress: Progress = silent) -> dict[str, Stats]:
-    """Counters by task when `tier`'s stores guess for the records, in their order. Its scorer is a played one."""
+    """Counters by task when `tier`'s stores propose for the records, in their order. Its scorer is a `TraceScorer`."""
     scorer = tier.scorer
-    assert isinstance(scorer, PlayedScorer)
+    assert isinstance(scorer, TraceScorer)
     hierarchy = Hierarchy((tier,))
-    found: dict[str, Stats] = {}
+    by_task: dict[str, Stats] = {}
     for number, record in enumerate(records, 1):
         if not record.output:
             continue
         request = Request(record.prompt, Sampling(max_tokens=len(record.output)), hierarchy)
-        scorer.script[request] = Trace(record.task, record.prompt, record.output)
+        scorer.traces[request] = Trace(record.task, record.prompt, record.output)
         for _ in Engine().run([request]):
             pass
         if request.error is not None:
             raise request.error
-        found.setdefault(record.task, Stats()).add(request.stats)
+        by_task.setdefault(record.task, Stats()).add(request.stats)
         progress("Replaying", number, len(records))
-    return found
+    return by_task
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
@@ -66,11 +67,11 @@ def read_records(path: Path) -> list[Record]:
     try:
         with path.open(encoding="utf-8") as file:
             for line in file:
-                found = json.loads(line)
-                prompt, output = ([int(token) for token in found[name]] for name in ("prompt", "output"))
+                item = json.loads(line)
+                prompt, output = ([int(token) for token in item[name]] for name in ("prompt", "output"))
                 if not prompt or min(prompt + output) < 0:
                     raise ValueError("a prompt is empty or an id is negative")
-                records.append(Record(str(found.get("task", "")), tuple(prompt), tuple(output)))
+                records.append(Record(str(item.get("task", "")), tuple(prompt), tuple(output)))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise HierspecError(
             f"{path} is not a file of records ({error}); make one with: hierspec bench --record FILE"

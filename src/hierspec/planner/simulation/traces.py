@@ -1,7 +1,7 @@
-"""Traces: what the target wrote, and what every other tier would pick at each place of that text.
+"""Traces: what the target wrote, and what every other tier would pick at each position of that text.
 
-A tier whose guesses stand drafts from the target's own text, so what it says there is all that is needed to know how
-many of its guesses stand, under any plan. `planner.recording` makes traces; `planner.played` runs plans on them.
+As long as its drafts are accepted, a tier drafts from the target's own text. So its picks along that text tell how many
+of its drafts are accepted, under any plan. `recording` makes traces; `prediction` simulates plans on them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_file
 from hierspec.scorers.base import StateScorer
 
-VERSION = 1  # count up when traces mean something else
+VERSION = 1  # increase when the meaning of traces changes
 
-NOT_ASKED = -1  # in place of a token
+NOT_ASKED = -1  # where no token was picked
 
 
 @dataclass(frozen=True, eq=False)
 class Picks:
     """What one tier picks at every position of an output, where the text before it is the target's.
 
-    A tier that goes by its own states beyond what is written says different things at different depths: `tokens[d, p]`
-    is what it picks at position p when the last d tokens before p are not written yet. Others have one depth.
+    A tier that continues from its own states beyond the written text picks differently at different depths:
+    `tokens[d, p]` is its pick at position p when the last d tokens before p are not written yet. Others have one depth.
     """
 
     tokens: np.ndarray  # [depths, positions, candidates] int32: the pick, then runners-up; NOT_ASKED where p < d
-    leads: np.ndarray  # [depths, positions] float32: how far the pick was ahead of the next best
+    leads: np.ndarray  # [depths, positions] float32: lead of the pick over the next best
 
     def at(self, depth: int) -> np.ndarray:
         """The picks at this depth, or at the deepest that was asked for. [positions, candidates]"""
@@ -47,15 +47,15 @@ class Picks:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One text of the target, and what other tiers pick along it. By `scorer_key`: tiers, without the target."""
+    """One text of the target, and what other tiers pick along it."""
 
     task: str
     prompt: tuple[int, ...]
     output: tuple[int, ...]
-    tiers: Mapping[str, Picks] = field(default_factory=dict)
+    tiers: Mapping[str, Picks] = field(default_factory=dict)  # by `scorer_key`, without the target
     temperature: float = 0.0
     seed: int = 0
-    limit: int | None = None  # tokens that might have been written; the text may have stopped before; None: as many
+    limit: int | None = None  # most tokens the request might write; None: as many as it wrote
     stop_ids: tuple[int, ...] = ()
 
     @property
@@ -65,43 +65,47 @@ class Trace:
 
 
 def scorer_key(scorer: StateScorer) -> str:
-    """What tells a tier's picks from those of others: its name, its head and vocabulary, and its weights."""
+    """Identifies a tier's picks: its name, its head and vocabulary, and its weights."""
     return ", ".join(part for part in (scorer.name, scorer.kind, scorer.decoder.products) if part)
 
 
 def save_traces(path: Path, traces: Sequence[Trace], about: Mapping[str, Any] | None = None) -> None:
-    """One safetensors file: numbers as tensors, the rest as JSON in its header, `about` among it."""
+    """One safetensors file: numbers as tensors, the rest and `about` as JSON in its header."""
     tensors: dict[str, np.ndarray] = {}
     listed = []
     for number, trace in enumerate(traces):
         tensors[f"{number}.prompt"] = np.array(trace.prompt, np.int32)
         tensors[f"{number}.output"] = np.array(trace.output, np.int32)
-        for place, picks in enumerate(trace.tiers.values()):
-            tensors[f"{number}.{place}.tokens"] = np.ascontiguousarray(picks.tokens, np.int32)
-            tensors[f"{number}.{place}.leads"] = np.ascontiguousarray(picks.leads, np.float32)
+        for index, picks in enumerate(trace.tiers.values()):
+            tensors[f"{number}.{index}.tokens"] = np.ascontiguousarray(picks.tokens, np.int32)
+            tensors[f"{number}.{index}.leads"] = np.ascontiguousarray(picks.leads, np.float32)
         listed.append(
             {
-                "task": trace.task, "tiers": list(trace.tiers), "temperature": trace.temperature, "seed": trace.seed,
-                "limit": trace.limit, "stop_ids": list(trace.stop_ids),
+                "task": trace.task,
+                "tiers": list(trace.tiers),
+                "temperature": trace.temperature,
+                "seed": trace.seed,
+                "limit": trace.limit,
+                "stop_ids": list(trace.stop_ids),
             }
-        )  # fmt: skip
-    described = {"version": VERSION, "traces": listed, "about": dict(about or {})}
+        )
+    header = {"version": VERSION, "traces": listed, "about": dict(about or {})}
     with whole_file(path) as temporary:
-        save_file(tensors, temporary, metadata={"hierspec.traces": json.dumps(described)})
+        save_file(tensors, temporary, metadata={"hierspec.traces": json.dumps(header)})
 
 
 def load_traces(path: Path, about: Mapping[str, Any] | None = None) -> list[Trace]:
-    """The traces of a file, which must be about this where something is given."""
+    """The traces of a file, which must have been saved with this `about` if one is given."""
     try:
         with safe_open(path, framework="numpy") as file:
-            described = json.loads((file.metadata() or {})["hierspec.traces"])
-            if described["version"] != VERSION:
-                raise ValueError(f"version {described['version']}, not {VERSION}")
-            if about is not None and described["about"] != json.loads(json.dumps(about)):
+            header = json.loads((file.metadata() or {})["hierspec.traces"])
+            if header["version"] != VERSION:
+                raise ValueError(f"version {header['version']}, not {VERSION}")
+            if about is not None and header["about"] != json.loads(json.dumps(about)):
                 raise ValueError("of something else")
-            return [_read(file, number, item) for number, item in enumerate(described["traces"])]
+            return [_read(file, number, item) for number, item in enumerate(header["traces"])]
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HierspecError(f"{path} is not a file of traces ({error}); remove it and record anew.") from error
+        raise HierspecError(f"{path} is not a file of traces ({error}); remove it and record again.") from error
 
 
 def _read(file: Any, number: int, item: Mapping[str, Any]) -> Trace:
@@ -109,21 +113,27 @@ def _read(file: Any, number: int, item: Mapping[str, Any]) -> Trace:
     if prompt.ndim != 1 or output.ndim != 1 or not len(prompt) or np.concatenate((prompt, output)).min() < 0:
         raise ValueError(f"trace {number} has no text")
     tiers = {}
-    for place, key in enumerate(item["tiers"]):
-        tokens, leads = (file.get_tensor(f"{number}.{place}.{name}") for name in ("tokens", "leads"))
+    for index, key in enumerate(item["tiers"]):
+        tokens, leads = (file.get_tensor(f"{number}.{index}.{name}") for name in ("tokens", "leads"))
         if tokens.ndim != 3 or tokens.shape[:2] != leads.shape or tokens.shape[1] != len(output):
             raise ValueError(f"trace {number} does not fit its text")
         tiers[str(key)] = Picks(tokens.astype(np.int32), leads.astype(np.float32))
     limit = None if item["limit"] is None else int(item["limit"])
     return Trace(
-        str(item["task"]), tuple(prompt.tolist()), tuple(output.tolist()), tiers, float(item["temperature"]),
-        int(item["seed"]), limit, tuple(int(token) for token in item["stop_ids"]),
-    )  # fmt: skip
+        str(item["task"]),
+        tuple(prompt.tolist()),
+        tuple(output.tolist()),
+        tiers,
+        float(item["temperature"]),
+        int(item["seed"]),
+        limit,
+        tuple(int(token) for token in item["stop_ids"]),
+    )
 
 
 def tiers_of(traces: Iterable[Trace]) -> list[str]:
-    """The tiers that all of these traces know, in their order."""
-    found: list[str] | None = None
+    """The tiers that all of these traces have, in their order."""
+    common: list[str] | None = None
     for trace in traces:
-        found = list(trace.tiers) if found is None else [key for key in found if key in trace.tiers]
-    return found or []
+        common = list(trace.tiers) if common is None else [key for key in common if key in trace.tiers]
+    return common or []

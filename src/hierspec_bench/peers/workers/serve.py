@@ -1,9 +1,9 @@
-"""Answers one JSON line for each JSON line: run by a peer's own Python, which knows nothing of hierspec.
+"""Answers one JSON line for each JSON line: run by the Python of an engine's environment, which has no hierspec.
 
     python serve.py with_openvino
 
-The module named has a class Worker with open(model, setting) and generate(request). Libraries print what they like:
-the real standard output is kept for answers, and file descriptor 1 leads to standard error.
+The module named has a class Worker with open(model, setting) and generate(request). Libraries print what they like, so
+answers go to a copy of standard output, and file descriptor 1 leads to standard error.
 """
 
 import ctypes

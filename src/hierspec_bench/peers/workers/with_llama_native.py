@@ -1,7 +1,7 @@
 """llama.cpp through llama-cpp-python, compiled for this processor, on a GGUF file: plain, prompt lookup.
 
-The loop is our own, over llama.cpp's functions: that of llama-cpp-python asks for the logits of every token of the
-prompt as soon as it drafts, which would make its lookup slower than it needs to be.
+The loop is ours, over llama.cpp's functions: that of llama-cpp-python computes the logits of every token of the prompt
+as soon as it drafts, which would make its lookup slower than it needs to be.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ class Worker:
     def __init__(self) -> None:
         self.model: Any = None
         self.key: Any = None
-        self.held: list[int] = []  # tokens whose keys and values are kept
+        self.held: list[int] = []  # tokens in the KV cache
 
     def open(self, model: str, setting: dict[str, Any]) -> dict[str, Any]:
         threads, flash = int(setting.get("threads", 2)), bool(setting.get("flash"))
@@ -29,9 +29,15 @@ class Worker:
                 self.model.close()
             self.model, self.key, self.held = None, None, []
             self.model = llama_cpp.Llama(
-                model, n_ctx=context, n_batch=_BATCH, n_ubatch=_BATCH, n_threads=threads, n_threads_batch=threads,
-                flash_attn=flash, verbose=False,
-            )  # fmt: skip
+                model,
+                n_ctx=context,
+                n_batch=_BATCH,
+                n_ubatch=_BATCH,
+                n_threads=threads,
+                n_threads_batch=threads,
+                flash_attn=flash,
+                verbose=False,
+            )
             self.key, self.context = (model, threads, flash, context), context
             self.batch = llama_cpp.llama_batch_init(_BATCH, 0, 1)
             self.memory = llama_cpp.llama_get_memory(self.model.ctx)
@@ -59,25 +65,25 @@ class Worker:
         written = [self._pick(sampler, len(part) - 1)]
         first = time.perf_counter() - began
         while len(written) < most and written[-1] not in stops:
-            guesses = self._guesses(prompt, written)[: most - len(written) - 1]
-            self._read([written[-1], *guesses], 0)
+            draft = self._draft(prompt, written)[: most - len(written) - 1]
+            self._read([written[-1], *draft], 0)
             start = len(written)
-            for place in range(len(guesses) + 1):
-                written.append(self._pick(sampler, place))
-                if written[-1] in stops or place == len(guesses) or written[-1] != guesses[place]:
+            for row in range(len(draft) + 1):
+                written.append(self._pick(sampler, row))
+                if written[-1] in stops or row == len(draft) or written[-1] != draft[row]:
                     break
-            if len(written) - start <= len(guesses):
+            if len(written) - start <= len(draft):
                 self._cut(len(prompt) + len(written) - 1)
         seconds = time.perf_counter() - began
         if sampler is not None:
             llama_cpp.llama_sampler_free(sampler)
         return {"tokens": written, "seconds": seconds, "first_seconds": first, "first_tokens": 1}
 
-    def _guesses(self, prompt: list[int], written: list[int]) -> list[int]:
+    def _draft(self, prompt: list[int], written: list[int]) -> list[int]:
         if self.lookup is None:
             return []
-        found: list[int] = self.lookup(np.array(prompt + written, dtype=np.intc)).tolist()
-        return found
+        tokens: list[int] = self.lookup(np.array(prompt + written, dtype=np.intc)).tolist()
+        return tokens
 
     def _sampler(self, temperature: float, seed: int) -> Any:
         if temperature == 0:
@@ -87,37 +93,37 @@ class Worker:
         llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(seed & 0xFFFFFFFF))
         return chain
 
-    def _pick(self, sampler: Any, place: int) -> int:
-        """The next token after the batch's token at `place`."""
+    def _pick(self, sampler: Any, row: int) -> int:
+        """The next token after this one of the batch."""
         if sampler is not None:
-            return int(llama_cpp.llama_sampler_sample(sampler, self.model.ctx, place))
-        logits = llama_cpp.llama_get_logits_ith(self.model.ctx, place)
+            return int(llama_cpp.llama_sampler_sample(sampler, self.model.ctx, row))
+        logits = llama_cpp.llama_get_logits_ith(self.model.ctx, row)
         return int(np.ctypeslib.as_array(logits, (self.model.n_vocab(),)).argmax())
 
     def _read(self, tokens: list[int], wanted: int) -> None:
-        """One pass over the tokens after those held; logits from the token `wanted` on."""
+        """One pass over the tokens after those in the KV cache; logits from the token `wanted` on."""
         count, batch = len(tokens), self.batch
         batch.n_tokens = count
         ctypes.memmove(batch.token, (ctypes.c_int32 * count)(*tokens), 4 * count)
         ctypes.memmove(batch.pos, (ctypes.c_int32 * count)(*range(len(self.held), len(self.held) + count)), 4 * count)
-        for place in range(count):
-            batch.n_seq_id[place] = 1
-            batch.seq_id[place][0] = 0
-            batch.logits[place] = place >= wanted
+        for row in range(count):
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = 0
+            batch.logits[row] = row >= wanted
         if failed := llama_cpp.llama_decode(self.model.ctx, batch):
             self._cut(0)
             raise RuntimeError(f"llama_decode answered {failed}")
         self.held += tokens
 
     def _cut(self, length: int) -> None:
-        """Forgets what is kept beyond a length."""
+        """Drops what the KV cache holds beyond a length."""
         if length < len(self.held) and not llama_cpp.llama_memory_seq_rm(self.memory, 0, length, -1):
             raise RuntimeError("this model's memory cannot be cut")
         del self.held[length:]
 
 
 def _shared(one: list[int], other: list[int]) -> int:
-    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
-            return place
+            return index
     return min(len(one), len(other))

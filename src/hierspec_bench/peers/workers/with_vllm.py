@@ -30,19 +30,27 @@ class Worker:
                 more["speculative_config"]["prompt_lookup_max"] = setting.get("lookup_ngram", 3)
         dtype = setting.get("dtype", "float32")
         self.engine = vllm.LLM(
-            model, dtype=dtype, max_model_len=int(setting.get("context", 4096)), max_num_seqs=1,
-            enable_prefix_caching=True, enforce_eager=bool(setting.get("eager", False)),
-            disable_log_stats=False, **more,  # else it does not tell when the first token was there
-        )  # fmt: skip
+            model,
+            dtype=dtype,
+            max_model_len=int(setting.get("context", 4096)),
+            max_num_seqs=1,
+            enable_prefix_caching=True,
+            enforce_eager=bool(setting.get("eager", False)),
+            disable_log_stats=False,  # else it does not tell when the first token was there
+            **more,
+        )
         return {"version": f"vllm {vllm.__version__}", "dtype": dtype, "weights": f"the file's, as {dtype}"}
 
     def generate(self, request: dict[str, Any]) -> dict[str, Any]:
         import vllm
 
         sampling = vllm.SamplingParams(
-            max_tokens=request["max_tokens"], temperature=request["temperature"], seed=request["seed"],
-            stop_token_ids=request["stop_ids"], detokenize=False,
-        )  # fmt: skip
+            max_tokens=request["max_tokens"],
+            temperature=request["temperature"],
+            seed=request["seed"],
+            stop_token_ids=request["stop_ids"],
+            detokenize=False,
+        )
         if request["fresh"]:
             self.engine.reset_prefix_cache()
         began = time.perf_counter()

@@ -1,0 +1,143 @@
+"""From a plan to a hierarchy that runs."""
+
+from __future__ import annotations
+
+from copy import copy
+from pathlib import Path
+from typing import cast
+
+from hierspec.assembly.drafts import DraftModels, LoadOptions
+from hierspec.assembly.host import HostTarget, check_for_host, is_draft_model
+from hierspec.assembly.measured_costs import CostBook
+from hierspec.assembly.open_stores import OpenStores
+from hierspec.assembly.paces import PaceBook
+from hierspec.assembly.vocabulary import Vocabulary
+from hierspec.core.errors import HierspecError
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Scorer
+from hierspec.core.plan import Plan, TierPlan
+from hierspec.scorers.base import ModelScorer, StateScorer
+from hierspec.scorers.catalogue import PACKED_SMALL, ScorerCatalogue
+from hierspec.scorers.skipping import skipping_scorer
+from hierspec.scorers.synthetic import Synthetics
+
+
+class Assembler:
+    """Builds the hierarchies of one target, and owns what they share: scorer catalogues, stores and paces.
+
+    Without a target's catalogue the target runs in a host (another inference engine): the tiers below it are built
+    here and drafted with `Hierarchy.extend(1, …)`, and the host verifies what they write.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        options: LoadOptions,
+        target: ScorerCatalogue | None = None,
+        stores: str | Path | None = None,  # the folder of its databases; default: one of the cache
+        costs: CostBook | None = None,
+    ) -> None:
+        self.vocabulary, self.options = vocabulary, options
+        self.drafts = DraftModels(vocabulary, options)
+        self.stores = OpenStores(vocabulary, stores)
+        self.costs = costs or CostBook(vocabulary.model, options.dtype, options.weights)
+        self.synthetics = Synthetics()
+        self._target, self._host_target = target, HostTarget(vocabulary.size)
+        self._skipping: dict[tuple[int, ...], ModelScorer] = {}  # by the layers left out
+        self._forget_paces()
+
+    @property
+    def catalogue(self) -> ScorerCatalogue:
+        """The scorers on the target's own states."""
+        if self._target is None:
+            raise HierspecError(f"{self.vocabulary.model} runs in a host: there are no scorers on its states here.")
+        return self._target
+
+    @property
+    def target(self) -> Scorer:
+        """Tier 0: the whole model, or a placeholder where it runs in a host."""
+        if self._target is None:
+            return self._host_target
+        return self._target.whole(self._target.decoder.config.layers)
+
+    def hierarchy(self, plan: Plan) -> Hierarchy:
+        """The plan with its names replaced by scorers and stores."""
+        if self._target is None:
+            check_for_host(plan, self.vocabulary.model)
+        else:
+            config = self._target.decoder.config
+            plan = plan.fitted(config.layers, config.early_exit)
+        below = [self.tier_scorer(tier) for tier in plan.tiers]
+        scorers = [self.target, *self.synthetics.scorers(plan.tiers, below)]
+        # A host's target is no StateScorer; plans that would ask for its costs are refused above.
+        timed = cast(list[StateScorer], [scorers[0], *below])
+        tiers = [self._tier(plan, level, scorer, timed) for level, scorer in enumerate(scorers)]
+        return Hierarchy(tuple(tiers), plan.rule)
+
+    def tiers_below(self, plan: Plan) -> tuple[Tier, ...]:
+        """The tiers below the target, the nearest first."""
+        return self.hierarchy(plan).tiers[1:]
+
+    def tier_scorer(self, tier: TierPlan) -> StateScorer:
+        """The scorer of a tier below the target: one object for all requests, so that their passes are batched."""
+        if is_draft_model(tier):
+            assert tier.draft is not None
+            small = self._target is not None and self._target.is_small(tier.vocabulary)
+            return self.drafts.scorer(tier.draft, tier.weights, self.catalogue.tokens if small else None)
+        target = self.catalogue
+        if tier.exit_layer is not None:
+            return target.exit(tier.exit_layer, tier.head, tier.vocabulary, tier.weights)
+        if tier.skip_layers:
+            return self._skipping_scorer(tuple(sorted(tier.skip_layers)))
+        if tier.draft == PACKED_SMALL:
+            return target.small_model(tier.vocabulary, tier.weights)
+        assert tier.draft is not None, "exit_depth was replaced by exit_layer"
+        return target.feature(tier.draft, tier.vocabulary, tier.weights)
+
+    def apart(self) -> Assembler:
+        """The same models with stores as they were built, and nothing learnt about what is accepted."""
+        other = copy(self)
+        other.stores = self.stores.apart()
+        other._forget_paces()
+        return other
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of weights, and of what is cached for texts."""
+        catalogues = self._catalogues()
+        return {
+            "weights": sum(each.decoder.weight_bytes + each.weight_bytes() for each in catalogues),
+            "texts": sum(each.pool.bytes_held() + each.bytes_held() for each in catalogues),
+        }
+
+    def forget(self) -> None:
+        """Drop everything computed so far. The next answers take longer and are the same."""
+        for catalogue in self._catalogues():
+            catalogue.pool.clear()
+            catalogue.clear()
+        for scorer in self._skipping.values():
+            scorer.forget()
+
+    def _catalogues(self) -> list[ScorerCatalogue]:
+        return [*([] if self._target is None else [self._target]), *self.drafts.catalogues]
+
+    def _skipping_scorer(self, skipped: tuple[int, ...]) -> ModelScorer:
+        if skipped not in self._skipping:
+            self._skipping[skipped] = skipping_scorer(self.catalogue.decoder, skipped, self.options.kv_memory)
+        return self._skipping[skipped]
+
+    def _forget_paces(self) -> None:
+        self._paces = PaceBook(self.costs)
+
+    def _tier(self, plan: Plan, level: int, scorer: Scorer, timed: list[StateScorer]) -> Tier:
+        """One tier; `timed` are the scorers of all tiers, whose passes may have to be timed."""
+        settings = plan.tiers[level - 1] if level else plan
+        gather, candidates = (settings.gather, settings.candidates) if isinstance(settings, TierPlan) else (1, 1)
+        return Tier(
+            scorer,
+            gather,
+            self.stores.open(settings.stores),
+            settings.budget,
+            settings.merge,
+            candidates,
+            self._paces.pace(plan, level, timed),
+        )

@@ -1,0 +1,73 @@
+"""Checkpoints as scorer catalogues: the target's, and those of draft models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hierspec.assembly.dtype import DTYPES
+from hierspec.assembly.opening import open_decoder
+from hierspec.assembly.vocabulary import Vocabulary
+from hierspec.checkpoints.load import Checkpoint, load_checkpoint
+from hierspec.progress import Progress, silent
+from hierspec.scorers.base import StateScorer
+from hierspec.scorers.catalogue import ScorerCatalogue
+from hierspec.scorers.pool import StaircasePool
+from hierspec.text.tokenizer import Tokenizer
+
+DEFAULT_KV_MEMORY = 4 << 30  # bytes
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How checkpoints are run: the same for a target and its draft models."""
+
+    dtype: str = "float32"  # one of DTYPES
+    device: str = "cpu"  # or cuda
+    backend: str = "auto"
+    weights: str = "auto"
+    kv_memory: int = DEFAULT_KV_MEMORY  # most bytes of KV cache and hidden states, for each checkpoint
+
+
+def open_catalogue(checkpoint: Checkpoint, options: LoadOptions, progress: Progress = silent) -> ScorerCatalogue:
+    """The checkpoint on its device, with a KV cache of its own."""
+    decoder = open_decoder(checkpoint, options.device, options.backend, options.weights, progress)
+    return ScorerCatalogue(checkpoint.name, decoder, StaircasePool(decoder, options.kv_memory), checkpoint.pack)
+
+
+class DraftModels:
+    """Draft models by source and weights, each opened when a plan first names it."""
+
+    def __init__(self, vocabulary: Vocabulary, options: LoadOptions) -> None:
+        self._vocabulary, self._options = vocabulary, options
+        self._catalogues: dict[tuple[str, str], ScorerCatalogue] = {}
+        self._scorers: dict[tuple[str, str, bool], StateScorer] = {}
+
+    @property
+    def catalogues(self) -> list[ScorerCatalogue]:
+        """Of the draft models opened so far."""
+        return list(self._catalogues.values())
+
+    def catalogue(self, source: str, weights: str | None = None) -> ScorerCatalogue:
+        """Of one draft model. It only drafts, so its weights may have fewer bits than the target's."""
+        key = source, weights or self._options.weights
+        if key not in self._catalogues:
+            options = replace(self._options, weights=key[1])
+            checkpoint = load_checkpoint(source, DTYPES[options.dtype])
+            tokenizer = Tokenizer.from_folder(checkpoint.folder)
+            self._vocabulary.check_draft(source, checkpoint.config.vocabulary, tokenizer)
+            self._catalogues[key] = open_catalogue(checkpoint, options)
+        return self._catalogues[key]
+
+    def scorer(self, source: str, weights: str | None = None, tokens: np.ndarray | None = None) -> StateScorer:
+        """A whole draft model; with `tokens`, its head scores these alone (the target's draft vocabulary)."""
+        key = source, weights or self._options.weights, tokens is not None
+        if key not in self._scorers:
+            draft = self.catalogue(source, weights)
+            scorer = replace(draft.whole(draft.decoder.config.layers), name=f"draft {draft.name}")
+            if tokens is not None:
+                head = draft.head(draft.decoder.norm, True, tokens=tokens)
+                scorer = replace(scorer, head=head, kind="small vocabulary")
+            self._scorers[key] = scorer
+        return self._scorers[key]

@@ -1,0 +1,54 @@
+"""The stores of a model, opened by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from functools import cached_property
+from pathlib import Path
+
+from hierspec.assembly.vocabulary import Vocabulary
+from hierspec.core.interfaces import Store
+from hierspec.stores import Home, open_store
+
+
+class OpenStores:
+    """Each store is opened when a plan first names it, and then shared by all requests."""
+
+    def __init__(self, vocabulary: Vocabulary, folder: str | Path | None = None) -> None:
+        self._vocabulary, self._folder = vocabulary, folder
+        self._stores: dict[str, Store | None] = {}  # by name; None: an optional one ("corpus?") that does not exist
+        self._added: dict[str, Store] = {}  # by add
+        self._lasting = True  # whether a history may be written to the disk
+
+    @cached_property
+    def home(self) -> Home:
+        """Where this model's databases are on disk. Hashing a vocabulary takes time, so only once it is needed."""
+        return self._vocabulary.home(self._folder)
+
+    def open(self, names: Sequence[str]) -> tuple[Store, ...]:
+        """The stores of these names, without optional ones that do not exist."""
+        stores = [self._open(name) for name in names]
+        return tuple(store for store in stores if store is not None)
+
+    def add(self, store: Store) -> None:
+        """Let plans name this store."""
+        self._stores[store.name] = self._added[store.name] = store
+
+    def apart(self) -> OpenStores:
+        """The same stores as they were built, which write nothing to the disk. Added ones are shared."""
+        other = copy(self)
+        other._stores, other._added, other._lasting = dict(self._added), dict(self._added), False
+        return other
+
+    def flush(self) -> None:
+        """Write what databases on disk have not yet written."""
+        for store in self._stores.values():
+            if store is not None:
+                store.flush()
+
+    def _open(self, name: str) -> Store | None:
+        required = name.removesuffix("?")
+        if name not in self._stores and required not in self._stores:
+            self._stores[name] = open_store(name, self.home, self._lasting)
+        return self._stores.get(required, self._stores.get(name))

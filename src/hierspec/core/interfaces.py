@@ -1,0 +1,166 @@
+"""What everything else implements (scorers, stores, paces), and what passes between them and the recursion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from hierspec.core.proposal import NOTHING, Candidate, Proposal
+from hierspec.core.sampling import Dice, Sampling
+from hierspec.core.stats import Stats, TierStats
+
+
+class RequestView(Protocol):
+    """What the recursion, scorers and paces see of a request. The engine's is `Request`."""
+
+    prompt: np.ndarray
+    output: list[int]  # what the target has written so far
+    sampling: Sampling
+    seed: int
+    dice: Dice
+    stop_ids: frozenset[int]
+    stats: Stats
+    stores: dict[str, Store]  # by name, as this request sees them
+    running_requests: int  # including this one
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Ask:
+    """Score this proposal after this context: what a request's coroutine yields and the engine answers."""
+
+    scorer: Scorer
+    context: np.ndarray  # [length] int32, all of it, the prompt included
+    proposal: Proposal
+    request: RequestView
+    candidates: int
+    distributions: bool  # the rule needs whole distributions, not picks
+    stats: TierStats
+    leads: bool = False  # also answer how far ahead each pick was: the tier above may learn from it
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A row for the context (row 0) and one after every node (row node + 1): picks [rows, candidates or more], or
+    distributions [rows, vocabulary]."""
+
+    picks: np.ndarray | None = None
+    distributions: np.ndarray | None = None
+    leads: np.ndarray | None = None  # [rows]: how far each pick's score is ahead of the next best, where asked for
+
+
+class Scorer(Protocol):
+    """Can verify drafts: a model, an exit of a model, a draft model."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def score(self, asks: Sequence[Ask]) -> list[Answer]:
+        """One forward pass for all asks. Caches of earlier passes may speed it up, never change it."""
+
+    def release(self, request: RequestView) -> None:
+        """The request has ended; what is cached for it may go."""
+        return
+
+
+class Store(Protocol):
+    """Can only draft: a token database."""
+
+    name: str
+
+    def begin(self, prompt: np.ndarray, namespace: str = "") -> Store:
+        """The store as one request sees it: itself, or a new one for what belongs to this request alone.
+
+        What one namespace (a user, a tenant) wrote is never served to another.
+        """
+        return self
+
+    def propose(self, context: np.ndarray, budget: int) -> Proposal:
+        """At most `budget` nodes to follow `context`; an empty proposal where it has none."""
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Tokens written after those of the last call. Called once a step."""
+
+    def observe(self, proposal: Proposal, picks: np.ndarray) -> None:
+        """What the scorer would itself write after the context (picks[0]) and after each node (picks[node + 1])."""
+        return
+
+    def end(self) -> None:
+        """The request has ended; what it wrote may now be learnt for others."""
+        return
+
+    def flush(self) -> None:
+        """Write to disk what is not there yet, where the store has files."""
+        return
+
+
+UNDRAFTED, ACCEPTED, CORRECTED, RUNNER_UP = range(4)  # how a token came to be written, or handed up beside one
+
+
+class Written(NamedTuple):
+    """A position that a tier has written: its token and runners-up, who drafted it first, and how it came about."""
+
+    candidates: list[Candidate]
+    source: str
+    how: int
+    lead: int = 0  # class of how far the token was ahead of all others, from 0 (hardly) up
+
+    @property
+    def token(self) -> int:
+        return self.candidates[0][0]
+
+    @property
+    def evidence(self) -> int:
+        """The class by which the tier above learns how often such a token is accepted."""
+        return self.how + 4 * self.lead
+
+
+@dataclass(slots=True)
+class Block:
+    """What a tier writes before it hands up: one step of the target, or a draft for a tier above."""
+
+    skipped: int = 0  # tiers between this one and the one that it drafts for
+    gather: int = 1  # tokens at which it is handed up in any case
+    least: int = 1  # tokens below which it is not handed up early
+    written: list[Written] = field(default_factory=list)
+    seconds: float = 0.0  # that its passes should have taken, those of the tiers below included
+
+
+@dataclass(slots=True)
+class Round:
+    """One pass of a tier, what led to it and what came of it: what the tier's pace decides by and learns from."""
+
+    level: int
+    context: np.ndarray
+    room: int  # tokens that a draft may have
+    budget: int  # nodes that may be verified
+    request: RequestView
+    block: Block  # that the tier is writing
+    proposals: list[Proposal] = field(default_factory=list)  # of the tier below first, then of the stores
+    drafted: Block | None = None  # by a tier below
+    appraised: Proposal | None = None  # the best tree of the stores' proposals, where `route` needed it
+    draft: Proposal = NOTHING  # what is verified
+    tokens: list[int] = field(default_factory=list)  # what was written
+    seconds: float = 0.0  # expected of this pass and those below it
+
+
+class Pace(Protocol):
+    """Decides for one tier what is worth its time, never what is written: sampled tokens are always verified, and a
+    block ends before the next token is sampled, so no distribution changes."""
+
+    def route(self, round: Round) -> Block | None:
+        """Who drafts: the block that a tier below should write; None: nobody."""
+
+    def choose(self, round: Round) -> Proposal:
+        """Which drafts are verified: one tree of the round's proposals. Sampled tokens must stay."""
+
+    def learn(self, round: Round) -> None:
+        """The round is over. Adds the seconds that its pass should have taken to the round and the tier's counters."""
+
+    def hands_up(self, round: Round) -> bool:
+        """Whether the round's block ends here. Decided before the next token is sampled."""

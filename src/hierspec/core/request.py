@@ -1,0 +1,123 @@
+"""A request: one text being written."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hierspec.core.errors import HierspecError
+from hierspec.core.hierarchy import Extension, Hierarchy
+from hierspec.core.interfaces import Answer, Ask, Block, Store, Written
+from hierspec.core.sampling import Dice, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one pass of the target brought: tokens, and who drafted each first."""
+
+    tokens: tuple[int, ...]
+    sources: tuple[str, ...]
+    seconds: float  # since the step before
+
+
+class Request:
+    """One text being written. `output` grows; `ended` becomes stop, length, cancelled or error."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int] | np.ndarray,
+        sampling: Sampling,
+        hierarchy: Hierarchy,
+        stop_ids: Iterable[int] = (),
+        context: int | None = None,  # positions the model has
+        namespace: str = "",  # whose text it is: stores never serve one namespace to another
+    ) -> None:
+        ids = np.asarray(prompt, np.int64)
+        vocabulary = hierarchy.tiers[0].scorer.vocabulary
+        if not len(ids):
+            raise HierspecError("The prompt is empty; give at least one token.")
+        if ids.min() < 0 or ids.max() >= vocabulary:
+            raise HierspecError(f"The prompt holds a token id outside the model's vocabulary of {vocabulary}.")
+        self.prompt = ids.astype(np.int32)
+        if sampling.logit_bias and max(sampling.logit_bias) >= vocabulary:
+            raise HierspecError(f"logit_bias names a token id outside the model's vocabulary of {vocabulary}.")
+        if context is not None and len(self.prompt) >= context:
+            raise HierspecError(
+                f"The prompt has {len(self.prompt)} tokens but the model's context holds {context}; shorten the prompt."
+            )
+        self.sampling = sampling
+        self.hierarchy = hierarchy
+        self.stop_ids = frozenset(stop_ids) | frozenset(sampling.stop_ids)
+        self.limit = sampling.max_tokens if context is None else min(sampling.max_tokens, context - len(self.prompt))
+        self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        self.dice = Dice(self.seed)
+        self.output: list[int] = []
+        self.sources: list[str] = []
+        self.ended: str | None = None
+        self.error: HierspecError | None = None
+        self.stats = hierarchy.new_stats()
+        self.running_requests = 1
+        self.stores: dict[str, Store] = {}
+        for tier in hierarchy.tiers:
+            for store in tier.stores:
+                if store.name not in self.stores:
+                    self.stores[store.name] = store.begin(self.prompt, namespace)
+        self._text = self.prompt  # with room to grow once there is more than the prompt
+        self._extension: Extension | None = None
+        self._last_step = time.perf_counter()
+
+    def cancel(self) -> None:
+        """Stop before the next pass."""
+        self._end("cancelled")
+
+    def ask(self, answer: Answer | None) -> Ask | Step:
+        """Give the answer to the last ask: returns the next ask, or the step that the answer completed."""
+        try:
+            if self._extension is None:
+                text = self._text[: len(self.prompt) + len(self.output)]
+                self._extension = self.hierarchy.extend(0, text, self.limit - len(self.output), Block(), self)
+                return next(self._extension)
+            assert answer is not None
+            return self._extension.send(answer)
+        except StopIteration as finished:
+            self._extension = None
+            return self._write(finished.value.written)
+
+    def _write(self, written: list[Written]) -> Step:
+        tokens = tuple(position.token for position in written)
+        sources = tuple(position.source for position in written)
+        length = len(self.prompt) + len(self.output)
+        if length + len(tokens) > len(self._text):  # earlier contexts are views of it: only its end is written to
+            self._text = np.concatenate((self._text, np.empty(length + len(tokens), np.int32)))
+        for index, token in enumerate(tokens, length):  # there are few
+            self._text[index] = token
+        self.output += tokens
+        self.sources += sources
+        for store in self.stores.values():
+            store.learn(tokens)
+        if tokens[-1] in self.stop_ids:
+            self._end("stop")
+        elif len(self.output) >= self.limit:
+            self._end("length")
+        now = time.perf_counter()
+        step = Step(tokens, sources, now - self._last_step)
+        self._last_step = now
+        return step
+
+    def fail(self, error: HierspecError) -> None:
+        self.error = error
+        self._end("error")
+
+    def _end(self, reason: str) -> None:
+        if self.ended is None:
+            self.ended = reason
+            if self._extension is not None:
+                self._extension.close()
+            for store in self.stores.values():
+                store.end()
+            for scorer in {id(tier.scorer): tier.scorer for tier in self.hierarchy.tiers}.values():
+                scorer.release(self)

@@ -1,0 +1,64 @@
+"""How often drafts are accepted: learnt by class, from every verdict.
+
+It also learns about drafts that were not verified: what the scorer wrote in their place shows whether they would have
+been accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hierspec.core.proposal import Proposal
+
+_DEEPEST = 8  # deeper drafts are counted together
+_PRIOR_TRIALS = 16.0  # trials after which a class weighs as much as the wider class it belongs to
+_PRIOR = 0.4  # of a source of which nothing is known
+_HALF_LIFE = 4000.0  # trials after which older ones count half: texts change
+_UNSEEN = (0.0, 0.0)
+
+Class = tuple[str, int, int]  # source, evidence, depth; -1 for all of them
+
+
+class AcceptanceRates:
+    """How often a draft was accepted, given that the one before it was: by source, evidence and depth."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Class, list[float]] = {}  # trials, accepted
+        self._rates: dict[Class, float] = {}  # as worked out since something was last learnt
+
+    def rate(self, source: str, evidence: int, depth: int) -> float:
+        key = source, evidence, depth if depth < _DEEPEST else _DEEPEST
+        return self._rates[key] if key in self._rates else self._work_out(key)
+
+    def _work_out(self, key: Class) -> float:
+        """What was counted for a class, with the rate of the wider class around it as the prior."""
+        rates, (source, evidence, depth) = self._rates, key
+        if evidence < 0:
+            prior = _PRIOR
+        else:
+            wider = (source, -1, -1) if depth < 0 else (source, evidence, -1)
+            prior = rates[wider] if wider in rates else self._work_out(wider)
+        trials, accepted = self._counts.get(key, _UNSEEN)
+        rates[key] = rate = (accepted + _PRIOR_TRIALS * prior) / (trials + _PRIOR_TRIALS)
+        return rate
+
+    def learn(self, proposal: Proposal, written: Sequence[int]) -> None:
+        """What was written in place of a proposal. A node is a trial where all before it on its path were written."""
+        depths = {-1: 0}  # depth of what comes after each node on the written path
+        for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
+            depth = depths.get(parent, len(written))
+            if depth == len(written):
+                continue
+            accepted = token == written[depth]
+            if accepted:
+                depths[node] = depth + 1
+            source, evidence = proposal.sources[node], proposal.evidence[node]
+            for key in ((source, -1, -1), (source, evidence, -1), (source, evidence, min(depth, _DEEPEST))):
+                counts = self._counts.setdefault(key, [0.0, 0.0])
+                counts[0] += 1
+                counts[1] += accepted
+                if counts[0] > _HALF_LIFE:
+                    counts[0] /= 2
+                    counts[1] /= 2
+        if proposal.tokens:
+            self._rates.clear()

@@ -1,0 +1,80 @@
+"""The pace of a tier that weighs time: joins appraisal, routing and the ends of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hierspec.core.hierarchy import FixedPace
+from hierspec.core.interfaces import Block, Round
+from hierspec.core.proposal import NOTHING, Proposal
+from hierspec.pacing.appraisal import Appraiser
+from hierspec.pacing.blocks import BlockPolicy, ByCount
+from hierspec.pacing.costs import FREE, Costs
+from hierspec.pacing.routing import Router
+
+
+class AdaptivePace(FixedPace):
+    """Decides by measured costs and by what was learnt; each part is as in a fixed plan where it is not given."""
+
+    def __init__(
+        self,
+        costs: Costs = FREE,  # of the tier's passes over drafts of the next tier
+        appraiser: Appraiser | None = None,  # chooses what is verified; None: as much as the budget holds
+        router: Router | None = None,  # chooses who drafts; None: the next tier, always
+        ends: Mapping[int, BlockPolicy] | None = None,  # of its blocks, by the tiers skipped; None: by count
+    ) -> None:
+        self.costs, self.appraiser, self.router = costs, appraiser, router
+        self.ends = ends or {0: ByCount()}
+
+    def route(self, round: Round) -> Block | None:
+        if self.router is None:
+            return Block()
+        request, gain = round.request, 0.0
+        if round.proposals and self.appraiser is not None:
+            speed = _speed(self.appraiser, round)
+            gain, round.appraised = self.appraiser.appraise(
+                round.proposals, round.budget, speed, request.running_requests
+            )
+        # A tier that was asked before has seen the text; what was written since is little.
+        lower = request.stats.tiers[round.level + 1 :]
+        to_prefill = [0 if stats.calls else len(round.context) for stats in lower]
+        skipped = self.router.choose(gain, request.running_requests, to_prefill, round.room)
+        return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin())
+
+    def choose(self, round: Round) -> Proposal:
+        if self.appraiser is None:
+            return super().choose(round)
+        if not round.proposals:
+            return NOTHING
+        if round.drafted is None and round.appraised is not None:
+            return round.appraised
+        speed = _speed(self.appraiser, round)
+        return self.appraiser.choose(round.proposals, round.budget, speed, round.request.running_requests)
+
+    def learn(self, round: Round) -> None:
+        requests, tokens, drafted = round.request.running_requests, round.tokens, round.drafted
+        nodes, costs = len(round.draft), self.costs
+        if drafted is not None and self.router is not None:
+            costs = self.router.routes[drafted.skipped].costs
+        seconds = costs.shared(requests).seconds(1 + nodes)
+        round.request.stats.tiers[round.level].expected_seconds += seconds
+        round.seconds += seconds
+        if self.appraiser is not None:
+            self.appraiser.learn(round.proposals, tokens, nodes, requests)
+        if self.router is not None:
+            taken, block = (None, []) if drafted is None else (drafted.skipped, drafted.written)
+            self.router.learn(taken, block, tokens, round.seconds, len(round.proposals) > 1, requests)
+        self.ends[round.block.skipped].learn_round(len(tokens), round.seconds, requests)
+
+    def hands_up(self, round: Round) -> bool:
+        block = round.block
+        if len(block.written) >= block.gather:
+            return True
+        if len(block.written) < block.least:
+            return False
+        return not self.ends[block.skipped].go_on(block.written, round.request.running_requests)
+
+
+def _speed(appraiser: Appraiser, round: Round) -> float:
+    stats = round.request.stats.tiers[round.level]
+    return appraiser.speed(stats.written, stats.expected_seconds, round.request.running_requests)

@@ -1,0 +1,87 @@
+"""Stores by name. Other packages add theirs under the entry point `hierspec.stores`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from hierspec.core.errors import HierspecError
+from hierspec.core.interfaces import Store
+from hierspec.stores.context import ContextStore, CopyStore
+from hierspec.stores.corpus import CorpusStore
+from hierspec.stores.history import SHARED, HistoryStore
+from hierspec.stores.lookahead import LookaheadStore
+
+
+@dataclass(frozen=True)
+class Home:
+    """The folder of a model's databases, and the hash of the vocabulary that their token ids belong to."""
+
+    folder: Path
+    vocabulary_hash: str
+
+    @property
+    def history(self) -> Path:
+        return self.folder / "history.sqlite"
+
+    @property
+    def corpus(self) -> Path:
+        return self.folder / "corpus"
+
+    def beginning(self) -> dict[str, str]:
+        """What the stores of a measurement start with (`open_store` with lasting=False), for its record."""
+        return {
+            "history": "a copy of what was built" if self.history.exists() else "empty",
+            "corpus": "as built" if self.corpus.exists() else "none",
+        }
+
+
+def _history(home: Home, lasting: bool) -> Store:
+    # Privacy: text goes to disk only where the user has created a history file.
+    path = home.history if home.history.exists() else None
+    store = HistoryStore(path if lasting else None, vocabulary_hash=home.vocabulary_hash, shared=True)
+    if path is not None and not lasting:
+        with HistoryStore(path, vocabulary_hash=home.vocabulary_hash) as built:
+            for document in built.documents(SHARED):
+                store.add(document, SHARED)
+    return store
+
+
+def _corpus(home: Home, lasting: bool) -> Store:
+    if not home.corpus.exists():
+        raise HierspecError(f"There is no corpus at {home.corpus}; build one with: hierspec store build corpus FILES…")
+    return CorpusStore(home.corpus, home.vocabulary_hash, shortest=1)
+
+
+BUILT_IN: dict[str, Callable[[Home, bool], Store]] = {
+    "context": lambda home, lasting: ContextStore(),
+    "copy": lambda home, lasting: CopyStore(),
+    "lookahead": lambda home, lasting: LookaheadStore(),
+    "history": _history,
+    "corpus": _corpus,
+}
+
+
+def open_store(name: str, home: Home, lasting: bool = True) -> Store | None:
+    """Opens a store by name. A name that ends in "?" is optional: None if there is no such store.
+
+    `lasting=False` is for measuring: the store starts with what was built for all and writes nothing to disk.
+    """
+    base_name = name.removesuffix("?")
+    if name == "corpus?" and not home.corpus.exists():
+        return None
+    if base_name in BUILT_IN:
+        return BUILT_IN[base_name](home, lasting)
+    plugins = {entry.name: entry for entry in entry_points(group="hierspec.stores")}
+    if base_name not in plugins:
+        if base_name != name:
+            return None
+        names = sorted({*BUILT_IN, *plugins})
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise HierspecError(f"There is no store {name!r}{hint}; stores are {', '.join(names)}.")
+    store: Store = plugins[base_name].load()()
+    return store

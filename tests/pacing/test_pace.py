@@ -1,0 +1,104 @@
+"""The pace of a tier: with nothing given it is that of a fixed plan, and what it adds up is what its parts say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from paced_tiers import costs, ladder_costs, ladder_policies, paced, random_tiers
+
+from hierspec.core.engine import Engine
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import Block, Round
+from hierspec.core.request import Request
+from hierspec.core.sampling import Sampling
+from hierspec.pacing.appraisal import Appraiser
+from hierspec.pacing.pace import AdaptivePace
+from hierspec.testing.fakes import FakeScorer, FakeStore, random_trees
+
+
+def run(tiers: tuple[Tier, ...], rule: str = "coupled", count: int = 2) -> list[Request]:
+    sampling = Sampling(max_tokens=40, temperature=0.8, seed=3)
+    requests = [Request([1, k], sampling, Hierarchy(tiers, rule)) for k in range(count)]
+    for _ in Engine().run(requests):
+        pass
+    return requests
+
+
+@pytest.mark.parametrize("rule", ["coupled", "residual", "block"])
+@pytest.mark.parametrize("seed", range(5))
+def test_without_parts_it_is_the_fixed_pace(rule, seed):
+    rng = np.random.default_rng(seed)
+    tiers = random_tiers(rng, 1 + seed % 4, seed, 5)
+    adaptive = tuple(Tier(t.scorer, t.gather, t.stores, t.budget, t.merge, t.candidates, AdaptivePace()) for t in tiers)
+    for fixed, same in zip(run(tiers, rule), run(adaptive, rule), strict=True):
+        assert fixed.output == same.output
+        assert fixed.sources == same.sources
+        for left, right in zip(fixed.stats.tiers, same.stats.tiers, strict=True):
+            assert (left.calls, left.proposed, left.accepted_at) == (right.calls, right.proposed, right.accepted_at)
+            assert left.expected_seconds == right.expected_seconds == 0.0
+
+
+class Adding(AdaptivePace):
+    """Adds up the seconds of its rounds."""
+
+    total = 0.0
+
+    def learn(self, round: Round) -> None:
+        super().learn(round)
+        Adding.total += round.seconds
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+def test_a_round_takes_its_pass_and_those_below(depth):
+    tiers = random_tiers(np.random.default_rng(depth), depth, depth, 4)
+    policies = ladder_policies(tiers, ["worth"] * (depth - 1))
+    top, *others = paced(tiers, ladder_costs(tiers), policies)
+    Adding.total = 0.0
+    pace = Adding(top.pace.costs, Appraiser(costs(1.0, 0.05)), top.pace.router)
+    watched = (Tier(top.scorer, 1, top.stores, top.budget, top.merge, pace=pace), *others)
+    requests = run(watched)
+    expected = sum(tier.expected_seconds for request in requests for tier in request.stats.tiers)
+    assert Adding.total == pytest.approx(expected)
+
+
+def test_what_the_stores_proposed_is_appraised_once_where_nobody_drafts():
+    """The tree that routing weighs is the one that is verified, and a draft from below has it weighed again."""
+    price, calls = costs(1.0), []
+
+    class Watching(Appraiser):
+        def appraise(self, proposals, budget, speed, requests=1):
+            calls.append([proposal.sources[0] for proposal in proposals])
+            return super().appraise(proposals, budget, speed, requests)
+
+    store = FakeStore("store", random_trees(8, 1, silence=0))
+    scorers = FakeScorer("target", 8, seed=1), FakeScorer("draft", 8, seed=1, noise=0.2)
+    tiers = Tier(scorers[0], 1, (store,), 7, merge=True), Tier(scorers[1], 3)
+    [policy] = ladder_policies(tiers, ["worth"])
+    built = paced(tiers, [price, costs(0.1)], [policy], appraisers={0: Watching(price)})
+    drafting = [True, False]
+    policy.pays = lambda *given: drafting.pop(0)
+    request = Request([1, 2], Sampling(max_tokens=9), Hierarchy(built))
+    outcome = request.ask(None)
+    while request.stats.passes < 2:
+        outcome = request.ask(outcome.scorer.score([outcome])[0] if hasattr(outcome, "scorer") else None)
+    assert calls == [["store"], ["draft", "store"], ["store"]]
+
+
+def test_blocks_end_by_count_above_the_least():
+    request = Request([1], Sampling(), Hierarchy((Tier(FakeScorer()),)))
+
+    class Stop:
+        def go_on(self, block, requests=1):
+            return False
+
+        def learn_round(self, tokens, seconds, requests=1):
+            return
+
+    pace = AdaptivePace(ends={2: Stop()})
+    block = Block(skipped=2, gather=4, least=3)
+    round = Round(1, np.array([1]), 9, 7, request, block)
+    ended = []
+    for _ in range(4):
+        block.written.append(None)
+        ended.append(pace.hands_up(round))
+    assert ended == [False, False, True, True]
