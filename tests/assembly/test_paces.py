@@ -30,7 +30,7 @@ class MadeUpCosts:
         self.asked = {}
 
     def costs(self, scorer, computed_layers=0):
-        key = scorer.name, standing
+        key = scorer.name, computed_layers
         return self.asked.setdefault(key, Costs((1, 32), (float(scorer.layers), scorer.layers + 32.0)))
 
 

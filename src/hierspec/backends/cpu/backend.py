@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,9 +20,11 @@ from hierspec.backends.cpu.quantised import BLOCK_BYTES, GROUPS, INT8_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
-from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.interfaces import Answer, Ask
 from hierspec.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from hierspec.checkpoints.load import Checkpoint
 
 _LOW_BITS = {"int8": 8, "int4": 4}
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,10 +24,12 @@ from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32, INT4, INT8
 from hierspec.backends.cpu.quantised import BLOCK_BYTES, GROUPS, quantise_weights
 from hierspec.checkpoints.config import DecoderConfig
-from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.paths import cache_folder, whole_file
 from hierspec.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from hierspec.checkpoints.load import Checkpoint
 
 KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "bfloat16-matrix": BFLOAT16_AMX, "int8": INT8, "int4": INT4}
 _NAMES = {kind: name for name, kind in KINDS.items()}
