@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hierspec_bench.cli import main as bench_command_line
 
 import hierspec
 from hierspec.cli import main as command_line
 from hierspec.core.plan import NAMED
 from hierspec.testing.checkpoints import tiny_checkpoint
+from hierspec_bench.cli import main as bench_command_line
 from hierspec_bench.readme import with_results
 
 ROOT = Path(__file__).parent.parent
