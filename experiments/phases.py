@@ -72,9 +72,7 @@ class Phase:
     name: str
     tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # by plan, prefill included
-    later: dict[str, float] = field(
-        default_factory=dict
-    )  # of these, after the first step of each answer; one request at a time only
+    later: dict[str, float] = field(default_factory=dict)  # of these, after prefill; not for batches
     differences: dict[str, list[Difference]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

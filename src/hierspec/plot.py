@@ -184,7 +184,7 @@ def _logarithmic(low: float, high: float) -> Scale:
 
 def _linear(low: float, high: float) -> Scale:
     """Four to nine ticks at multiples of 1, 2 or 5 times a power of ten."""
-    if high - low <= max(1e-200, 1e-12 * abs(low)):  # nothing that could be told apart
+    if high - low <= max(1e-200, 1e-12 * abs(low)):  # too little to show
         high = low + 1
     power = 10.0 ** math.floor(math.log10((high - low) / 4))
     step = next(digit * power for digit in (1, 2, 5, 10) if (high - low) / (digit * power) <= 8)

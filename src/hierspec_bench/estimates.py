@@ -39,7 +39,7 @@ def _rate(results: Sequence[Result]) -> float:
 
 def speedup_interval(results: Sequence[Result], plain: Sequence[Result]) -> list[float]:
     """95% bootstrap interval of the speed-up. The two have the same prompts in the same order."""
-    return list(_bootstrap([(_time(one), _time(two)) for one, two in zip(results, plain, strict=True)]))
+    return list(_bootstrap(zip(map(_time, results), map(_time, plain), strict=True)))
 
 
 def _time(result: Result) -> PromptTime:

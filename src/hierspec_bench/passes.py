@@ -54,11 +54,16 @@ def measure_passes(
             done += 1
             progress("Measuring passes", done, rounds)
         timer.close()
-        one = float(np.median([sum(parts) for parts in times[widths[0]]]))
+        narrowest = float(np.median([sum(parts) for parts in times[widths[0]]]))
         for width in widths:
             layers, head, picks = np.median(np.array(times[width]), axis=0)
             total = float(np.median([sum(parts) for parts in times[width]]))
-            row = {"context": context, "tokens": width, "ms": round(1e3 * total, 2), "ratio": round(total / one, 2)}
+            row = {
+                "context": context,
+                "tokens": width,
+                "ms": round(1e3 * total, 2),
+                "ratio": round(total / narrowest, 2),
+            }
             row["gigabytes_per_second"] = round(weights / total / 1e9, 1)
             row |= {"layers_ms": round(1e3 * layers, 2), "head_ms": round(1e3 * head, 2)}
             result["passes"].append(row | {"pick_ms": round(1e3 * picks, 3)})

@@ -32,16 +32,16 @@ SAME = "the same texts under the same seeds: nothing to test"
 _Texts = Sequence[Sequence[int]]
 
 
-def same_distribution(one: _Texts, two: _Texts, seed: int = 0) -> dict[str, Any]:
-    """`one[i]` and `two[i]` are what two programs wrote for prompt i. p is small where the distributions differ."""
-    sizes: dict[str, Any] = {"tokens": sum(map(len, one)) + sum(map(len, two)), "pairs": len(one)}
-    if all(list(first) == list(second) for first, second in zip(one, two, strict=True)):
+def same_distribution(first: _Texts, second: _Texts, seed: int = 0) -> dict[str, Any]:
+    """`first[i]` and `second[i]` are two programs' texts for prompt i. p is small where the distributions differ."""
+    sizes: dict[str, Any] = {"tokens": sum(map(len, first)) + sum(map(len, second)), "pairs": len(first)}
+    if all(list(one) == list(other) for one, other in zip(first, second, strict=True)):
         return {"statistic": 0.0, "p": 1.0, **sizes, "method": SAME}
-    signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(SWAPS + 1, len(one)))
+    signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(SWAPS + 1, len(first)))
     signs[0] = 1.0  # as it was
     names, columns = [], []
-    for name, counted in _figures([*one, *two]).items():
-        differences = counted[: len(one)] - counted[len(one) :]
+    for name, counted in _figures([*first, *second]).items():
+        differences = counted[: len(first)] - counted[len(first) :]
         spread = (differences**2).sum(axis=0)  # swapping changes signs alone, so this stays
         if spread.any():
             scaled = differences[:, spread > 0] / np.sqrt(spread[spread > 0])

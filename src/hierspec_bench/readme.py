@@ -1,6 +1,6 @@
 """The results tables of a Markdown file, made from bench records.
 
-python -m hierspec_bench.readme README.md     writes every table again that stands between two comments such as
+python -m hierspec_bench.readme README.md     writes every table again that is between two comments such as
 
     <!-- results: docs/results/X.json -->                    all that ran
     <!-- results: docs/results/X.json auto lookup vllm -->   only these plans and engines, beside plain
@@ -44,7 +44,7 @@ def results(record: Record, names: Sequence[str] = ()) -> str:
     if missing:
         raise HierspecError(f"The record has no plan or engine {missing[0]!r}; correct the names in the comment.")
     lines = [_about(record), ""]
-    lines += ["| | tokens/s | over plain | after the prompt | tokens per pass | same text as plain |"]
+    lines += ["| | tokens/s | over plain | decoding alone | tokens per pass | same text as plain |"]
     lines += ["|---|---|---|---|---|---|"]
     lines += [_row(entry, record.plain.figures.decode_tokens_per_second) for entry in shown]
     if not names:
@@ -94,7 +94,7 @@ def _about(record: Record) -> str:
     return (
         f"{document.get('model')}, {dtype}, {sampling}, {plain.figures.prompts} prompts ({record.prompt_set[0]}) x "
         f"{document.get('max_tokens')} tokens, {document.get('threads')} threads of {processor}, "
-        f"reading the prompts included.{part}\n"
+        f"prefill included.{part}\n"
         f"Made by `{document.get('command')}`."
     )
 

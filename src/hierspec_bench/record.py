@@ -242,7 +242,7 @@ class Record:
         parts = (document, *mappings(document.get("other_temperatures")))
         answers = [Answers.of(text) for text in mappings(document.get("texts"))]
         absent = {str(name): str(reason) for name, reason in mapping(document.get("absent_peers")).items()}
-        return cls(document, tuple(map(Setting.of, parts)), tuple(one for one in answers if one.by_plan), absent)
+        return cls(document, tuple(map(Setting.of, parts)), tuple(text for text in answers if text.by_plan), absent)
 
     @classmethod
     def read(cls, path: Path) -> Record:

@@ -173,7 +173,10 @@ class SideBySide:
                 pairs = zip(results[index, PLAIN], others, strict=True)
                 fresh[index, name] = [self._difference(plain, other, self.samplings[index]) for plain, other in pairs]
         if journal is not None and fresh:
-            rows = [[*key, [difference_to_json(one) for one in differences]] for key, differences in fresh.items()]
+            rows = [
+                [*key, [difference_to_json(difference) for difference in differences]]
+                for key, differences in fresh.items()
+            ]
             journal.write({"compared": list(group), "differences": rows})
         for key, differences in {**before, **fresh}.items():
             for result, difference in zip(results.get(key, ()), differences, strict=False):

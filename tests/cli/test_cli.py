@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hierspec.cli.main import COMMANDS, main
+from hierspec.cli.main import COMMANDS, EXTRAS, main
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 PROGRAM = [sys.executable, "-m", "hierspec"]
@@ -19,7 +19,7 @@ def tiny(tmp_path_factory):
     return str(tiny_checkpoint(tmp_path_factory.mktemp("cli") / "tiny", "llama"))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *EXTRAS])
 def test_every_command_has_help_with_an_example(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([command, "--help"])
@@ -180,9 +180,11 @@ def test_control_c_in_a_stream_stops_cleanly(tmp_path):
     endless = str(tiny_checkpoint(tmp_path / "endless", seed=3, layers=24, context=20_000))
     running = subprocess.Popen(
         [*PROGRAM, "generate", endless, "-p", "abc", "--max-tokens", "19000", "--raw", "--plan", "plain"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's children ignore it
-    )  # fmt: skip
+    )
     assert running.stdout is not None
     running.stdout.read(1)  # it has begun to write
     running.send_signal(signal.SIGINT)

@@ -55,7 +55,9 @@ def test_the_command_marks_what_it_shows(tmp_path, capsys):
     result = json.loads(out.splitlines()[-1])
     assert result["synthetic"] is True
     assert [name for name, plan in result["plans"].items() if plan.get("synthetic")] == [
-        "layerskip", "hispec", "hispec+",
-    ]  # fmt: skip
+        "layerskip",
+        "hispec",
+        "hispec+",
+    ]
     assert set(result["setting"]["formula"]) < set(result["setting"]["measured"])
     assert "the paper 1.84x to 2.08x" in err

@@ -11,8 +11,12 @@ def test_it_measures_every_store(tmp_path):
     seen = []
     result = measure_stores(
         lambda what, done, total: seen.append((done, total)),
-        contexts=(300,), histories=(2_000,), corpora=(2_000, 3_000), calls=20, folder=tmp_path,
-    )  # fmt: skip
+        contexts=(300,),
+        histories=(2_000,),
+        corpora=(2_000, 3_000),
+        calls=20,
+        folder=tmp_path,
+    )
     json.dumps(result)
     assert [row["tokens"] for row in result["corpus"]] == [2_000, 3_000]
     for name in ("context", "history", "corpus"):

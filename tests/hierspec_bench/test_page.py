@@ -76,22 +76,47 @@ class _Tree(HTMLParser):
 def _small(name: str = "lookup", text: str = "x") -> dict:
     """A record with a text of one's choice in every place that holds text."""
     figures = {
-        "prompts": 2, "identical": 1, "ties": 0, "tokens": 9, "seconds": 1.5, "speedup": 1.25,
-        "tokens_per_second": 6.0, "speedup_interval": [1.1, 1.4], "differences": [text],
-        "tiers": [{"tier": text, "calls": 3, "proposed": {text: 4}, "accepted": {text: 2},
-                   "proposed_by_depth": [3, 1], "accepted_by_depth": [1, 1], "seconds": 1.0}],
+        "prompts": 2,
+        "identical": 1,
+        "ties": 0,
+        "tokens": 9,
+        "seconds": 1.5,
+        "speedup": 1.25,
+        "tokens_per_second": 6.0,
+        "speedup_interval": [1.1, 1.4],
+        "differences": [text],
+        "tiers": [
+            {
+                "tier": text,
+                "calls": 3,
+                "proposed": {text: 4},
+                "accepted": {text: 2},
+                "proposed_by_depth": [3, 1],
+                "accepted_by_depth": [1, 1],
+                "seconds": 1.0,
+            }
+        ],
         "tasks": {text: {"speedup": 1.25}},
         "outliers": [{"prompt": 0, "task": text, "tokens_per_second": 1.0, "usual": 2.0}],
         "law": {"statistic": 1.0, "p": 0.5, "tokens": 9, "method": text},
-    }  # fmt: skip
-    about = {"version": text, "note": text, "setting": {text: text},
-             "searched": [{"setting": {text: text}, "tokens_per_second": 2.0}]}  # fmt: skip
+    }
+    about = {
+        "version": text,
+        "note": text,
+        "setting": {text: text},
+        "searched": [{"setting": {text: text}, "tokens_per_second": 2.0}],
+    }
     return {
-        "command": text, "model": text, "machine": {"processor": text}, "prompts": {"name": text, "count": 2},
-        "plans": {"plain": dict(figures), name: figures}, "peers": {"peer " + name: {**figures, "about": about}},
-        "absent_peers": {text: text}, "bandwidth": {"method": text},
+        "command": text,
+        "model": text,
+        "machine": {"processor": text},
+        "prompts": {"name": text, "count": 2},
+        "plans": {"plain": dict(figures), name: figures},
+        "peers": {"peer " + name: {**figures, "about": about}},
+        "absent_peers": {text: text},
+        "bandwidth": {"method": text},
         "texts": [{"prompt": 0, "task": text, "asked": text, "answers": {name: [[text, "copy"], ["b", "target"]]}}],
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -135,14 +160,21 @@ def test_the_table_holds_the_figures_of_the_record(record, tree):
 
 
 def test_the_sentence_names_the_fastest_plan_and_the_fastest_other_engine(record, tree):
-    best = max((name for name in record["plans"] if name != "plain"),
-               key=lambda name: record["plans"][name]["tokens_per_second"])  # fmt: skip
+    best = max(
+        (name for name in record["plans"] if name != "plain"),
+        key=lambda name: record["plans"][name]["tokens_per_second"],
+    )
     peer = max(record["peers"], key=lambda name: record["peers"][name]["tokens_per_second"])
     plan = record["plans"][best]
     ratio = plan["tokens_per_second"] / record["peers"][peer]["tokens_per_second"]
     words = tree.one("h1")["text"]
-    for part in (f" {best},", f"{plan['speedup']:.2f}× ", f"{ratio:.2f}× ", f" {peer};",
-                 f"{plan['identical']} of {plan['prompts']} outputs"):  # fmt: skip
+    for part in (
+        f" {best},",
+        f"{plan['speedup']:.2f}× ",
+        f"{ratio:.2f}× ",
+        f" {peer};",
+        f"{plan['identical']} of {plan['prompts']} outputs",
+    ):
         assert part in words
 
 
@@ -196,9 +228,21 @@ def test_nothing_outside_is_named(record):
 
 _HOSTILE = st.one_of(
     st.text(min_size=1),
-    st.sampled_from(['<script>alert(1)</script>', '"><img src=x onerror=alert(1)>', "</title></style></script><b>",
-                     "<!--", "]]>", "&amp;lt;", "' onload='x", "\x00", "\ud800", "\r\n"]),
-)  # fmt: skip
+    st.sampled_from(
+        [
+            "<script>alert(1)</script>",
+            '"><img src=x onerror=alert(1)>',
+            "</title></style></script><b>",
+            "<!--",
+            "]]>",
+            "&amp;lt;",
+            "' onload='x",
+            "\x00",
+            "\ud800",
+            "\r\n",
+        ]
+    ),
+)
 
 
 def _shape(tree: _Tree) -> list[tuple[str, tuple[str, ...]]]:
@@ -293,11 +337,19 @@ def test_only_the_first_text_shows_without_script(record, tree):
 
 
 def test_any_prompt_can_be_chosen_and_older_records_count_a_token_a_piece(record):
-    old = {**record, "texts": [{**text, "answers": {"plain": [["a", "target"], ["b", "target"], ["c", "copy"]]}}
-                               for text in record["texts"]]}  # fmt: skip
+    old = {
+        **record,
+        "texts": [
+            {**text, "answers": {"plain": [["a", "target"], ["b", "target"], ["c", "copy"]]}}
+            for text in record["texts"]
+        ],
+    }
     tree = _Tree(report_page(old))
-    assert [run["attributes"]["title"] for run in tree.all("span", class_="run") if run["text"] == "ab"
-            and "title" in run["attributes"]] == ["the model itself, 2 tokens"] * len(record["texts"])  # fmt: skip
+    assert [
+        run["attributes"]["title"]
+        for run in tree.all("span", class_="run")
+        if run["text"] == "ab" and "title" in run["attributes"]
+    ] == ["the model itself, 2 tokens"] * len(record["texts"])
     assert len(tree.within(tree.all("select")[0], "option")) == len(record["texts"])
     assert tree.all("option")[1]["text"].startswith("qa 1: Why is the sky blue?")
 

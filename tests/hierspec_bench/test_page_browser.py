@@ -20,9 +20,15 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not in
 Select = pytest.importorskip("selenium.webdriver.support.ui").Select
 
 _QUIET = (
-    "--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-)  # fmt: skip
+    "--headless",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
 
 
 @pytest.fixture(scope="module")

@@ -325,9 +325,12 @@ def test_hopeless_settings_are_dropped_after_one_prompt_and_the_search_ends_in_t
     allowance = search.Allowance(2, 26.0, lambda: clock[0])
     with allowance.part() as over:
         found = search.search(
-            [{"name": one} for one in speeds], lambda setting, limit: name.__setitem__(0, setting["name"]), generate,
-            [[1, 2], [3], [4]], over=over,
-        )  # fmt: skip
+            [{"name": one} for one in speeds],
+            lambda setting, limit: name.__setitem__(0, setting["name"]),
+            generate,
+            [[1, 2], [3], [4]],
+            over=over,
+        )
     assert found.setting == {"name": "fast"}
     assert [item.get("tokens_per_second") for item in found.searched] == [10.0, None, 4.0, 20.0, None, None]
     assert found.searched[1]["error"] == "Dropped after one prompt: 3.00 tokens/s, and the best 10.00."
@@ -346,9 +349,13 @@ def test_what_there_was_no_time_for_is_tried_the_next_time():
 
     def searched(over, earlier=()):
         return search.search(
-            [{"name": one} for one in speeds], lambda setting, limit: tried.append(setting["name"]), generate,
-            [[1, 2], [3]], over=over, earlier=earlier,
-        )  # fmt: skip
+            [{"name": one} for one in speeds],
+            lambda setting, limit: tried.append(setting["name"]),
+            generate,
+            [[1, 2], [3]],
+            over=over,
+            earlier=earlier,
+        )
 
     first = searched(lambda: True)
     assert (first.setting, first.complete, tried) == ({"name": "a"}, False, ["a"])

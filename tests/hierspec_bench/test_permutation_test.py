@@ -1,4 +1,4 @@
-"""The test of the token law: keeps fair writers, finds biased ones, and its p-value means what it says."""
+"""The test of the distribution: passes fair samplers, finds biased ones, and its p-value means what it says."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def test_a_writer_that_takes_guesses_too_easily_is_found():
 
 
 def test_p_is_small_as_seldom_as_it_says(monkeypatch):
-    """Texts with strongly dependent tokens (each repeats one token) of the same law: about 10% of p are under 0.1."""
+    """Texts of the same distribution whose tokens depend on each other (each repeats one): 10% of p are under 0.1."""
     monkeypatch.setattr("hierspec_bench.permutation_test.SWAPS", 199)
     rng = np.random.default_rng(0)
 

@@ -229,7 +229,7 @@ def test_peers_are_told_the_whole_conversation_and_their_first_step_counts(model
     assert "prefill_seconds" not in document_of(run, {})["peers"]["fake"]
 
 
-def test_peers_forget_before_each_prompt_and_learners_begin_each_repeat_anew(model, tmp_path):
+def test_peers_forget_before_each_prompt_and_learners_start_each_repeat_afresh(model, tmp_path):
     def run(peer, repeats):
         return SideBySide(model, PROMPTS[:2], {}, [Sampling(max_tokens=4)], [peer], repeats=repeats)
 
@@ -369,11 +369,11 @@ def test_a_prompt_set_is_known_by_what_it_says():
 def test_results_come_back_from_json(model):
     run = bench(model, batches=(), samplings=[Sampling(max_tokens=6)])
     [found] = run.run()
-    for outcome in found["exit"]:
-        again = Result.from_json(json.loads(json.dumps(outcome.to_json())))
-        again.difference = outcome.difference
-        assert again == outcome
-        assert again.stats.tiers[1].proposed_at == outcome.stats.tiers[1].proposed_at
+    for result in found["exit"]:
+        again = Result.from_json(json.loads(json.dumps(result.to_json())))
+        again.difference = result.difference
+        assert again == result
+        assert again.stats.tiers[1].proposed_at == result.stats.tiers[1].proposed_at
 
 
 def test_a_stopped_command_leaves_a_document_and_goes_on(model, tmp_path):
@@ -437,7 +437,7 @@ def test_several_temperatures_and_mistakes_are_told(model, tmp_path, capsys):
 def test_seeds_differ_by_prompt_and_agree_between_plans(model):
     run = bench(model, batches=(), samplings=[Sampling(max_tokens=12, temperature=1.0, seed=5)])
     [found] = run.run()
-    plain = [outcome.tokens for outcome in found[PLAIN]]
+    plain = [result.tokens for result in found[PLAIN]]
     assert plain[0] != plain[2]  # the same prompt under another seed
-    assert [outcome.tokens for outcome in found["history"]] == plain
+    assert [result.tokens for result in found["history"]] == plain
     assert np.mean([one.difference is None for one in found["residual"]]) < 1

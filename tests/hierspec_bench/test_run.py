@@ -41,7 +41,7 @@ def test_a_plan_that_writes_something_else_is_seen(model):
     """A residual plan samples other tokens than plain decoding: the bench must not call that identical."""
     other = Plan(rule="residual", tiers=(TierPlan(exit_layer=2),))
     found = run_plans(model, PROMPTS, {"other": other}, Sampling(max_tokens=12, temperature=1.0))
-    differences = [outcome.difference for outcome in found["other"]]
+    differences = [result.difference for result in found["other"]]
     assert any(difference is not None and not difference.is_tie for difference in differences)
 
 

@@ -50,11 +50,11 @@ def new_spelling(arguments: list[str]) -> Spelling:
 
 
 def _replaced(arguments: list[str], flag: str, replacement: str) -> list[str]:
-    found = []
+    replaced = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if name != flag:
-            found.append(argument)
+            replaced.append(argument)
         elif replacement:
-            found.append(replacement + equals + value)
-    return found
+            replaced.append(replacement + equals + value)
+    return replaced

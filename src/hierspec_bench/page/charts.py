@@ -30,7 +30,7 @@ class Bar:
     name: str
     parts: tuple[Part, ...]
     shown: str  # the figure in words beside the bar
-    tag: str = ""  # what kind of thing it is, where that must be said
+    tag: str = ""  # what kind of thing it is, where the name does not tell
     low: float | None = None
     high: float | None = None
     beside: str = ""  # smaller, after the figure
@@ -46,7 +46,7 @@ def bar_scale(bars: Sequence[Bar], *others: float) -> Scale:
 
 
 def bar_chart(bars: Sequence[Bar], scale: Scale, unit: str, mark: float | None = None) -> Html:
-    """Lying bars, one a row, with whiskers where there is an interval and a line at `mark`."""
+    """Horizontal bars, one a row, with whiskers where there is an interval and a line at `mark`."""
     rows = [_row(bar, scale, unit, mark) for bar in bars]
     return element("ul", *rows, _ticks(scale, unit), class_="bars")
 

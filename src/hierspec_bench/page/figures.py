@@ -80,16 +80,16 @@ def figure(caption: str, *children: Child, title: str = "", wide: bool = False) 
 def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[Child]], texts: Sequence[int] = (0,)) -> Html:
     """A table that scrolls in its own box. Columns of `texts` are words, all others figures."""
 
-    def cell(place: int, child: Child) -> Html:
-        if place == 0:
+    def cell(column: int, child: Child) -> Html:
+        if column == 0:
             return element("th", child, scope="row")
-        return element("td", child, class_=None if place in texts else "figure")
+        return element("td", child, class_=None if column in texts else "figure")
 
     head = [
-        element("th", name, scope="col", class_=None if place in texts else "figure")
-        for place, name in enumerate(heads)
+        element("th", name, scope="col", class_=None if column in texts else "figure")
+        for column, name in enumerate(heads)
     ]
-    body = [element("tr", *(cell(place, child) for place, child in enumerate(row))) for row in rows]
+    body = [element("tr", *(cell(column, child) for column, child in enumerate(row))) for row in rows]
     inner = element("table", element("thead", element("tr", *head)), element("tbody", *body))
     label = caption or ", ".join(heads)
     box = element("div", inner, class_="scroll", tabindex=0, role="region", aria_label=label)

@@ -53,5 +53,5 @@ def joined(*children: Child) -> Html:
 
 
 def clean(text: str) -> str:
-    """Text as it may stand between tags and inside quotes."""
+    """Text as it may appear between tags and inside quotes."""
     return escape(_FORBIDDEN.sub("�", text), quote=True)

@@ -76,15 +76,15 @@ def _hash(text: str) -> str:
 def _colours() -> str:
     """The colours of `hierspec.plot` for lines, bars and drafted text, with an underline as a second sign."""
     rules = [
-        f"--s{place}: light-dark({light}, {dark});"
-        for place, (light, dark) in enumerate(zip(COLOURS, DARK_COLOURS, strict=True))
+        f"--s{index}: light-dark({light}, {dark});"
+        for index, (light, dark) in enumerate(zip(COLOURS, DARK_COLOURS, strict=True))
     ]
     lines = [":root {", *rules, "}"]
-    for place in range(len(COLOURS)):
-        lines.append(f".s{place} {{ --own: var(--s{place}); }}")
-    for place in range(len(COLOURS) * len(_UNDERLINES)):
-        colour, kind = place % len(COLOURS), _UNDERLINES[(place + place // len(COLOURS)) % len(_UNDERLINES)]
-        lines.append(f".g{place} {{ --own: var(--s{colour}); text-decoration-style: {kind}; }}")
+    for index in range(len(COLOURS)):
+        lines.append(f".s{index} {{ --own: var(--s{index}); }}")
+    for index in range(len(COLOURS) * len(_UNDERLINES)):
+        colour, kind = index % len(COLOURS), _UNDERLINES[(index + index // len(COLOURS)) % len(_UNDERLINES)]
+        lines.append(f".g{index} {{ --own: var(--s{colour}); text-decoration-style: {kind}; }}")
     return "\n".join([*lines, ""])
 
 

@@ -98,6 +98,6 @@ def _answer(plan: str, pieces: Sequence[Piece], looks: Mapping[str, str]) -> lis
         label = (mark, f" {name} ", element("b", percent(count / total)))
         button = element("button", *label, type="button", aria_pressed="false", data_look=look, disabled=True)
         keys.append(element("li", button))
-    told = {"role": "group", "aria_label": f"Answer of {plan}", "aria_describedby": "piece"}
-    text = element("div", *runs, class_="words", tabindex=0, **told)
+    attributes = {"role": "group", "aria_label": f"Answer of {plan}", "aria_describedby": "piece"}
+    text = element("div", *runs, class_="words", tabindex=0, **attributes)
     return [element("h3", f"Answer: {plan}"), text, element("ul", *keys, class_="keys")]
