@@ -14,6 +14,7 @@ from hierspec.assembly.assembler import Assembler
 from hierspec.assembly.drafts import LoadOptions
 from hierspec.assembly.vocabulary import Vocabulary
 from hierspec.core.hierarchy import Hierarchy
+from hierspec.core.interfaces import Block
 from hierspec.core.proposal import Proposal
 from hierspec.core.request import Request
 from hierspec.testing.checkpoints import tiny_checkpoint
@@ -51,14 +52,14 @@ def host(folders: Path, model: hierspec.LanguageModel, tmp_path: Path) -> Assemb
 def block(hierarchy: Hierarchy, request: Request, room: int = 20) -> list[Any]:
     """What tier 1 writes after the request's text."""
     context = np.array([*request.prompt, *request.output], np.int32)
-    extension = hierarchy.extend(1, context, min(hierarchy.tiers[1].gather, room), room, request)
+    extension = hierarchy.extend(1, context, room, Block(gather=min(hierarchy.tiers[1].gather, room)), request)
     ask = next(extension)
     while True:
         [answer] = ask.scorer.score([ask])
         try:
             ask = extension.send(answer)
         except StopIteration as finished:
-            return list(finished.value)
+            return list(finished.value.written)
 
 
 def ladder(folders: Path, rule: str = "coupled") -> Plan:
