@@ -1,10 +1,11 @@
 """Is one checkout slower than another? Both answer the same prompts in turn, in two processes, one at a time.
 
-    git worktree add ../before COMMIT
-    python experiments/two_commits.py ../before . --output docs/results/house-speed.json
-
 Each pair of answers is timed back to back, the order changing from pair to pair, so that a slow minute hits both. The
-texts must be the same. The last line is one JSON document. Made docs/results/house-speed.json.
+texts must be the same. The last line is one JSON document. It made docs/results/house-speed.json.
+
+example:
+  git worktree add ../before COMMIT
+  python experiments/two_commits.py ../before . --output docs/results/house-speed.json
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def compare(before: Checkout, after: Checkout, prompts: list[str], plan: str, ma
     }
 
 
-def main() -> None:
+def main(command: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="a checkout")
     parser.add_argument("after", type=Path, help="another one")
@@ -100,7 +101,7 @@ def main() -> None:
     parser.add_argument("--plans", default="plain,lookup,draft,auto")
     parser.add_argument("--weights", default="auto,int8")
     parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(command)
     lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
     step = max(len(lines) / arguments.limit, 1.0)
     chosen = [json.loads(lines[int(number * step)]) for number in range(min(arguments.limit, len(lines)))]

@@ -16,7 +16,8 @@ SCRIPTS = sorted(path for path in (ROOT / "experiments").glob("*.py") if path.st
 
 def test_the_experiments_are_all_there():
     assert [path.stem for path in SCRIPTS] == [
-        *("equality", "hispec_pairs", "hispec_synthetic", "phases", "search_growth", "store_soak", "store_times")
+        *("equality", "hero", "hispec_pairs", "hispec_synthetic", "phases", "search_growth", "store_soak"),
+        *("store_times", "two_commits"),
     ]
 
 
