@@ -64,7 +64,7 @@ def measured_costs(
 
 
 def read_costs(path: Path) -> Costs:
-    """Costs from a document of `hierspec bench --passes`: of its shortest context."""
+    """Costs from a document of `hierspec bench passes`: of its shortest context."""
     try:
         passes = [item for item in json.loads(path.read_text(encoding="utf-8"))["passes"] if "ratio" in item]
         shortest = min(item["context"] for item in passes)
@@ -73,7 +73,7 @@ def read_costs(path: Path) -> Costs:
             raise ValueError("it has no pass over one token")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise HierspecError(
-            f"{path} says nothing about passes ({error}); make it with: hierspec bench --passes --output FILE"
+            f"{path} says nothing about passes ({error}); make it with: hierspec bench passes --output FILE"
         ) from error
     widths = sorted(milliseconds)
     return Costs(widths, [milliseconds[width] / 1e3 for width in widths])

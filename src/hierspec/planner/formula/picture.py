@@ -16,11 +16,19 @@ _STYLE = """
     .inside { font-size: 13px; fill: #ffffff; }
     .text { font-size: 13px; fill: #4b5563; }
     .arrow { stroke: #64748b; stroke-width: 2; fill: none; }
+    .card { fill: #ffffff; stroke: #d0d7de; }
+    .bar { fill: #e2e8f0; }
+    @media (prefers-color-scheme: dark) {
+      .title { fill: #e5e7eb; }
+      .text { fill: #9ca3af; }
+      .card { fill: #111827; stroke: #374151; }
+      .bar { fill: #374151; }
+    }
 """
 
 
 def picture(figures: Figures, best: Score, title: str = "") -> str:
-    """SVG text, the same on light and dark pages."""
+    """SVG text that follows the page: dark on light, light on dark."""
     plain, right = figures.target.seconds(1), _LEFT + _BOX + 40
     height = _TOP + len(best.hierarchy) * (_HEIGHT + _GAP) - _GAP + 36
     summary = (
@@ -32,7 +40,7 @@ def picture(figures: Figures, best: Score, title: str = "") -> str:
         'role="img" aria-labelledby="title" font-family="sans-serif">',
         f'<title id="title">{escape(title or "The hierarchy")}</title>',
         f"<style>{_STYLE}</style>",
-        f'<rect x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1}" rx="12" fill="#ffffff" stroke="#d0d7de"/>',
+        f'<rect x="0.5" y="0.5" width="{_WIDTH - 1}" height="{height - 1}" rx="12" class="card"/>',
         _text(24, 32, title or "The hierarchy", "title"),
         _text(24, 54, summary, "text"),
         _text(right, _TOP - 8, "share of the time", "text"),
@@ -45,7 +53,7 @@ def picture(figures: Figures, best: Score, title: str = "") -> str:
             f'<rect x="{_LEFT}" y="{top}" width="{_BOX}" height="{_HEIGHT}" rx="8" fill="{colour}"/>',
             _text(_LEFT + 14, top + 26, config.tier, "name"),
             _text(_LEFT + 14, top + 48, f"{pass_ms:.3g} ms per pass of {tier.rows:.1f} rows", "inside"),
-            f'<rect x="{right}" y="{top + 8}" width="{_BAR}" height="16" fill="#e2e8f0"/>',
+            f'<rect x="{right}" y="{top + 8}" width="{_BAR}" height="16" class="bar"/>',
             f'<rect x="{right}" y="{top + 8}" width="{_BAR * tier.share:.1f}" height="16" fill="{colour}"/>',
             _text(right + _BAR + 10, top + 21, f"{100 * tier.share:.0f}%", "text"),
         ]
