@@ -1,4 +1,4 @@
-"""`bench --passes` measures what it says, on a tiny model."""
+"""`bench passes` measures what it says, on a tiny model."""
 
 import hierspec
 from hierspec.testing.checkpoints import tiny_checkpoint

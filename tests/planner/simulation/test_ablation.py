@@ -85,7 +85,7 @@ def test_costs_come_from_a_document_of_passes(tmp_path):
     assert (costs.rows, costs.measured) == ((1, 4), (0.002, 0.003))
     for bad in ("[]", '{"passes": []}', "not json", json.dumps({"passes": passes[1:2]})):
         path.write_text(bad)
-        with pytest.raises(HierspecError, match="bench --passes"):
+        with pytest.raises(HierspecError, match="bench passes"):
             read_costs(path)
 
 
