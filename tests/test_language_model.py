@@ -213,9 +213,9 @@ def test_draft_passes_of_several_requests_are_packed(model, folders):
     assert model.hierarchy(plan).tiers[1].scorer is model.hierarchy(plan).tiers[1].scorer
 
 
-def test_a_store_that_guesses_impossible_tokens_is_named(model):
+def test_a_store_that_drafts_impossible_tokens_is_named(model):
     model.add_store(FakeStore("wild", lambda context, budget: hierspec.Proposal.chain([400])))
-    with pytest.raises(HierspecError, match="'wild' guessed a token id outside"):
+    with pytest.raises(HierspecError, match="'wild' drafted a token id outside"):
         model.generate("x", plan=Plan(stores=("wild",)))
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import hierspec
-from hierspec.backends.torch.decoder import TorchDecoder
+from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import LayerConfig, expected_tensors
 from hierspec.checkpoints.families import FAMILIES, family_named, from_huggingface, to_huggingface
 from hierspec.checkpoints.families.family import HUGGINGFACE_NAMES, Family
@@ -80,7 +80,7 @@ def test_a_new_family_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     expected = random_weights(config, seed=2)
     assert list(checkpoint.weights) == list(expected)
     assert all(torch.equal(tensor, expected[name]) for name, tensor in checkpoint.weights.items())
-    assert TorchDecoder(config, checkpoint.weights).config.windows[1] == 7
+    assert TorchBackend().decoder(config, checkpoint.weights, "float32").config.windows[1] == 7
     assert hierspec.load(folder, backend="torch").generate("abc", plan="plain", max_tokens=4).tokens
 
 
