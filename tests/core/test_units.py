@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
+from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.interfaces import Answer
 from hierspec.core.proposal import Distribution, Proposal
+from hierspec.core.request import Request
 from hierspec.core.sampling import Dice, Sampling, adjust, distribution, gumbel, noise_keys, picks, softmax
 from hierspec.core.stats import Stats, TierStats
 from hierspec.core.verify import RULES, coupled, residual
+from hierspec.testing.fakes import FakeScorer
 
 FEW = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -481,3 +485,45 @@ def test_stats_count_add_and_tell() -> None:
     assert tier.calls == 2  # what was added is not changed
     assert Stats().passes == 0
     assert Stats().tokens_per_pass == 0.0
+
+
+class FailsOn(FakeScorer):
+    """Fails where a text begins with one of these tokens, whoever else is in the pass."""
+
+    def __init__(self, name: str, first: int, error: Exception) -> None:
+        super().__init__(name)
+        self._first, self._error = first, error
+
+    def score(self, asks):
+        if any(ask.context[0] == self._first for ask in asks):
+            raise self._error
+        return super().score(asks)
+
+
+@pytest.mark.parametrize("error", [HierspecError("There is no memory."), ValueError("a defect")])
+def test_a_failing_request_takes_no_other_down(error):
+    """Not those of its pass, not those of other scorers in the round; and every step is handed out."""
+    first, failing, last = FakeScorer("first"), FailsOn("failing", 9, error), FakeScorer("last")
+    requests = [
+        Request([start, 2, 3], Sampling(max_tokens=6), Hierarchy((Tier(scorer),)))
+        for scorer, start in ((first, 1), (failing, 1), (failing, 9), (failing, 4), (last, 1))
+    ]
+    handed: dict[int, list[int]] = {id(request): [] for request in requests}
+    engine = Engine()
+    for request in requests:
+        engine.submit(request)
+    while engine.busy:
+        for request, step in engine.step():
+            handed[id(request)] += step.tokens
+    assert [request.ended for request in requests] == ["length", "length", "error", "length", "length"]
+    assert all(handed[id(request)] == request.output for request in requests)
+    assert requests[2].error is error or requests[2].error.__cause__ is error
+    alone = Request([1, 2, 3], Sampling(max_tokens=6), Hierarchy((Tier(FakeScorer("failing")),)))
+    for _ in Engine().run([alone]):
+        pass
+    assert requests[1].output == alone.output
+
+
+def test_stop_ids_that_the_model_has_no_row_for_are_left_out():
+    request = Request([1], Sampling(max_tokens=3, stop_ids=(99, 5)), Hierarchy((Tier(FakeScorer()),)), stop_ids=(2, 16))
+    assert request.stop_ids == {2, 5}

@@ -56,7 +56,8 @@ def test_greedy_text_equals_that_of_transformers(default_model):
 
 
 def test_a_chat_turn_reuses_the_prefix_cache(default_model):
-    chat = Chat(default_model, max_tokens=16)
+    # Plain decoding, so that what is computed does not depend on how many drafts are worth it on this machine.
+    chat = Chat(default_model, plan="plain", max_tokens=16)
     for _ in chat.say("My cat is called Oscar. Say hello to him."):
         pass
     before = default_model.decoder.layer_rows
@@ -64,7 +65,7 @@ def test_a_chat_turn_reuses_the_prefix_cache(default_model):
         pass
     assert chat.last is not None
     computed = (default_model.decoder.layer_rows - before) / default_model.config.layers
-    assert computed < chat.last.prompt_tokens + 2 * len(chat.last.tokens) - 40
+    assert computed < chat.last.prompt_tokens + len(chat.last.tokens) - 40
     assert "Oscar" in chat.last.text
 
 

@@ -1,6 +1,7 @@
 """The pool of staircases: a memo within a budget. Whatever it forgets or shares, nothing changes but time."""
 
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -157,6 +158,71 @@ def test_pages_go_when_the_last_holder_does():
         pool._forget(staircase)
     assert pool.bytes_held() == 0
     assert pool.pages.free == 80
+
+
+class Interrupted(BaseException):
+    """Ctrl-C, at a place that the test chooses."""
+
+
+def interrupt_at(line: int, action) -> bool:
+    """Run the action; Ctrl-C comes before the n-th line of the scorers' files that it runs. Whether it came."""
+    left = [line]
+
+    def trace(frame, event, _):
+        if not frame.f_code.co_filename.endswith(("staircase.py", "pool.py", "climb.py")):
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                raise Interrupted
+        return trace
+
+    sys.settrace(trace)
+    try:
+        action()
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize("backend", [TorchBackend(), CpuBackend(2)], ids=["torch", "cpu"])
+def test_an_interrupted_pass_leaves_nothing_that_is_half_moved(backend):
+    """Ctrl-C anywhere while texts are aligned, shared and computed: the next passes have the logits of their texts."""
+    rng, decoder = random.Random(1), a_decoder(backend)
+    text = [rng.randrange(320) for _ in range(150)]
+    tree, accepted = Proposal((5, 6, 7, 8), (-1, 0, 0, 2)), [*text[:140], 5, 7, 9]
+    passes = ((text[:140], tree), (accepted, Proposal()), (text, tree))
+    pool, interruptions = a_pool(12, decoder), 0
+
+    def write(requests):
+        for request in (*requests, requests[0]):
+            for context, proposal in passes:
+                advance(decoder, pool.prepare([(request, np.array(context, np.int32), proposal)]), LAYERS)
+
+    def expected(context, proposal) -> torch.Tensor:
+        alone = Staircase(Pages(decoder.memory((LAYERS,), 1 << 26)))
+        alone.reserve(200)
+        alone.align(np.array(context, np.int32), proposal)
+        advance(decoder, [alone], LAYERS)
+        return logits(decoder, alone, context, proposal)
+
+    with torch.inference_mode():
+        right = expected(accepted, tree)
+        for line in range(1, 2000, 23):
+            requests = [a_request(), a_request()]
+            interruptions += interrupt_at(line, lambda: write(requests))  # noqa: B023
+            for request in requests:
+                [staircase] = pool.prepare([(request, np.array(accepted, np.int32), tree)])
+                advance(decoder, [staircase], LAYERS)
+                difference = (logits(decoder, staircase, accepted, tree) - right).abs().max()
+                assert difference == 0 if backend.exact else difference < 1e-4
+            for request in requests:
+                pool.release(request)
+            held = {int(page) for staircase in pool.staircases() for page in staircase.table}
+            assert pool.pages.in_use == len(held)
+    assert interruptions > 20
 
 
 def logits(decoder, staircase: Staircase, context, proposal) -> torch.Tensor:

@@ -96,8 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
         note(stated(added_weights(model, plan)))
     if arguments.check:
         sampling = replace(sampling, seed=sampling.seed if sampling.seed is not None else 0)
+        warming_up = model.apart()  # with stores of its own: the timed run must not find its answer in a history
         for warming in (Plan(), plan):  # the first passes of a process pay for pages and threads
-            model.generate(ids, plan=warming, sampling=replace(sampling, max_tokens=min(8, sampling.max_tokens)))
+            warming_up.generate(ids, plan=warming, sampling=replace(sampling, max_tokens=min(8, sampling.max_tokens)))
     question = _Question(model, ids, sampling, arguments)
     plain = question.answer(Plan(), "plain decoding", to_stderr=True) if arguments.check else None
     with model:

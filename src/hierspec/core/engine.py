@@ -58,14 +58,11 @@ class Engine:
         began = time.perf_counter()
         try:
             answers = scorer.score([ask for _, ask in group])
-        except HierspecError as error:
-            for request, _ in group:
-                request.fail(error)
-            return [None] * len(group)
-        except Exception:  # a defect of the scorer: its requests end too, so that no caller waits for ever
-            for request, _ in group:
-                request.fail(HierspecError(f"The scorer {scorer.name} failed; this is a defect, please report it."))
-            raise
+        except Exception as error:
+            if len(group) > 1:  # one by one, so that only a request that cannot be answered fails
+                return [answer for pair in group for answer in self._answers([pair])]
+            group[0][0].fail(error if isinstance(error, HierspecError) else _defect(scorer, error))
+            return [None]
         seconds = (time.perf_counter() - began) / len(group)  # the requests of a pass share its time
         for _, ask in group:
             ask.stats.seconds += seconds
@@ -84,3 +81,10 @@ class Engine:
                 return
             steps.append((request, outcome))
             answer = None
+
+
+def _defect(scorer: Scorer, error: Exception) -> HierspecError:
+    """What a request fails with where a scorer raised something unexpected, which is its cause."""
+    failure = HierspecError(f"The scorer {scorer.name} failed ({error!r}); please report this defect.")
+    failure.__cause__ = error
+    return failure

@@ -51,7 +51,8 @@ class Request:
             )
         self.sampling = sampling
         self.hierarchy = hierarchy
-        self.stop_ids = frozenset(stop_ids) | frozenset(sampling.stop_ids)
+        # A tokenizer may have ids that the model has no row for: those are never written.
+        self.stop_ids = frozenset(stop for stop in (*stop_ids, *sampling.stop_ids) if 0 <= stop < vocabulary)
         self.limit = sampling.max_tokens if context is None else min(sampling.max_tokens, context - len(self.prompt))
         self.seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         self.dice = Dice(self.seed)

@@ -63,19 +63,26 @@ class StaircasePool:
         """The staircases of these requests, each aligned with its context and proposal and with room for them."""
         pinned: list[Staircase] = []
         for request, context, proposal in wanted:
-            staircase = self._running.get(request)
-            if staircase is None:
-                staircase = self._running[request] = self._begun(context, pinned)
-            self._use.pop(staircase, None)
-            self._use[staircase] = None
-            pinned.append(staircase)
-            same, entries = staircase.common(context), len(context) + len(proposal)
-            lacking = staircase.pages_lacking(entries, same)
-            if lacking:
-                self._make_room(lacking, pinned)
-                staircase.reserve(entries)
-            staircase.align(context, proposal, same)
+            try:
+                self._prepare(request, context, proposal, pinned)
+            except BaseException:  # Ctrl-C included: what is half moved must not be read again
+                self._drop(request)
+                raise
         return pinned
+
+    def _prepare(self, request: RequestView, context: np.ndarray, proposal: Proposal, pinned: list[Staircase]) -> None:
+        staircase = self._running.get(request)
+        if staircase is None:
+            staircase = self._running[request] = self._begun(context, pinned)
+        self._use.pop(staircase, None)
+        self._use[staircase] = None
+        pinned.append(staircase)
+        same, entries = staircase.common(context), len(context) + len(proposal)
+        lacking = staircase.pages_lacking(entries, same)
+        if lacking:
+            self._make_room(lacking, pinned)
+            staircase.reserve(entries)
+        staircase.align(context, proposal, same)
 
     @property
     def pages(self) -> Pages:
@@ -115,6 +122,14 @@ class StaircasePool:
                 self._forget(staircase)
                 return True
         return False
+
+    def _drop(self, request: RequestView) -> None:
+        """Forget the staircase of a request that something interrupted, and count pages again."""
+        staircase = self._running.pop(request, None)
+        if staircase is not None:
+            self._use.pop(staircase, None)
+        if self._pages is not None:
+            self._pages.recount(self._use)
 
     def _forget(self, staircase: Staircase) -> None:
         staircase.release()

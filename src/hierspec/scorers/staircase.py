@@ -15,6 +15,9 @@ read: a text that has to write to it gets a copy first.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import numpy as np
 
 from hierspec.backends.base import Memory
@@ -58,6 +61,11 @@ class Pages:
 
     def holders(self, page: int) -> int:
         return self._holders[page]
+
+    def recount(self, staircases: Iterable[Staircase]) -> None:
+        """Count holders again, after something was interrupted between taking a page and noting it."""
+        self._holders = dict(Counter(int(page) for staircase in staircases for page in staircase.table))
+        self._returned = [page for page in range(self._unused) if page not in self._holders]
 
     def give_back(self, page: int) -> None:
         """One holder less; without any the page is free."""

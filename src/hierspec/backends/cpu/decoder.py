@@ -197,10 +197,10 @@ class Scratch:
         config, threads = self._config, self._threads
         self._now = rows
         if rows > self._rows:
-            self._rows = rows = -(-rows // LANES) * LANES  # whole tiles
+            rows = -(-rows // LANES) * LANES  # whole tiles
             self.normed = np.empty((threads, rows, config.hidden), np.float32)
             widest = max(config.hidden, config.intermediate, config.heads * config.head_size)
-            # Inputs of products as they take them: bytes, tiles of bfloat16, or floats turned where registers are wide.
+            # Inputs as products take them: int8, tiles of bfloat16, or floats, transposed where registers are wide.
             self.inputs = _aligned(threads, rows * -(-widest // DEPTH) * DEPTH * (4 if has_wide_registers() else 2))
             self.records = _aligned(
                 threads, max(4 * rows * -(-widest // INT4_GROUP) * WORDS_PER_GROUP, AMX_SCRATCH_BYTES)
@@ -212,9 +212,10 @@ class Scratch:
             self._gated = np.empty((rows, config.intermediate), np.float32)
             self._delta = np.empty((rows, config.hidden), np.float32)
             self._totals = np.empty((rows, config.heads), np.float32)
+            self._rows = rows  # last: where there was no memory for one of these, the next pass tries again
         if longest > self._longest:
+            self._scores = np.zeros((config.heads, QUERIES, 2 * longest + LANES), np.float32)
             self._longest = 2 * longest
-            self._scores = np.zeros((config.heads, QUERIES, self._longest + LANES), np.float32)
         return self
 
     @property
