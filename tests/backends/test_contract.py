@@ -26,7 +26,6 @@ BACKENDS = {
     "torch": TorchBackend,
     "torch with compiled picks": lambda: _with_compiled_picks(),
     "compiled": lambda: CpuBackend(2),
-    "compiled, one thread": lambda: CpuBackend(1),
     "compiled, vectors only": lambda: CpuBackend(2, matrix_units=False),
     "cuda through torch": lambda: TorchBackend("cuda"),
 }
