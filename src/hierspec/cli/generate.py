@@ -99,6 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         warming_up = model.apart()  # with stores of its own: the timed run must not find its answer in a history
         for warming in (Plan(), plan):  # the first passes of a process pay for pages and threads
             warming_up.generate(ids, plan=warming, sampling=replace(sampling, max_tokens=min(8, sampling.max_tokens)))
+            model.hierarchy(warming)  # opens its stores
     question = _Question(model, ids, sampling, arguments)
     plain = question.answer(Plan(), "plain decoding", to_stderr=True) if arguments.check else None
     with model:
