@@ -210,3 +210,13 @@ def test_core_needs_no_torch():
     code = "import sys, hierspec.core.engine, hierspec.core.plan, hierspec.stores, hierspec.testing.fakes\n"
     code += "assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_check_does_not_find_its_own_answer(tiny, capsys):
+    """Its warm-up must leave nothing in a history that the timed run would draft from."""
+    command = ["generate", str(tiny), "-p", "abc", "--plan", "hd+", "--max-tokens", "8", "--json"]
+    passes = []
+    for options in ([], ["--check"]):
+        assert main([*command, *options]) == 0
+        passes.append(json.loads(capsys.readouterr().out)["tokens_per_pass"])
+    assert passes[0] == passes[1]
