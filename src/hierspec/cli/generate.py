@@ -117,7 +117,9 @@ def _prompt(arguments: argparse.Namespace) -> str:
             raise HierspecError('There is no prompt; give one with -p "…", -f FILE, or on standard input.')
         return sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise HierspecError(f"The prompt cannot be read ({error}).") from error
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        source = arguments.file or "standard input"
+        raise HierspecError(f"The prompt cannot be read from {source} ({reason}); name a text file with -f.") from error
 
 
 def _messages(arguments: argparse.Namespace, prompt: str) -> str | list[dict[str, str]]:

@@ -171,7 +171,8 @@ class Plan:
         try:
             return Plan.from_toml(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise HierspecError(f"The plan file {path} cannot be read ({error}).") from error
+            reason = getattr(error, "strerror", None) or "it is not text"
+            raise HierspecError(f"The plan file {path} cannot be read ({reason}); name a TOML file.") from error
         except HierspecError as error:
             raise HierspecError(f"{path}: {error}") from error
 

@@ -53,7 +53,8 @@ def read(path: str | Path) -> WhatIf:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise HierspecError(f"The file {path} cannot be read ({error}).") from error
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise HierspecError(f"The file {path} cannot be read ({reason}); docs/planning.md has its keys.") from error
     try:
         return from_toml(text)
     except HierspecError as error:
