@@ -19,6 +19,7 @@ from typing import Any
 import hierspec
 from hierspec.cli.console import command_line, hand_out, progress_bars
 from hierspec.cli.main import run_script
+from hierspec.core.errors import HierspecError
 
 _MODELS = {"SmolLM2-135M-Instruct": None, "SmolLM2-135M-Instruct-ee": "default-ee"}
 
@@ -47,6 +48,17 @@ def compare(record: dict[str, Any], model: hierspec.LanguageModel, plans: Sequen
     return counts
 
 
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if record["texts"]:
+            return record
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not a bench record with texts"
+        raise HierspecError(f"{path} cannot be used ({reason}); name a record of `hierspec bench run`.") from error
+    raise HierspecError(f"{path} has no texts; name a record of `hierspec bench run`.")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("records", nargs="+", type=Path)
     parser.add_argument(
@@ -62,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     with progress_bars() as progress:
         for number, path in enumerate(arguments.records):
             progress("Writing recorded texts again", number, len(arguments.records))
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = _read(path)
             key = record["model"], record["weights"]
             if key not in models:
                 models[key] = hierspec.load(_MODELS.get(key[0], key[0]), weights=key[1])

@@ -102,6 +102,9 @@ def main(command: list[str] | None = None) -> None:
     parser.add_argument("--weights", default="auto,int8")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args(command)
+    for folder in (arguments.before, arguments.after):
+        if not (folder / ".git").exists() or not (folder / "src" / "hierspec").is_dir():
+            sys.exit(f"{folder} is not a checkout of hierspec; make one with: git worktree add {folder} COMMIT")
     lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
     step = max(len(lines) / arguments.limit, 1.0)
     chosen = [json.loads(lines[int(number * step)]) for number in range(min(arguments.limit, len(lines)))]
