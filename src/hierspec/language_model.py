@@ -14,6 +14,7 @@ from hierspec.assembly.assembler import Assembler
 from hierspec.assembly.auto import AUTO, default_plan, saved_plan
 from hierspec.assembly.drafts import DEFAULT_KV_MEMORY, LoadOptions, open_catalogue
 from hierspec.assembly.dtype import DTYPES, DtypeChoice, DtypeChooser
+from hierspec.assembly.learnt import Learnt
 from hierspec.assembly.measured_costs import CostBook
 from hierspec.assembly.vocabulary import Vocabulary
 from hierspec.checkpoints.load import load_checkpoint
@@ -49,6 +50,7 @@ def load(
     kv_memory: int = DEFAULT_KV_MEMORY,
     stores: str | Path | None = None,
     pack: str | Path | None = None,
+    keep_learnt: bool = True,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Load a model folder, a GGUF file or a hub name; with nothing given, the default model.
@@ -61,6 +63,7 @@ def load(
     kv_memory is the most bytes of KV cache and hidden states.
     stores is the folder of its databases on disk (default: one of the cache, by the model's name and vocabulary).
     pack is the folder of what was trained for it: exits, drafters (default: the one that ships, if any; "none": none).
+    keep_learnt is whether `close` keeps for the next process how often which drafts were accepted (counts, no text).
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,7 +74,7 @@ def load(
     tokenizer = Tokenizer.from_folder(checkpoint.folder)
     options = LoadOptions(dtypes.choice.dtype, device, backend, weights, kv_memory)
     catalogue = open_catalogue(checkpoint, options, progress or silent)
-    return LanguageModel(catalogue, tokenizer, checkpoint.folder, options, stores, dtypes.choice)
+    return LanguageModel(catalogue, tokenizer, checkpoint.folder, options, stores, dtypes.choice, keep_learnt)
 
 
 class LanguageModel:
@@ -85,6 +88,7 @@ class LanguageModel:
         options: LoadOptions,
         stores: str | Path | None = None,
         choice: DtypeChoice | None = None,
+        keep_learnt: bool = True,
     ) -> None:
         self.name, self.folder, self.tokenizer = catalogue.name, folder, tokenizer
         self.decoder, self.config = catalogue.decoder, catalogue.decoder.config
@@ -94,10 +98,11 @@ class LanguageModel:
         self.stop_ids = frozenset((*tokenizer.stop_ids, *self.config.eos_ids))
         vocabulary = Vocabulary(self.name, tokenizer, self.config.vocabulary)
         costs = CostBook(str(folder), self.dtype, self.weights)
-        self.assembler = Assembler(vocabulary, options, catalogue, stores, costs)
         # Tells it from other models where something measured of it is saved.
         trained = () if catalogue.pack is None else catalogue.pack.hashes.values()
         self.about = (self.name, str(folder), self.dtype, self.weights, self.decoder.products, *trained)
+        learnt = Learnt(self.about, None if catalogue.pack is None else catalogue.pack.learnt(), keep_learnt)
+        self.assembler = Assembler(vocabulary, options, catalogue, stores, costs, learnt)
 
     def generate(
         self,
@@ -225,8 +230,8 @@ class LanguageModel:
         self.assembler.forget()
 
     def close(self) -> None:
-        """Write what databases on disk have not yet written. The model can still be used."""
-        self.assembler.stores.flush()
+        """Write what databases on disk have not yet written, and what was learnt. The model can still be used."""
+        self.assembler.close()
 
     def __enter__(self) -> LanguageModel:
         return self

@@ -233,14 +233,12 @@ def test_seconds_under_load_are_those_of_requests_alone():
     assert alone._extra_seconds(0) == pytest.approx(among._extra_seconds(0))
 
 
-def test_a_long_prefill_is_not_begun_beside_others():
-    """A draft that pays is asked alone whatever the prefill; beside others only where enough is left to write."""
+def test_a_long_prefill_is_begun_only_where_enough_is_left_to_write():
     policy = learnt(0.6, 0.1)
     policy.prefill = 0.01  # of a plain pass, for each token
-    assert policy.pays(to_prefill=1000, room=10)
-    assert policy.pays(requests=2, to_prefill=0, room=10)
-    assert policy.pays(requests=2, to_prefill=1000, room=1000)
-    assert not policy.pays(requests=2, to_prefill=1000, room=10)
     unknown = WhileWorthwhile(costs(1.0), prefill=0.01)
-    assert unknown.pays(requests=2, to_prefill=1000, room=1000)
-    assert not unknown.pays(requests=2, to_prefill=1000, room=10)
+    for requests in (1, 2):
+        for each in (policy, unknown):
+            assert each.pays(requests=requests, to_prefill=0, room=10)
+            assert each.pays(requests=requests, to_prefill=1000, room=1000)
+            assert not each.pays(requests=requests, to_prefill=1000, room=10)

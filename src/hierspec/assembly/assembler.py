@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from copy import copy
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from hierspec.assembly.drafts import DraftModels, LoadOptions
 from hierspec.assembly.host import HostTarget, check_for_host, is_draft_model
+from hierspec.assembly.learnt import Learnt
 from hierspec.assembly.measured_costs import CostBook
 from hierspec.assembly.open_stores import OpenStores
 from hierspec.assembly.paces import PaceBook
@@ -36,6 +37,7 @@ class Assembler:
         target: ScorerCatalogue | None = None,
         stores: str | Path | None = None,  # the folder of its databases; default: one of the cache
         costs: CostBook | None = None,
+        learnt: Learnt | None = None,  # by earlier runs; default: nothing
     ) -> None:
         self.vocabulary, self.options = vocabulary, options
         self.drafts = DraftModels(vocabulary, options)
@@ -44,7 +46,8 @@ class Assembler:
         self.synthetics = Synthetics()
         self._target, self._host_target = target, HostTarget(vocabulary.size)
         self._skipping: dict[tuple[int, ...], ModelScorer] = {}  # by the layers left out
-        self._forget_paces()
+        self._learnt = learnt
+        self._paces = PaceBook(self.costs, learnt.parts() if learnt is not None else None)
 
     @property
     def catalogue(self) -> ScorerCatalogue:
@@ -95,11 +98,23 @@ class Assembler:
         return target.feature(tier.draft, tier.vocabulary, tier.weights)
 
     def apart(self) -> Assembler:
-        """The same models with stores as they were built, and nothing learnt about what is accepted."""
+        """The same models with stores as they were built, and nothing learnt but what ships with the model."""
         other = copy(self)
         other.stores = self.stores.apart()
-        other._forget_paces()
+        other._paces = PaceBook(self.costs, None if self._learnt is None else self._learnt.prior)
+        other._learnt = None
         return other
+
+    def learnt(self) -> dict[str, Any]:
+        """What was learnt about drafts so far: counts by the names of scorers and stores."""
+        return self._paces.learnt()
+
+    def close(self) -> None:
+        """Write down what the next run can begin with: unsaved history, what was learnt, corrected costs."""
+        self.stores.flush()
+        if self._learnt is not None:
+            self._learnt.keep(self.learnt())
+            self.costs.keep()
 
     def memory(self) -> dict[str, int]:
         """Bytes of weights, and of what is cached for texts."""
@@ -124,9 +139,6 @@ class Assembler:
         if skipped not in self._skipping:
             self._skipping[skipped] = skipping_scorer(self.catalogue.decoder, skipped, self.options.kv_memory)
         return self._skipping[skipped]
-
-    def _forget_paces(self) -> None:
-        self._paces = PaceBook(self.costs)
 
     def _tier(self, plan: Plan, level: int, scorer: Scorer, timed: list[StateScorer]) -> Tier:
         """One tier; `timed` are the scorers of all tiers, whose passes may have to be timed."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from hierspec.assembly.measured_costs import CostBook
 from hierspec.core.hierarchy import FIXED
@@ -12,12 +16,26 @@ from hierspec.core.plan import Plan, TierPlan
 from hierspec.pacing.appraisal import Appraiser
 from hierspec.pacing.blocks import BlockPolicy, WhileWorthwhile, open_policy
 from hierspec.pacing.costs import FREE, Costs
+from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.pace import AdaptivePace
 from hierspec.pacing.routing import Route, Router
 from hierspec.scorers.base import ModelScorer, StateScorer
 from hierspec.scorers.drafters import AdapterScorer
 
+ROUTES = "routes"  # begins the names of what routers learn
+SYNTHETIC = ", synthetic"  # ends the names of what is learnt from simulated agreement: it serves no later run
 _WIDE = 32  # rows of a pass from which on each costs what it costs in prefill
+
+
+class Learning(Protocol):
+    """A part of a pace whose counts serve the next run."""
+
+    def learnt(self) -> dict[str, Any]: ...
+
+    def begin_with(self, learnt: Mapping[str, Any]) -> None: ...
+
+
+_Part = TypeVar("_Part", bound=Learning)
 
 
 class PaceBook:
@@ -27,8 +45,10 @@ class PaceBook:
     Level 0 is the target. `scorers` are those of the plan's tiers, the target's first.
     """
 
-    def __init__(self, costs: CostBook) -> None:
-        self._costs = costs
+    def __init__(self, costs: CostBook, learnt: Mapping[str, Any] | None = None) -> None:
+        self._costs, self._learnt = costs, learnt or {}  # by earlier runs
+        self._learning: dict[str, Learning] = {}  # all that learns here, by name
+        self._lengths = self._learning_part("lengths", Lengths)
         self._appraisers: dict[tuple[str, str, bool], Appraiser] = {}  # by the scorer's name and kind; synthetic or not
         self._policies: dict[tuple[TierPlan, TierPlan | None], BlockPolicy] = {}  # by the tier and the one above it
         self._routers: dict[tuple[TierPlan | None, tuple[TierPlan, ...]], Router] = {}  # by the tier and those below
@@ -45,7 +65,23 @@ class PaceBook:
             appraiser,
             self._router(plan, level, scorers),
             {level - 1 - above: self._policy(plan, level, above, scorers) for above in _drafts_for(plan, level)},
+            self._lengths,
         )
+
+    def learnt(self) -> dict[str, Any]:
+        """What was learnt so far, for the next run: counts by the names of scorers and stores, never text."""
+        return {name: part.learnt() for name, part in self._learning.items() if not name.endswith(SYNTHETIC)}
+
+    def _learning_part(self, name: str, make: Callable[[], _Part]) -> _Part:
+        """A part that learns and begins with what earlier runs have shown. Of two of one name the first is kept."""
+        part = make()
+        if name in self._learnt:
+            try:
+                part.begin_with(self._learnt[name])
+            except (ValueError, TypeError, KeyError, IndexError):  # not as this version writes it
+                part = make()
+        self._learning.setdefault(name, part)
+        return part
 
     def costs(self, plan: Plan, level: int, scorers: Sequence[StateScorer], below: int | None = None) -> Costs:
         """Costs of a tier's passes over drafts of the tier below it, or of that at the level `below`. An exit there has
@@ -60,7 +96,9 @@ class PaceBook:
         synthetic = level > 0 and plan.tiers[level - 1].agrees is not None
         key = scorers[level].name, scorers[level].kind, synthetic
         if key not in self._appraisers:
-            self._appraisers[key] = Appraiser(self._costs.costs(scorers[level]))
+            name = f"drafts for {scorers[level].name}{SYNTHETIC if synthetic else ''}"
+            costs = self._costs.costs(scorers[level])
+            self._appraisers[key] = self._learning_part(name, lambda: Appraiser(costs))
         return self._appraisers[key]
 
     def _policy(self, plan: Plan, level: int, above: int, scorers: Sequence[StateScorer]) -> BlockPolicy:
@@ -68,10 +106,17 @@ class PaceBook:
         tier = plan.tiers[level - 1]
         key = tier, _tier(plan, above)
         if key not in self._policies:
-            worth = tier.until == "worth"
-            costs = self.costs(plan, above, scorers, level) if worth else None
-            self._policies[key] = open_policy(tier.until, costs, self._prefill(level, scorers) if worth else 0.0)
+            self._policies[key] = self._new_policy(plan, level, above, scorers)
         return self._policies[key]
+
+    def _new_policy(self, plan: Plan, level: int, above: int, scorers: Sequence[StateScorer]) -> BlockPolicy:
+        tier = plan.tiers[level - 1]
+        if tier.until != "worth":
+            return open_policy(tier.until)
+        name = f"{scorers[level].name} for {scorers[above].name}{'' if tier.agrees is None else SYNTHETIC}"
+        costs, own = self.costs(plan, above, scorers, level), self._costs.costs(scorers[level])
+        prefill = self._prefill(level, scorers)
+        return self._learning_part(name, lambda: WhileWorthwhile(costs, prefill, own))
 
     def _router(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Router | None:
         """The tiers that may draft for the one at this level; None: the next one always does, or there is none."""
@@ -85,11 +130,15 @@ class PaceBook:
         for below in range(level + 1, level + 1 + len(lower)):
             policy = self._policy(plan, below, level, scorers)
             assert isinstance(policy, WhileWorthwhile)
-            routes.append(Route(policy, self.costs(plan, level, scorers, below)))
-        router = Router(routes)
-        if len(routes) > 1:  # one route is all that the router could choose: it learns nothing
-            self._routers[key] = router
-        return router
+            routes.append(Route(policy, self.costs(plan, level, scorers, below), partial(_known, scorers[below])))
+        if len(routes) == 1:  # all that a router could choose: it learns nothing
+            return Router(routes)
+        names = [scorer.name for scorer in scorers[level : level + 1 + len(lower)]]
+        name = (
+            f"{ROUTES} {' < '.join(reversed(names))}{'' if all(tier.agrees is None for tier in lower) else SYNTHETIC}"
+        )
+        self._routers[key] = self._learning_part(name, lambda: Router(routes))
+        return self._routers[key]
 
     def _prefill(self, level: int, scorers: Sequence[StateScorer]) -> float:
         """Seconds for each token of a text before a tier can draft. The target's own layers have run on it anyway."""
@@ -99,6 +148,10 @@ class PaceBook:
         costs = self._costs.costs(scorer)
         each = (costs.seconds(_WIDE) - costs.seconds(_WIDE // 2)) / (_WIDE // 2)
         return each / (1 + scorer.layers) if isinstance(scorer, AdapterScorer) else each  # an adapter is one layer more
+
+
+def _known(scorer: StateScorer, context: np.ndarray) -> int:
+    return scorer.known(context)
 
 
 def _drafters(plan: Plan, level: int) -> tuple[TierPlan, ...]:

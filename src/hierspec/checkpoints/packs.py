@@ -31,6 +31,8 @@ FORMAT = 1
 EXITS, FEATURE, SMALL, VOCABULARY, EARLY_EXIT = (
     f"{name}.safetensors" for name in ("exits", "feature", "small", "vocabulary", "early-exit")
 )
+LEARNT = "learnt.json"
+_MOST_LEARNT = 1_000_000  # bytes of it
 SHIPPED = Path(__file__).parent.parent / "packs"
 _DESCRIPTION = "pack.json"
 _INSTEAD = "fetch it again, or go without it (--pack none)"
@@ -81,7 +83,20 @@ class Pack:
             self, is_variant=True, hashes={f: h for f, h in self.hashes.items() if f in (VOCABULARY, EARLY_EXIT)}
         )
 
-    def read(self, file: str) -> dict[str, Tensor]:
+    def learnt(self) -> dict[str, Any]:
+        """How often drafts were accepted when it was made: what a model that nothing was learnt of begins with."""
+        if not self.has(LEARNT):
+            return {}
+        content = self._content(LEARNT)
+        try:
+            learnt = json.loads(content) if len(content) <= _MOST_LEARNT else None
+        except (ValueError, RecursionError):
+            learnt = None
+        if not isinstance(learnt, dict):
+            raise HierspecError(f"{self.folder / LEARNT} is damaged: {_INSTEAD}.")
+        return learnt
+
+    def _content(self, file: str) -> bytes:
         path = self.folder / file
         try:
             content = path.read_bytes()
@@ -89,6 +104,10 @@ class Pack:
             raise HierspecError(f"{path} cannot be read ({error.strerror or error}): {_INSTEAD}.") from error
         if hashlib.sha256(content).hexdigest() != self.hashes[file]:
             raise HierspecError(f"{path} is damaged (its hash is not the one in {_DESCRIPTION}): {_INSTEAD}.")
+        return content
+
+    def read(self, file: str) -> dict[str, Tensor]:
+        path, content = self.folder / file, self._content(file)
         try:
             return from_eight_bits(load(content))
         except (SafetensorError, ValueError) as error:
@@ -238,6 +257,7 @@ def write_pack(
     hidden: int,
     vocabulary: int,
     texts: Mapping[str, str] | None = None,
+    learnt: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes a whole pack or nothing: safetensors `files` by name, and `texts` (a model card) beside them.
 
@@ -256,6 +276,10 @@ def write_pack(
             content = save(in_eight_bits(on_cpu))
             (temporary / name).write_bytes(content)
             hashes[name] = hashlib.sha256(content).hexdigest()
+        if learnt is not None:
+            content = (json.dumps(learnt) + "\n").encode()
+            (temporary / LEARNT).write_bytes(content)
+            hashes[LEARNT] = hashlib.sha256(content).hexdigest()
         for name, text in (texts or {}).items():
             (temporary / name).write_text(text, encoding="utf-8")
         described = {

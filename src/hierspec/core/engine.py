@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hierspec.core.errors import HierspecError
-from hierspec.core.interfaces import Answer, Ask, Scorer
+from hierspec.core.interfaces import Answer, Ask, PassTime, Scorer
 from hierspec.core.request import Request, Step
 
 
 class Engine:
     """Runs requests together. `step` is one round: collect the asks, answer them, return what was written."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._asking: list[tuple[Request, Ask]] = []
         self._new: list[Request] = []
 
@@ -55,7 +56,7 @@ class Engine:
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
         scorer: Scorer = group[0][1].scorer
-        began = time.perf_counter()
+        began = self._clock()
         try:
             answers = scorer.score([ask for _, ask in group])
         except Exception as error:
@@ -63,10 +64,24 @@ class Engine:
                 return [answer for pair in group for answer in self._answers([pair])]
             group[0][0].fail(error if isinstance(error, HierspecError) else _defect(scorer, error))
             return [None]
-        seconds = (time.perf_counter() - began) / len(group)  # the requests of a pass share its time
-        for _, ask in group:
-            ask.stats.seconds += seconds
+        seconds = self._clock() - began
+        self._note(group, seconds)
         return answers
+
+    def _note(self, group: list[tuple[Request, Ask]], seconds: float) -> None:
+        """Tell the requests of a pass its time, which they share."""
+        rows, usual = 0, True
+        for request, ask in group:
+            stats = ask.stats
+            stats.seconds += seconds / len(group)
+            request.last_pass = None
+            # Prefill, also of what a drafter was not asked about for a while, says nothing about the rows asked for.
+            # Of a drafter's block its last token is new to it, and the token that was written after the block.
+            usual = usual and len(ask.context) <= stats.reach + 2
+            stats.reach = len(ask.context) + len(ask.proposal)
+            rows += 1 + len(ask.proposal)
+        if usual:  # told once, whoever else was in it
+            group[0][0].last_pass = PassTime(rows, seconds)
 
     def _advance(self, request: Request, answer: Answer | None, steps: list[tuple[Request, Step]]) -> None:
         """Give the request its answer and go on to its next ask; every step on the way is added to `steps`."""

@@ -25,6 +25,14 @@ class RequestView(Protocol):
     stats: Stats
     stores: dict[str, Store]  # by name, as this request sees them
     running_requests: int  # including this one
+    last_pass: PassTime | None  # of the scorer that answered last, where it tells what such passes cost
+
+
+class PassTime(NamedTuple):
+    """How long a forward pass took."""
+
+    rows: int  # contexts and nodes, of all requests in it
+    seconds: float
 
 
 @dataclass(frozen=True, eq=False, slots=True)

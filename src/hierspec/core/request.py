@@ -11,7 +11,7 @@ import numpy as np
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Extension, Hierarchy
-from hierspec.core.interfaces import Answer, Ask, Block, Store, Written
+from hierspec.core.interfaces import Answer, Ask, Block, PassTime, Store, Written
 from hierspec.core.sampling import Dice, Sampling
 
 
@@ -62,6 +62,7 @@ class Request:
         self.error: HierspecError | None = None
         self.stats = hierarchy.new_stats()
         self.running_requests = 1
+        self.last_pass: PassTime | None = None
         self.stores: dict[str, Store] = {}
         for tier in hierarchy.tiers:
             for store in tier.stores:

@@ -22,6 +22,8 @@ class TierStats:
     seconds: float = 0.0  # in the tier's passes
     pick_seconds: float = 0.0  # of these, picking tokens from the logits, where the scorer measures it
     store_seconds: float = 0.0  # in the stores it asked
+    known: int | None = None  # positions that earlier texts had left computed, where its pace has asked
+    reach: int = 0  # positions of the text, nodes included, that its last pass knew
     expected_seconds: float = 0.0  # what its passes should have taken by measured costs, where its pace has them
 
     def count(self, proposal: Proposal, accepted: list[int], written: int) -> None:

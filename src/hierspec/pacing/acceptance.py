@@ -6,7 +6,7 @@ been accepted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hierspec.core.proposal import Proposal
 
@@ -14,6 +14,7 @@ _DEEPEST = 8  # deeper drafts are counted together
 _PRIOR_TRIALS = 16.0  # trials after which a class weighs as much as the wider class it belongs to
 _PRIOR = 0.4  # of a source of which nothing is known
 _HALF_LIFE = 4000.0  # trials after which older ones count half: texts change
+_MOST_PRIOR = 128.0  # trials that what was learnt before may count for
 _UNSEEN = (0.0, 0.0)
 
 Class = tuple[str, int, int]  # source, evidence, depth; -1 for all of them
@@ -41,6 +42,18 @@ class AcceptanceRates:
         trials, accepted = self._counts.get(key, _UNSEEN)
         rates[key] = rate = (accepted + _PRIOR_TRIALS * prior) / (trials + _PRIOR_TRIALS)
         return rate
+
+    def counts(self) -> list[tuple[str, int, int, float, float]]:
+        """All that is known: source, evidence, depth, trials, accepted."""
+        return [(*key, *counts) for key, counts in self._counts.items()]
+
+    def begin_with(self, counts: Iterable[tuple[str, int, int, float, float]]) -> None:
+        """Take what another text or run has shown, as a prior: the text at hand soon weighs more."""
+        for source, evidence, depth, trials, accepted in counts:
+            if trials > 0:
+                weight = min(trials, _MOST_PRIOR) / trials
+                self._counts[source, evidence, depth] = [weight * trials, weight * min(accepted, trials)]
+        self._rates.clear()
 
     def learn(self, proposal: Proposal, written: Sequence[int]) -> None:
         """What was written in place of a proposal. A node is a trial where all before it on its path were written."""

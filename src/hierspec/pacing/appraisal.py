@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hierspec.core.proposal import NOTHING, Distribution, Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
-from hierspec.pacing.costs import Costs
+from hierspec.pacing.costs import PROBE, Costs
 
 _DECAY = 0.998  # what a pass counts for after the next
+_PROBES = (1, 3, 7)  # nodes of drafts that are verified to learn what that costs
 _PRIOR_PASSES = 64.0  # every request starts as if it had already made so many passes at the average speed
 
 
@@ -24,6 +26,7 @@ class Appraiser:
     acceptance: AcceptanceRates = field(default_factory=AcceptanceRates)
     written: float = 0.0  # tokens over all requests, older ones decayed,
     seconds: float = 0.0  # and what their passes should have taken
+    _untried: float = 0.0  # seconds since drafts were last verified to learn what that costs
 
     def learn(self, proposals: Iterable[Proposal], written: Sequence[int], nodes: int, requests: int = 1) -> None:
         """What came of a pass over `nodes` nodes: the tokens written in place of what was proposed."""
@@ -44,9 +47,36 @@ class Appraiser:
         average = (self.written + 1) / (self.seconds + alone) * alone  # tokens in the time of a plain pass
         return (written + _PRIOR_PASSES * average) / (seconds + _PRIOR_PASSES * plain)
 
+    def learnt(self) -> dict[str, Any]:
+        """What was counted; the time in plain passes."""
+        passes = self.seconds / (self.costs.seconds(1) or 1.0)
+        return {"speed": [passes, self.written], "acceptance": self.acceptance.counts()}
+
+    def begin_with(self, learnt: Mapping[str, Any]) -> None:
+        """Take what was learnt before as a prior: what comes soon weighs more."""
+        passes, written = (float(value) for value in learnt.get("speed", (0.0, 0.0)))
+        weight = min(1.0, _PRIOR_PASSES / passes) if passes > 0 else 0.0
+        self.seconds, self.written = weight * passes * self.costs.seconds(1), weight * written
+        self.acceptance.begin_with(learnt["acceptance"])
+
     def choose(self, proposals: Iterable[Proposal], budget: int, speed: float, requests: int = 1) -> Proposal:
         """The best of several proposals as one tree of at most `budget` nodes."""
         return self.appraise(proposals, budget, speed, requests)[1]
+
+    def probe(self, proposal: Proposal, requests: int = 1) -> Proposal:
+        """What to verify though it is not worth it, now and then, where costs may be wrong: what is never tried is
+        never timed. Mostly nothing. It may take one second in `PROBE`."""
+        if requests > 1 or not proposal.tokens:
+            return NOTHING
+        plain = self.costs.seconds(1)
+        self._untried += plain
+        for nodes in _PROBES:
+            if not self.costs.known(1 + nodes):
+                if self._untried < PROBE * (self.costs.seconds(1 + nodes) - plain):
+                    return NOTHING
+                self._untried = 0.0
+                return proposal.first(nodes)
+        return NOTHING
 
     def appraise(
         self, proposals: Iterable[Proposal], budget: int, speed: float, requests: int = 1

@@ -7,23 +7,25 @@ sampled. So none of this can change what is written, only how fast.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from hierspec.core.interfaces import ACCEPTED, CORRECTED, Written
 from hierspec.core.proposal import Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
-from hierspec.pacing.costs import Costs
+from hierspec.pacing.costs import FREE, PROBE, Costs
 
-_TRIAL_BLOCKS = 16  # to begin with
+_TRIAL_BLOCKS = 16  # to begin with, while they lose little:
+_TRIAL_PASSES = 2.0  # plain passes that they may lose in all, and of the time that has passed
+_TRIAL_SHARE = 1 / 32
 _TRIAL_TOKENS = 4  # that a trial block has at least
 _TRIAL_EVERY = 64  # of later blocks one is such a trial, so that what longer ones are worth is not forgotten
 _GOOD_DRAFT = 0.75  # tokens that a good draft's first brings: where a load makes that too little none is tried
 _PRIOR_ROUNDS = 8.0  # rounds after which a depth weighs as much as all depths together
 _DECAY = 0.99  # what a pass counts for after the next
 _HALF_LIFE = 256.0  # rounds after which older ones count half
+_MOST_PRIOR = 48.0  # rounds that what was learnt before may count for
 _LOOK_EVERY = 16  # once in so many times a tier drafts beside other drafts, however good they are
-PROBE = 64.0  # where drafting does not pay: seconds without it for each second of trying again
 
 
 class BlockPolicy(Protocol):
@@ -65,11 +67,10 @@ class WhileWorthwhile:
     pass alone to a plain pass shared. So what was learnt under one load serves under another.
     """
 
-    def __init__(self, above: Costs, prefill: float = 0.0) -> None:
-        self.above = above  # of the passes of the tier above
+    def __init__(self, above: Costs, prefill: float = 0.0, own: Costs = FREE) -> None:
+        self.above, self.own = above, own  # of the passes of the tier above, and of this tier's
         self.prefill = prefill  # seconds for each token of a text before this tier can draft
         self.acceptance = AcceptanceRates()  # by the tier above
-        self._plain = above.seconds(1)
         self._blocks = 0
         self._tokens = self._seconds = 0.0  # of the tier above, older passes decayed
         self._round = [0.0, 0.0, 0.0]  # rounds of this tier, their tokens and seconds
@@ -79,6 +80,12 @@ class WhileWorthwhile:
         self._drafted = [0.0, 0.0, 0.0]  # blocks, their tokens, and the tokens written in their places
         self._with_others = 0  # times that there were other drafts
         self._idle = 0.0  # seconds since drafting was last tried
+        self._lost = self._passed = 0.0  # seconds that trials have lost against plain decoding, and that passed
+
+    @property
+    def _plain(self) -> float:
+        """Seconds of a plain pass above."""
+        return self.above.seconds(1)
 
     def pays(self, other_gain: float = 0.0, requests: int = 1, to_prefill: int = 0, room: int = 0) -> bool:
         """Whether the tier above should have anything drafted now, or run a pass without.
@@ -88,7 +95,7 @@ class WhileWorthwhile:
         """
         if self.hopeless(requests) or self._too_late(requests, to_prefill, room):
             return False
-        if self._blocks < _TRIAL_BLOCKS:
+        if self._on_trial():
             return True
         if other_gain > 0:
             blocks, gained, extra = self._beside
@@ -108,22 +115,28 @@ class WhileWorthwhile:
         return requests > 1 and self._speed() * self._extra_seconds(0, requests) > _GOOD_DRAFT
 
     def _too_late(self, requests: int, to_prefill: int, room: int) -> bool:
-        """Whether prefill takes longer than drafting could save in the rest of the text, while other requests wait."""
-        if requests == 1 or not to_prefill or not self.prefill:
+        """Whether prefill takes longer than drafting could save in the rest of the text."""
+        if not to_prefill or not self.prefill:
             return False
         blocks, drafted, written = self._drafted
         length = (drafted + _PRIOR_ROUNDS) / (blocks + _PRIOR_ROUNDS)
         brought = (written + _PRIOR_ROUNDS * (1 + _GOOD_DRAFT)) / (blocks + _PRIOR_ROUNDS)  # the prior is a good draft
         _, tokens, seconds = self._round
-        drafting = length * seconds / tokens if tokens else 0.0
+        drafting = length * (seconds / tokens if tokens else self.own.seconds(1))
         verifying = self.alone(self.above.shared(requests).seconds(1 + round(length)), requests)
         saved = self._plain - (drafting + verifying) / brought  # for each token
         return self.alone(to_prefill * self.prefill, requests) > room * saved
 
     def begin(self) -> int:
         """A block begins. The tokens that it should have in any case."""
+        trial = self._on_trial()
         self._blocks += 1
-        return _TRIAL_TOKENS if self._blocks <= _TRIAL_BLOCKS or self._blocks % _TRIAL_EVERY == 0 else 1
+        return _TRIAL_TOKENS if trial or self._blocks % _TRIAL_EVERY == 0 else 1
+
+    def _on_trial(self) -> bool:
+        """Whether to draft to learn what it is worth: for the first blocks, while they lose little."""
+        allowed = _TRIAL_PASSES * self._plain + _TRIAL_SHARE * self._passed
+        return self._blocks < _TRIAL_BLOCKS and self._lost <= allowed
 
     def go_on(self, block: Sequence[Written], requests: int = 1) -> bool:
         probability = 1.0
@@ -142,8 +155,11 @@ class WhileWorthwhile:
         seconds = self.alone(seconds, requests)
         self._tokens = _DECAY * self._tokens + len(written)
         self._seconds = _DECAY * self._seconds + seconds
+        self._passed += seconds
         if not block:
             return
+        if self._blocks <= _TRIAL_BLOCKS:
+            self._lost += seconds - len(written) * self._plain
         tokens, sources, evidence = zip(*((p.token, p.source, p.evidence) for p in block), strict=True)
         chain = tuple(range(-1, len(tokens) - 1))
         self.acceptance.learn(Proposal(tokens, chain, sources, evidence=evidence), written)
@@ -165,6 +181,33 @@ class WhileWorthwhile:
                 _count(self._gains.setdefault(key, [0.0, 0.0]), min(accepted, depth + 1) - start)
             start = depth + 1
 
+    def learnt(self) -> dict[str, Any]:
+        """What was counted. Time is in plain passes, and only in `speed` and `beside`."""
+        plain = self._plain or 1.0
+        return {
+            "blocks": self._blocks,
+            "speed": [self._seconds / plain, self._tokens],
+            "rounds": self._round[:2],
+            "gains": [[depth, *counts] for depth, counts in self._gains.items()],
+            "beside": [*self._beside[:2], self._beside[2] / plain],
+            "drafted": self._drafted,
+            "acceptance": self.acceptance.counts(),
+        }
+
+    def begin_with(self, learnt: Mapping[str, Any]) -> None:
+        """Take what was learnt before as a prior: what comes soon weighs more."""
+        plain = self._plain
+        self._blocks = int(learnt["blocks"])
+        passes, tokens = _prior(*learnt.get("speed", (0.0, 0.0)))
+        self._tokens, self._seconds = tokens, passes * plain
+        rounds, tokens = _prior(*learnt["rounds"])
+        self._round = [rounds, tokens, rounds * self.own.seconds(1)]
+        self._gains = {int(depth): _prior(*counts) for depth, *counts in learnt["gains"]}
+        blocks, gained, extra = _prior(*learnt.get("beside", (0.0, 0.0, 0.0)))
+        self._beside = [blocks, gained, extra * plain]
+        self._drafted = _prior(*learnt["drafted"])
+        self.acceptance.begin_with(learnt["acceptance"])
+
     def _gain(self, depth: int) -> float:
         """Tokens accepted above of a round that begins at this depth, if all before it are."""
         gain = 1.0
@@ -178,7 +221,7 @@ class WhileWorthwhile:
         rounds, tokens, seconds = self._round
         wider = 1 + depth + (round(tokens / rounds) if rounds else 1)
         above = self.above.shared(requests)
-        return (seconds / rounds if rounds else 0.0) + self.alone(
+        return (seconds / rounds if rounds else self.own.seconds(1)) + self.alone(
             above.seconds(wider) - above.seconds(1 + depth), requests
         )
 
@@ -200,11 +243,17 @@ def _count(counts: list[float], *values: float) -> None:
         counts[:] = [count / 2 for count in counts]
 
 
-def open_policy(until: str, above: Costs | None = None, prefill: float = 0.0) -> BlockPolicy:
-    """The policy of a plan's `until`; `worth` needs the costs of the tier above, and of prefill."""
+def _prior(count: float, *sums: float) -> list[float]:
+    """Counts of earlier rounds, as many of them as what was learnt before may weigh."""
+    weight = min(1.0, _MOST_PRIOR / count) if count > 0 else 0.0
+    return [weight * float(value) for value in (count, *sums)]
+
+
+def open_policy(until: str, above: Costs | None = None) -> BlockPolicy:
+    """The policy of a plan's `until`; `worth` needs the costs of the tier above."""
     if until == "correction":
         return UntilCorrection()
     if until == "worth":
         assert above is not None
-        return WhileWorthwhile(above, prefill)
+        return WhileWorthwhile(above)
     return ByCount()

@@ -6,12 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
+PROBE = 64.0  # what does not pay: seconds without it for each second of trying again
+
 
 class Costs:
     """Seconds of one pass by its rows: measured for some widths, straight lines in between and beyond."""
 
     def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
-        self.rows, self.measured = tuple(rows), tuple(seconds)
+        self.rows, self.measured = tuple(rows), tuple(float(each) for each in seconds)
+        self._draw(seconds)
+
+    def _draw(self, seconds: Sequence[float] | np.ndarray) -> None:
+        """Let the curve go through these seconds at the measured widths."""
+        rows = self.rows
         rising = np.maximum.accumulate(seconds)  # a wider pass is never really cheaper
         self._slope = float(rising[-1] - rising[0]) / max(1, rows[-1] - rows[0])
         widths = np.arange(4 * rows[-1] + 1)
@@ -26,6 +33,14 @@ class Costs:
         if rows < len(self._seconds):
             return self._seconds[rows]
         return self._seconds[-1] + self._slope * (rows - len(self._seconds) + 1)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A pass over so many rows took so long. These costs stay as they are."""
+        return
+
+    def known(self, rows: int) -> bool:
+        """Whether there is nothing to learn about passes of this width."""
+        return True
 
     def shared(self, requests: int) -> Costs:
         """The part of each of so many requests whose passes, all of one width, run as one batch.

@@ -10,6 +10,7 @@ from hierspec.core.proposal import NOTHING, Proposal
 from hierspec.pacing.appraisal import Appraiser
 from hierspec.pacing.blocks import BlockPolicy, ByCount
 from hierspec.pacing.costs import FREE, Costs
+from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.routing import Router
 
 
@@ -22,7 +23,9 @@ class AdaptivePace(FixedPace):
         appraiser: Appraiser | None = None,  # chooses what is verified; None: as much as the budget holds
         router: Router | None = None,  # chooses who drafts; None: the next tier, always
         ends: Mapping[int, BlockPolicy] | None = None,  # of its blocks, by the tiers skipped; None: by count
+        lengths: Lengths | None = None,  # of texts
     ) -> None:
+        self.lengths = lengths or Lengths()
         self.costs, self.appraiser, self.router = costs, appraiser, router
         self.ends = ends or {0: ByCount()}
 
@@ -35,10 +38,9 @@ class AdaptivePace(FixedPace):
             gain, round.appraised = self.appraiser.appraise(
                 round.proposals, round.budget, speed, request.running_requests
             )
-        # A tier that was asked before has seen the text; what was written since is little.
-        lower = request.stats.tiers[round.level + 1 :]
-        to_prefill = [0 if stats.calls else len(round.context) for stats in lower]
-        skipped = self.router.choose(gain, request.running_requests, to_prefill, round.room)
+        room = min(round.room, self.lengths.rest(len(request.output)))
+        to_prefill = _to_prefill(self.router, round)
+        skipped = self.router.choose(gain, request.running_requests, to_prefill, room)
         return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin())
 
     def choose(self, round: Round) -> Proposal:
@@ -46,10 +48,13 @@ class AdaptivePace(FixedPace):
             return super().choose(round)
         if not round.proposals:
             return NOTHING
+        requests = round.request.running_requests
         if round.drafted is None and round.appraised is not None:
-            return round.appraised
-        speed = _speed(self.appraiser, round)
-        return self.appraiser.choose(round.proposals, round.budget, speed, round.request.running_requests)
+            chosen = round.appraised
+        else:
+            speed = _speed(self.appraiser, round)
+            chosen = self.appraiser.choose(round.proposals, round.budget, speed, requests)
+        return chosen if chosen.tokens else self.appraiser.probe(round.proposals[0], requests)
 
     def learn(self, round: Round) -> None:
         requests, tokens, drafted = round.request.running_requests, round.tokens, round.drafted
@@ -57,8 +62,12 @@ class AdaptivePace(FixedPace):
         if drafted is not None and self.router is not None:
             costs = self.router.routes[drafted.skipped].costs
         seconds = costs.shared(requests).seconds(1 + nodes)
+        if round.request.last_pass is not None:
+            costs.observe(*round.request.last_pass)
         round.request.stats.tiers[round.level].expected_seconds += seconds
         round.seconds += seconds
+        if round.level == 0 and (len(tokens) > round.room or tokens[-1] in round.request.stop_ids):
+            self.lengths.learn(len(round.request.output) + len(tokens))
         if self.appraiser is not None:
             self.appraiser.learn(round.proposals, tokens, nodes, requests)
         if self.router is not None:
@@ -73,6 +82,16 @@ class AdaptivePace(FixedPace):
         if len(block.written) < block.least:
             return False
         return not self.ends[block.skipped].go_on(block.written, round.request.running_requests)
+
+
+def _to_prefill(router: Router, round: Round) -> list[int]:
+    """Tokens of the text that each route's tier has not seen. One that was asked before lacks little."""
+    lacking = []
+    for route, stats in zip(router.routes, round.request.stats.tiers[round.level + 1 :], strict=False):
+        if stats.known is None:
+            stats.known = 0 if stats.calls else route.known(round.context)
+        lacking.append(0 if stats.calls else len(round.context) - stats.known)
+    return lacking
 
 
 def _speed(appraiser: Appraiser, round: Round) -> float:

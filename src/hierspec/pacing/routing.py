@@ -8,12 +8,15 @@ should have taken. As everything about blocks it is decided from what is already
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from hierspec.core.interfaces import Written
-from hierspec.pacing.blocks import PROBE, WhileWorthwhile
-from hierspec.pacing.costs import Costs
+from hierspec.pacing.blocks import WhileWorthwhile
+from hierspec.pacing.costs import PROBE, Costs
 
 _TRIALS = 8  # rounds for which each route is tried to begin with
 _DECAY = 0.95  # what a round counts for after the next of the same route
@@ -25,6 +28,7 @@ class Route:
 
     policy: WhileWorthwhile  # when it hands up
     costs: Costs  # of passes that verify its drafts
+    known: Callable[[np.ndarray], int] = lambda context: 0  # tokens of a new text that it finds computed
 
 
 class Router:
@@ -60,9 +64,12 @@ class Router:
             return None
         indices = range(len(self.routes))
         fewest = min(indices, key=self._rounds.__getitem__)
-        if self._rounds[fewest] < _TRIALS:
-            return fewest if pays(fewest) else None
-        fastest = max(indices, key=self._speed)
+        if self._rounds[fewest] < _TRIALS and pays(fewest):
+            return fewest
+        tried = [index for index in indices if self._rounds[index]]
+        if not tried:
+            return None
+        fastest = max(tried, key=self._speed)
         if self._trying and self._trial != fastest:
             return self._trial
         self._trying = False
@@ -104,6 +111,20 @@ class Router:
         self._rounds[taken] += 1
         tokens, spent = self._brought[taken]
         self._brought[taken] = [_DECAY * tokens + len(written), _DECAY * spent + seconds]
+
+    def learnt(self) -> dict[str, Any]:
+        """What was counted; the time in plain passes."""
+        plain = self.routes[0].costs.seconds(1) or 1.0
+        return {"rounds": self._rounds, "brought": [[tokens, spent / plain] for tokens, spent in self._brought]}
+
+    def begin_with(self, learnt: Mapping[str, Any]) -> None:
+        """Take what was learnt before as a prior."""
+        rounds, brought = learnt["rounds"], learnt["brought"]
+        if not len(rounds) == len(brought) == len(self.routes):
+            raise ValueError("these are not the same routes")
+        self._rounds = [int(count) for count in rounds]
+        plain = self.routes[0].costs.seconds(1)
+        self._brought = [[float(tokens), float(spent) * plain] for tokens, spent in brought]
 
     def _speed(self, index: int) -> float:
         """Tokens a second of rounds with this route."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,6 +79,10 @@ class StateScorer(ABC):
     def assume_computed(self, asks: Sequence[Ask], done: int) -> None:
         """For timing alone: the first `done` positions of these contexts count as computed, whatever is kept for them,
         and the others as not; layers beneath those of a drafter count as computed everywhere."""
+
+    def known(self, context: np.ndarray) -> int:
+        """Tokens at the beginning of a new text that earlier ones have left computed."""
+        return self.pool.known(context)
 
     def release(self, request: RequestView) -> None:
         self.pool.release(request)

@@ -42,6 +42,9 @@ class _BranchScorer(StateScorer):
         for staircase in self.layer.pool.prepare(wanted):
             staircase.assume(done, self.layer.decoder.config.layers)
 
+    def known(self, context: np.ndarray) -> int:
+        return self.layer.pool.known(context)
+
     def release(self, request: RequestView) -> None:
         super().release(request)
         self.layer.pool.release(request)
@@ -151,6 +154,9 @@ class FeatureScorer(_BranchScorer):
             written = min(len(ask.request.prompt) + len(ask.request.output), len(ask.context))
             staircase.from_features = max(written - skip, 0)
             staircase.assume(done - skip, self.layer.decoder.config.layers)
+
+    def known(self, context: np.ndarray) -> int:
+        return super().known(context[int(self.skips_first) :])
 
     def _joined(self, staircase: Staircase, entries: np.ndarray, text: _Features) -> Tensor:
         """What enters the layers at these entries. [entries, hidden]"""

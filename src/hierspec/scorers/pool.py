@@ -59,6 +59,12 @@ class StaircasePool:
             if len(self._idle) > _MOST_IDLE:
                 self._forget(self._idle[0])
 
+    def known(self, context: np.ndarray) -> int:
+        """How much of the beginning of a new request's context is computed here already."""
+        left = [staircase.common(context) for staircase in self._idle]
+        shared = [staircase.finished(context) for staircase in self._use]
+        return max((*left, *shared), default=0)
+
     def prepare(self, wanted: Sequence[tuple[RequestView, np.ndarray, Proposal]]) -> list[Staircase]:
         """The staircases of these requests, each aligned with its context and proposal and with room for them."""
         pinned: list[Staircase] = []
