@@ -103,7 +103,7 @@ def test_any_times_leave_costs_that_can_be_used(times):
     values = [costs.seconds(rows) for rows in range(1, 200)]
     assert all(0 < value < np.inf for value in values)
     assert values == sorted(values)
-    assert all(0 <= costs.least_step(nodes) for nodes in range(1, 40))
+    assert all(costs.least_step(nodes) >= 0 for nodes in range(1, 40))
     assert [costs.shared(3).seconds(rows) for rows in (1, 2)] == pytest.approx(
         [costs.seconds(3 * rows) / 3 for rows in (1, 2)]
     )
