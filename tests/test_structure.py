@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 FLOORS = [
     ["hierspec.core", "hierspec.progress", "hierspec.plot"],
     ["hierspec.paths", "hierspec.in_use", "hierspec.sizes", "hierspec.machine", "hierspec.pacing", "hierspec.prompts"],
-    ["hierspec.cache", "hierspec.kept", "hierspec.text", "hierspec.prompt_sets"],
+    ["hierspec.cache", "hierspec.kept", "hierspec.sqlite_file", "hierspec.text", "hierspec.prompt_sets"],
     ["hierspec.stores", "hierspec.checkpoints"],
     ["hierspec.backends.base"],
     ["hierspec.backends.torch"],
