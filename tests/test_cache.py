@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,10 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("HIERSPEC_CACHE_LIMIT", raising=False)
     monkeypatch.setattr(cache, "_kernels", lambda: iter(()))  # those of this installation are left alone
-    monkeypatch.setattr(in_use, "_claims", type(in_use._claims)())
+    claims = OrderedDict()  # those of other tests are left alone too
+    monkeypatch.setattr(in_use, "_claims", claims)
     yield tmp_path / "cache"
-    for file in in_use._claims.values():
+    for file in claims.values():
         os.close(file)
 
 

@@ -10,8 +10,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import shown_path
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_WHY_NOT = {
+    errno.EACCES: "you are not permitted to",
+    errno.EPERM: "you are not permitted to",
+    errno.EROFS: "the disk may only be read",
+    errno.ENOENT: "its folder is gone",
+    errno.ENOTDIR: "a part of its path is a file, not a folder",
+    errno.EEXIST: "there is a file of that name",
+    errno.EISDIR: "there is a folder of that name",
+    errno.ENOTEMPTY: "there is a folder of that name",
+    errno.ENAMETOOLONG: "its name is too long",
+    errno.EINVAL: "its name is not one that a file can have",
+    errno.EIO: "the disk failed",
+}
 _ABANDONED_AFTER_SECONDS = 24 * 3600
 
 
@@ -34,10 +48,10 @@ def make_folder(folder: Path) -> None:
     """Creates `folder` and its parents, and makes sure that files can be made in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in its name
         raise _cannot_write(folder, error) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise _cannot_write(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        raise _cannot_write(folder, PermissionError(errno.EACCES, ""))
 
 
 @contextmanager
@@ -123,10 +137,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _cannot_write(path: Path, error: OSError) -> HierspecError:
-    if error.errno in _FULL_DISK:
-        return HierspecError(f"The disk is full while writing {path}: free some space and try again.")
-    reason = error.strerror or type(error).__name__
+def _cannot_write(path: Path, error: OSError | ValueError) -> HierspecError:
+    number = error.errno if isinstance(error, OSError) else errno.EINVAL
+    if number in _FULL_DISK:
+        return HierspecError(f"The disk is full while writing {shown_path(path)}: free some space and try again.")
+    reason = _WHY_NOT.get(number or 0, "the system refuses it")
     return HierspecError(
-        f"{path} cannot be written ({reason}): choose another folder (set HIERSPEC_CACHE to move the cache)."
+        f"{shown_path(path)} cannot be written ({reason}): choose another folder (set HIERSPEC_CACHE to move the "
+        "cache)."
     )
