@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import runpy
 import sqlite3
 import tempfile
 from collections import defaultdict
@@ -169,6 +171,14 @@ class KeptHistory(RuleBasedStateMachine):
 
 KeptHistory.TestCase.settings = settings(max_examples=8, stateful_step_count=20, deadline=None)
 test_whatever_happens_nothing_saved_is_lost = KeptHistory.TestCase
+
+
+def test_the_soak_runs_and_writes_its_record(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    soak = runpy.run_path(str(Path(__file__).parents[1] / "soak" / "history.py"))
+    assert soak["main"](["--seed", "3", "--count", "1", "--output", str(tmp_path / "record.json")]) == 0
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert (record["seed"], record["histories"], record["failures"]) == (3, 1, [])
 
 
 def document(seed: int, length: int = 40) -> list[int]:

@@ -147,7 +147,7 @@ class HistoryStore(Store):
                 "documents": documents,
                 "tokens": tokens,
                 "namespaces": namespaces,
-                "bytes": self._rings.memory + self._unsaved.bytes,
+                "bytes": self._rings.memory + self._unsaved.memory,
                 "limit": self.limit,
                 "path": None if self.path is None else str(self.path),
                 "file_bytes": 0 if self._archive is None else self._archive.file_bytes(),
@@ -218,7 +218,7 @@ class HistoryStore(Store):
     def _is_due(self) -> bool:
         with self._lock:
             late = time.monotonic() - self._last_flush > _BATCH_SECONDS
-            full = len(self._unsaved) >= self._batch_size or self._unsaved.bytes >= self.limit // 64
+            full = len(self._unsaved) >= self._batch_size or self._unsaved.memory >= self.limit // 64
             return len(self._unsaved) > 0 and (late or (full and not self._last_error))
 
 

@@ -32,14 +32,14 @@ class Unsaved:
             return iter(list(self._documents.values()))
 
     @property
-    def bytes(self) -> int:
+    def memory(self) -> int:
         return sum(len(namespace) + len(tokens) + _OVERHEAD for namespace, tokens in self)
 
     def add(self, namespace: bytes, tokens: bytes) -> None:
         with self._lock:
             self._documents[self._next] = namespace, tokens
             self._next += 1
-            size = self.bytes if len(self._documents) > 1 else 0
+            size = self.memory if len(self._documents) > 1 else 0
             while size > self._max_bytes:
                 oldest = next(iter(self._documents))
                 size -= len(self._documents[oldest][1]) + len(self._documents[oldest][0]) + _OVERHEAD
