@@ -501,7 +501,7 @@ def test_it_stays_within_its_limit(tmp_path, on_disk, requests):
 
 
 def test_it_counts_its_bytes_over_many_requests(tmp_path):
-    result = learn_requests(15_000, 4 << 20, tmp_path / "history", trace=False)
+    result = learn_requests(6_000, 4 << 20, tmp_path / "history", trace=False)
     assert result["within_limit"]
     assert result["most_bytes"] > 2 << 20
 
