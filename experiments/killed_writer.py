@@ -32,7 +32,7 @@ def main() -> None:
     path, limit, namespace, first, count, size = sys.argv[1:]
     archive = archive_module().Archive(Path(path), int(limit), "v")
     for batch in range(int(first), int(first) + int(count)):
-        archive.write([(namespace, document(batch, number, int(size))) for number in range(DOCUMENTS)])
+        archive.write([(namespace.encode(), document(batch, number, int(size))) for number in range(DOCUMENTS)])
         os.write(1, b"%d\n" % batch)
     archive.close()
 

@@ -172,7 +172,7 @@ def _killed(path: Path, limit: int, size: int, first: int, while_opening: bool, 
 def held_batches(archive: Archive, namespace: str, size: int) -> list[int]:
     """The whole batches that an archive holds; raises ValueError where they are not what was written."""
     numbers = []
-    for held in archive.read(namespace):
+    for held in archive.read(namespace.encode()):
         batch, number = np.frombuffer(held[:8], "<i4").tolist()
         if held != document(batch, number, size):
             raise ValueError("a document is not what was written")

@@ -105,7 +105,7 @@ def main(command: list[str] | None = None) -> None:
     for folder in (arguments.before, arguments.after):
         if not (folder / ".git").exists() or not (folder / "src" / "hierspec").is_dir():
             sys.exit(f"{folder} is not a checkout of hierspec; make one with: git worktree add {folder} COMMIT")
-    lines = arguments.prompts.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in arguments.prompts.read_text(encoding="utf-8").split("\n") if line.strip()]
     step = max(len(lines) / arguments.limit, 1.0)
     chosen = [json.loads(lines[int(number * step)]) for number in range(min(arguments.limit, len(lines)))]
     prompts = [prompt["turns"][0] for prompt in chosen]

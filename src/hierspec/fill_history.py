@@ -61,6 +61,6 @@ def _key(model: LanguageModel, turns: Sequence[str], max_tokens: int) -> str:
 
 def _read(done_file: Path | None) -> set[str]:
     if done_file is not None and done_file.is_file():
-        with suppress(OSError, ValueError):  # damaged: answer again, a store drops copies
-            return set(json.loads(done_file.read_text(encoding="utf-8")))
+        with suppress(OSError, ValueError, TypeError, RecursionError):  # damaged: answer again, a store drops copies
+            return {str(key) for key in json.loads(done_file.read_text(encoding="utf-8"))}
     return set()

@@ -10,8 +10,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import shown_path
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_WHY_NOT = {
+    errno.EACCES: "you are not permitted to",
+    errno.EPERM: "you are not permitted to",
+    errno.EROFS: "the disk may only be read",
+    errno.ENOENT: "its folder is gone",
+    errno.ENOTDIR: "a part of its path is a file, not a folder",
+    errno.EEXIST: "there is a file of that name",
+    errno.EISDIR: "there is a folder of that name",
+    errno.ENOTEMPTY: "there is a folder of that name",
+    errno.ENAMETOOLONG: "its name is too long",
+    errno.EINVAL: "its name is not one that a file can have",
+    errno.EIO: "the disk failed",
+}
 _ABANDONED_AFTER_SECONDS = 24 * 3600
 
 
@@ -34,10 +48,10 @@ def make_folder(folder: Path) -> None:
     """Creates `folder` and its parents, and makes sure that files can be made in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in its name
         raise _cannot_write(folder, error) from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise _cannot_write(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        raise _cannot_write(folder, PermissionError(errno.EACCES, ""))
 
 
 @contextmanager
@@ -64,7 +78,7 @@ def _replace_folder(temporary: Path, path: Path) -> None:
     # rename() does not replace a folder that holds files, so the old one is moved away first. Another process may
     # write the same folder in between, hence the second try.
     for attempt in (1, 2):
-        aside = _temporary_name(path)
+        aside = temporary_name(path)
         with suppress(FileNotFoundError):
             path.rename(aside)
         try:
@@ -74,49 +88,61 @@ def _replace_folder(temporary: Path, path: Path) -> None:
             if attempt == 2 or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         finally:
-            _remove(aside)
+            remove(aside)
 
 
 @contextmanager
 def _temporary_beside(path: Path) -> Iterator[Path]:
     make_folder(path.parent)
     _remove_abandoned(path)
-    temporary = _temporary_name(path)
+    temporary = temporary_name(path)
     try:
         yield temporary
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
-        _remove(temporary)
+        remove(temporary)
 
 
-def _temporary_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+def temporary_name(path: Path) -> Path:
+    """A new name beside `path` for what is not whole: being written, or being deleted."""
+    return path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}.part")
+
+
+def _temporary_prefix(path: Path) -> str:
+    return f".{path.name[:48]}."  # shortened: a name that just fits must not become one that does not
+
+
+def is_temporary(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(".part")
 
 
 def _remove_abandoned(path: Path) -> None:
     """Removes what a killed process left behind; young ones may belong to a process that is still writing."""
     for temporary in path.parent.glob(".*.part"):
-        if not temporary.name.startswith(f".{path.name}."):
+        if not temporary.name.startswith(_temporary_prefix(path)):
             continue
         try:
             if time.time() - temporary.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
-                _remove(temporary)
+                remove(temporary)
         except OSError:  # removed meanwhile
             continue
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Deletes a file, a folder with all that is in it, or a link and not what it points to."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
 
 
-def _cannot_write(path: Path, error: OSError) -> HierspecError:
-    if error.errno in _FULL_DISK:
-        return HierspecError(f"The disk is full while writing {path}: free some space and try again.")
-    reason = error.strerror or type(error).__name__
+def _cannot_write(path: Path, error: OSError | ValueError) -> HierspecError:
+    number = error.errno if isinstance(error, OSError) else errno.EINVAL
+    if number in _FULL_DISK:
+        return HierspecError(f"The disk is full while writing {shown_path(path)}: free some space and try again.")
+    reason = _WHY_NOT.get(number or 0, "the system refuses it")
     return HierspecError(
-        f"{path} cannot be written ({reason}): choose another folder (set HIERSPEC_CACHE to move the cache)."
+        f"{shown_path(path)} cannot be written ({reason}): choose another folder (set HIERSPEC_CACHE to move the "
+        "cache)."
     )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import why
 from hierspec.paths import make_folder
 
 _KIND = "hierspec bench journal 1"
@@ -52,8 +53,7 @@ class Journal:
             self._file.flush()
         except OSError as error:
             raise HierspecError(
-                f"{self.path} cannot be written ({error.strerror or error}): make room and run the same command again, "
-                "which resumes it."
+                f"{self.path} cannot be written: make room and run the same command again, which resumes it."
             ) from error
 
     def close(self, finished: bool = False) -> None:
@@ -82,7 +82,7 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise HierspecError(f"{path} cannot be read ({error.strerror or error}); start over with --restart.") from error
+        raise HierspecError(f"{path} cannot be read ({why(error)}); start over with --restart.") from error
     lines: list[dict[str, Any]] = []
     whole = 0
     for line in content.splitlines(keepends=True):

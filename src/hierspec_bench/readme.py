@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import read_text, shown_path
 from hierspec.paths import whole_file
 from hierspec_bench.record import PEER, PLAIN, Entry, Record
 from hierspec_bench.typed_json import mapping
@@ -74,11 +75,12 @@ def with_results(text: str, folder: Path) -> str:
 
 
 def write_results(target: Path) -> None:
-    try:
-        text = target.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise HierspecError(f"{target} cannot be read ({reason}); give a Markdown file such as README.md.") from error
+    text = read_text(
+        target,
+        lambda reason: HierspecError(
+            f"{shown_path(target)} cannot be read ({reason}); give a Markdown file such as README.md."
+        ),
+    )
     text = with_results(text, target.parent)
     with whole_file(target) as temporary:
         temporary.write_text(text, encoding="utf-8")

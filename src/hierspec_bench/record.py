@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import read_text, shown_path
 from hierspec_bench.estimates import PromptTime, ratio_interval
 from hierspec_bench.typed_json import count, items, mapping, mappings, number, read_all_as, read_as, texts
 
@@ -246,13 +247,18 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
+        def refuse(reason: str) -> HierspecError:
+            return HierspecError(
+                f"{shown_path(path)} cannot be used ({reason}); give what hierspec bench run --output FILE wrote."
+            )
+
+        text = read_text(path, refuse)
         try:
-            return cls.of(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, HierspecError) as error:
-            reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-            raise HierspecError(
-                f"{path} cannot be used ({reason}); give what hierspec bench run --output FILE wrote."
-            ) from error
+            return cls.of(json.loads(text))
+        except HierspecError as error:
+            raise refuse(str(error).rstrip(".")) from error
+        except (ValueError, RecursionError) as error:
+            raise refuse("it is not JSON") from error
 
     @property
     def main(self) -> Setting:

@@ -228,7 +228,7 @@ def test_files_and_folders_are_replaced_whole(tmp_path: Path) -> None:
     assert [item.name for item in folder.iterdir()] == ["two"]
     with pytest.raises(HierspecError, match="disk is full"):
         _fail_inside(whole_file(file), OSError(errno.ENOSPC, "No space left on device"))
-    with pytest.raises(HierspecError, match=r"folder cannot be written \(Read-only file system\)"):
+    with pytest.raises(HierspecError, match=r"folder cannot be written \(the disk may only be read\)"):
         _fail_inside(whole_folder(folder), OSError(errno.EROFS, "Read-only file system"))
     with pytest.raises(KeyboardInterrupt):
         _fail_inside(whole_folder(folder), KeyboardInterrupt())

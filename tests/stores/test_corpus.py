@@ -403,7 +403,7 @@ def edit(path: Path, **changes) -> None:
         (lambda c: edit(c / "corpus.json", shards=[{"tokens": 3}]), "damaged"),
         (lambda c: edit(c / "corpus.json", depth=...), "damaged"),
         (lambda c: edit(c / "corpus.json", depth="16"), "depth is '16'"),
-        (lambda c: edit(c / "corpus.json", surprise=1), "surprise"),
+        (lambda c: edit(c / "corpus.json", surprise=1), "not what a build writes"),
         (lambda c: edit(c / "corpus.json", vocabulary=70000), "do not fit together"),
         (lambda c: edit(c / "corpus.json", format="hierspec corpus 0"), "another version"),
         (lambda c: edit(c / "corpus.json", finished=False), "half built"),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import read_text, shown_path
 from hierspec.kept import KeptFile
 from hierspec.pacing.costs import Costs
 from hierspec.pacing.healing import HealingCosts
@@ -89,16 +90,22 @@ def _to_json(costs: HealingCosts) -> dict[str, Any]:
 
 def read_costs(path: Path) -> Costs:
     """Costs from a document of `hierspec bench passes`: of its shortest context."""
+
+    def refuse(reason: str) -> HierspecError:
+        return HierspecError(
+            f"{shown_path(path)} says nothing about passes ({reason}); make it with: "
+            "hierspec bench passes --output FILE"
+        )
+
+    text = read_text(path, refuse)
     try:
-        passes = [item for item in json.loads(path.read_text(encoding="utf-8"))["passes"] if "ratio" in item]
+        passes = [item for item in json.loads(text)["passes"] if "ratio" in item]
         shortest = min(item["context"] for item in passes)
         milliseconds = {int(item["tokens"]): float(item["ms"]) for item in passes if item["context"] == shortest}
-        if min(milliseconds) != 1:
-            raise ValueError("it has no pass over one token")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HierspecError(
-            f"{path} says nothing about passes ({error}); make it with: hierspec bench passes --output FILE"
-        ) from error
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise refuse("it is another kind of file") from error
+    if min(milliseconds) != 1:
+        raise refuse("it has no pass over one token")
     widths = sorted(milliseconds)
     return Costs(widths, [milliseconds[width] / 1e3 for width in widths])
 

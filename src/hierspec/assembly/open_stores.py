@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hierspec.assembly.vocabulary import Vocabulary
+from hierspec.core.errors import HierspecError
 from hierspec.core.interfaces import Store
 from hierspec.stores import Home, open_store
 
@@ -42,10 +43,16 @@ class OpenStores:
         return other
 
     def flush(self) -> None:
-        """Write what databases on disk have not yet written."""
+        """Write what databases on disk have not yet written. One that fails does not keep the others from it."""
+        failures = []
         for store in self._stores.values():
-            if store is not None:
-                store.flush()
+            try:
+                if store is not None:
+                    store.flush()
+            except HierspecError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _open(self, name: str) -> Store | None:
         required = name.removesuffix("?")

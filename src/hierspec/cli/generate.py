@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from hierspec.cli.console import Colours, note, plain_write
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan
 from hierspec.core.sampling import Sampling
+from hierspec.core.text_files import read_text, shown_path, why
 
 if TYPE_CHECKING:
     from hierspec.generation import Generation
@@ -112,14 +114,18 @@ def _prompt(arguments: argparse.Namespace) -> str:
         return str(arguments.prompt)
     try:
         if arguments.file is not None:
-            return str(arguments.file.read_text(encoding="utf-8"))
+            return read_text(arguments.file, _cannot_be_read(arguments.file))
         if sys.stdin.isatty():
             raise HierspecError('There is no prompt; give one with -p "…", -f FILE, or on standard input.')
         return sys.stdin.read()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        source = arguments.file or "standard input"
-        raise HierspecError(f"The prompt cannot be read from {source} ({reason}); name a text file with -f.") from error
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else why(error)
+        raise _cannot_be_read("standard input")(reason) from error
+
+
+def _cannot_be_read(source: str | Path) -> Callable[[str], HierspecError]:
+    name = shown_path(source)
+    return lambda reason: HierspecError(f"The prompt cannot be read from {name} ({reason}); name a text file with -f.")
 
 
 def _messages(arguments: argparse.Namespace, prompt: str) -> str | list[dict[str, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import read_text, shown, shown_path, toml_table
 from hierspec.core.verify import RULES
 
 HEADS = ("auto", "shared", "adapter")
@@ -35,6 +35,9 @@ NAMED = (
     "hsd",
 )
 _SHIPPED = Path(__file__).parents[1] / "plans"
+_LARGEST_FILE = 1 << 20  # bytes; plans take hundreds
+_LARGEST_COUNT = 1_000_000  # of tokens, nodes or layers: no draft is as long
+_MOST_TIERS = 64
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class TierPlan:
                 "to leave out) or draft (a model)."
             )
         if self.exit_layer is not None and self.exit_layer < 1:
-            raise HierspecError(f"exit_layer must be at least 1, not {self.exit_layer}.")
+            raise HierspecError(f"exit_layer must be at least 1, not {shown(self.exit_layer)}.")
         if self.exit_depth is not None and not 0 < self.exit_depth <= 1:
             raise HierspecError(f"exit_depth must be above 0 and at most 1, not {self.exit_depth}.")
         if self.early_exit and self.exit_depth is None:
@@ -76,7 +79,7 @@ class TierPlan:
         if any(layer < 0 for layer in self.skip_layers) or len(set(self.skip_layers)) < len(self.skip_layers):
             raise HierspecError("skip_layers must be different whole numbers from 0 up.")
         if self.until not in UNTIL:
-            raise HierspecError(f"until must be one of {_listed(UNTIL)}, not {self.until!r}.")
+            raise HierspecError(f"until must be one of {_listed(UNTIL)}, not {shown(self.until)}.")
         for name in ("agrees", "agrees_corrected"):
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
@@ -85,12 +88,14 @@ class TierPlan:
             raise HierspecError("agrees_corrected needs agrees beside it.")
         for name, value, known in (("head", self.head, HEADS), ("vocabulary", self.vocabulary, VOCABULARIES)):
             if value not in known:
-                raise HierspecError(f"Unknown {name} {value!r}{_nearest(value, known)}; choose {_listed(known)}.")
+                raise HierspecError(f"Unknown {name} {shown(value)}{_nearest(value, known)}; choose {_listed(known)}.")
         if self.head != "auto" and not exits:
             raise HierspecError("head belongs to an exit: other tiers have their own.")
         if self.weights is not None and self.head == "shared":
             raise HierspecError("weights belongs to a draft or an adapter: this exit runs on the target's own weights.")
         _check_positive(self, "gather", "budget", "candidates")
+        if max(self.exit_layer or 0, *self.skip_layers, 0) > _LARGEST_COUNT:
+            raise HierspecError(f"Layers are counted from 0 up to {_LARGEST_COUNT:,} at most.")
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
-            raise HierspecError(f"Unknown rule {self.rule!r}{_nearest(self.rule, RULES)}; rules are {_listed(RULES)}.")
+            raise HierspecError(
+                f"Unknown rule {shown(self.rule)}{_nearest(self.rule, RULES)}; rules are {_listed(RULES)}."
+            )
         _check_positive(self, "budget")
         if self.synthetic and self.rule != "coupled":
             raise HierspecError(
@@ -161,30 +168,33 @@ class Plan:
         if name not in NAMED:
             names = ("auto", *NAMED)  # auto depends on the model and the machine
             raise HierspecError(
-                f"There is no plan or plan file {name!r}{_nearest(name, names)}; plans are {_listed(names)}, or give a "
-                "TOML file."
+                f"There is no plan or plan file {shown(name)}{_nearest(name, names)}; plans are {_listed(names)}, or "
+                "give a TOML file."
             )
         return _shipped(name).fitted(layers, early_exit)
 
     @staticmethod
     def read(path: str | Path) -> Plan:
+        text = read_text(
+            path,
+            lambda reason: HierspecError(
+                f"The plan file {shown_path(path)} cannot be read ({reason}); name a TOML file."
+            ),
+            _LARGEST_FILE,
+        )
         try:
-            return Plan.from_toml(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text"
-            raise HierspecError(f"The plan file {path} cannot be read ({reason}); name a TOML file.") from error
+            return Plan.from_toml(text)
         except HierspecError as error:
-            raise HierspecError(f"{path}: {error}") from error
+            raise HierspecError(f"{shown_path(path)}: {error}") from error
 
     @staticmethod
     def from_toml(text: str) -> Plan:
-        try:
-            table = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise HierspecError(f"The plan is not valid TOML: {error}.") from error
+        table = toml_table(text, lambda reason: HierspecError(f"The plan is not valid TOML: {reason}."))
         tiers = table.pop("tier", [])
         if not isinstance(tiers, list) or not all(isinstance(tier, dict) for tier in tiers):
             raise HierspecError("Tiers are written as [[tier]], with double brackets.")
+        if len(tiers) > _MOST_TIERS:
+            raise HierspecError(f"A plan has at most {_MOST_TIERS} tiers, not {len(tiers)}.")
         return Plan(
             **_checked(Plan, table, "plan", leave_out="tiers", also="tier"),
             tiers=tuple(_tier(number, tier) for number, tier in enumerate(tiers, 1)),
@@ -226,18 +236,21 @@ def _checked(kind: type, table: dict[str, Any], where: str, leave_out: str = "",
     for key, value in table.items():
         if key not in kinds:
             names = [*kinds, also] if also else list(kinds)
-            raise HierspecError(f"Unknown key {key!r} in the {where}{_nearest(key, names)}; keys are {_listed(names)}.")
+            raise HierspecError(
+                f"Unknown key {shown(key)} in the {where}{_nearest(key, names)}; keys are {_listed(names)}."
+            )
         wanted = kinds[key].removesuffix(" | None")
         if wanted.startswith("tuple"):
             item_kind = "int" if "int" in wanted else "str"
             good = isinstance(value, list) and all(type(item).__name__ == item_kind for item in value)
             value = tuple(value) if good else value
         elif wanted == "float" and type(value) is int:
-            good, value = True, float(value)
+            good = abs(value) < 1 << 63
+            value = float(value) if good else value
         else:
             good = type(value).__name__ == wanted
         if not good:
-            raise HierspecError(f"{key} in the {where} must be {_IN_WORDS[wanted]}, not {value!r}.")
+            raise HierspecError(f"{key} in the {where} must be {_IN_WORDS[wanted]}, not {shown(value)}.")
         values[key] = value
     return values
 
@@ -256,11 +269,16 @@ def _table(item: Plan | TierPlan, leave_out: str = "") -> str:
 
 def _check_positive(item: object, *names: str) -> None:
     for name in names:
-        if getattr(item, name) < 1:
-            raise HierspecError(f"{name} must be at least 1, not {getattr(item, name)}.")
+        value = getattr(item, name)
+        if value < 1:
+            raise HierspecError(f"{name} must be at least 1, not {shown(value)}.")
+        if value > _LARGEST_COUNT:
+            raise HierspecError(f"{name} must be at most {_LARGEST_COUNT:,}, not {shown(value)}.")
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
+    if not isinstance(word, str) or len(word) > 100:  # no typing error, and the search takes time
+        return ""
     nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {nearest[0]!r}?)" if nearest else ""
 

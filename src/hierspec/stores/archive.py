@@ -1,35 +1,30 @@
 """Token documents in one SQLite file, by namespace, within a limit of bytes. Needs neither numpy nor torch.
 
-Every batch is one transaction, so after a crash the file holds whole batches only. Several processes may have the file
-open; SQLite's lock lets one of them write at a time.
+A namespace goes by its key (`namespace_key`). Every batch is one transaction, so after a crash the file holds whole
+batches only. Several processes may have the file open; SQLite's lock lets one of them write at a time.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-import sqlite3
-import threading
-import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hierspec.core.errors import HierspecError
-from hierspec.paths import make_folder
+from hierspec.sqlite_file import LOG_INDEX, PAGE, SqliteFile
 
 FORMAT = 1
 LEAST_LIMIT = 1 << 19  # bytes; below this, SQLite's overhead would be most of the file
 ACTIVE = 64  # most recently used namespaces, which are not evicted whole
 _APPLICATION = 0x68737068  # "hsph": SQLite's application_id, which identifies the file as ours
-_PAGE = 4096  # bytes, SQLite's default
-_MIN_FILE = 512  # bytes of any SQLite file
-_WAL_INDEX = 1 << 15  # bytes of the -shm file
-_BUSY_SECONDS = 10.0  # how long to wait for another process that writes
-_ROW_OVERHEAD = 32  # bytes, an upper bound
-_DAMAGED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
-_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_ROW_OVERHEAD = 32  # bytes of a document, an upper bound
+_NAMESPACE_OVERHEAD = 96  # bytes of a namespace besides its key, which is stored twice: in its row and for searching
+_LONGEST_KEY = 256  # bytes; longer names are hashed, so that names take no more space than documents
+_LARGEST_BATCH = 256  # documents
 
 # A document's id is its namespace's id times 2^32 plus its number there. So a namespace's documents are neighbours on
 # disk, and deleting the oldest frees whole pages.
@@ -45,6 +40,7 @@ _COUNT_ADDED = (
     "UPDATE namespaces SET documents = documents + 1, bytes = bytes + ?, next = next + 1, used = ? WHERE id = ?"
 )
 _COUNT_DELETED = "UPDATE namespaces SET documents = documents - ?, bytes = bytes - ? WHERE id = ?"
+_HOLDS = "SELECT 1 FROM documents WHERE id > ? AND id < ? AND checksum = ? AND tokens = ? LIMIT 1"
 _NAMESPACE_USAGE = "SELECT documents, bytes, 1 FROM namespaces WHERE name = ?"
 _ALL_DOCUMENTS = (
     "SELECT name, documents, bytes, tokens, checksum FROM documents LEFT JOIN namespaces "
@@ -72,55 +68,61 @@ class Archive:
     The namespace `protected` is not evicted while it takes less than half of the file.
     """
 
-    def __init__(self, path: Path, limit: int, vocabulary_hash: str = "", protected: str | None = None) -> None:
+    def __init__(self, path: Path, limit: int, vocabulary_hash: str = "", protected: bytes | None = None) -> None:
         if limit < LEAST_LIMIT:
             raise HierspecError(f"{path} cannot be limited to {limit} bytes: allow at least {LEAST_LIMIT}.")
         self.path, self.limit = path, limit
-        self._max_file = limit - limit // 4 - _WAL_INDEX  # bytes; the rest is for the log
-        self._protected = None if protected is None else _encoded(protected)
-        self._files = tuple(str(path) + suffix for suffix in ("", "-wal", "-shm"))
-        self._lock = threading.RLock()
-        make_folder(path.parent)
-        if path.is_file() and 0 < path.stat().st_size < _MIN_FILE:  # SQLite would treat it as empty
-            raise self._damaged("it is too short")
-        with self._readable_errors():
-            # No implicit transactions: `_transaction` does them. The lock lets threads share the connection.
-            self._connection = sqlite3.connect(
-                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
+        self._max_file = limit - limit // 4 - LOG_INDEX  # bytes; the rest is for the log
+        self._protected = protected
+        self._file = SqliteFile(path, limit)
         try:
-            with self._readable_errors():
-                self._prepare(vocabulary_hash)
-                self._check()
+            written = [
+                *((statement, ()) for statement in _SCHEMA),
+                ("INSERT INTO origin VALUES (?)", (vocabulary_hash,)),
+            ]
+            self._file.prepare(_APPLICATION, FORMAT, written)
+            self._check_vocabulary(vocabulary_hash)
+            self._check()
+            self._shrink()
         except BaseException:
-            self._connection.close()
+            self._file.close()
             raise
 
-    def write(self, documents: Sequence[tuple[str, bytes]]) -> None:
-        """Adds all of these (namespace, tokens) or, on any error, none. Evicts the oldest where space is missing."""
+    def write(self, documents: Sequence[tuple[bytes, bytes]]) -> None:
+        """Adds all of these (namespace, tokens) or, on any error, none. Evicts the oldest where space is missing.
+
+        There may be `batch_size(documents)` of them.
+        """
         if not documents:
             return
-        batch_bytes = sum(len(tokens) + _ROW_OVERHEAD for _, tokens in documents)
-        if 4 * batch_bytes > self._max_file:
-            raise ValueError(f"a batch of {batch_bytes} bytes is too much for a file of {self.limit}")
-        with self._transaction() as run:
-            # A page fits only one document of a little over half its size, hence twice the bytes.
-            if self._used_bytes() + 2 * batch_bytes > self._max_file:
-                self._evict(self._max_file - self._max_file // 32 - 2 * batch_bytes)
-            (batch_number,) = run("SELECT coalesce(max(used), 0) + 1 FROM namespaces").fetchone()
-            for name, tokens in documents:
-                key = _encoded(name)
-                run(_ADD_NAMESPACE, (key,))
-                namespace, number = run("SELECT id, next FROM namespaces WHERE name = ?", (key,)).fetchone()
-                row = ((namespace << 32) + number, tokens, _checksum(key, tokens))
-                run("INSERT INTO documents (id, tokens, checksum) VALUES (?, ?, ?)", row)
-                run(_COUNT_ADDED, (len(tokens), batch_number, namespace))
+        new_bytes = self._bytes_of(documents)
+        if 4 * new_bytes > self._max_file:
+            raise ValueError(f"a batch of {new_bytes} bytes is too much for a file of {self.limit}")
+        self._make_room_for_log(2 * new_bytes)
+        self._write(documents, new_bytes)
+        if self.file_bytes() > self.limit:  # where many namespaces were evicted, which touches a page for each
+            self._file.truncate_log(wait=False)
 
-    def read(self, namespace: str, max_bytes: int | None = None) -> Iterator[bytes]:
+    def batch_size(self, documents: Sequence[tuple[bytes, bytes]]) -> int:
+        """How many of these, from the first on, one transaction may write."""
+        count = min(len(documents), _LARGEST_BATCH)
+        while count > 1 and 16 * self._bytes_of(documents[:count]) > self._max_file:
+            count //= 2
+        return count
+
+    def holds(self, namespace: bytes, tokens: bytes) -> bool:
+        """Whether the file has this document."""
+        with self._file.transaction("BEGIN") as run:
+            row = run("SELECT id FROM namespaces WHERE name = ?", (namespace,)).fetchone()
+            if row is None:
+                return False
+            wanted = (*_id_range(*row), _checksum(namespace, tokens), tokens)
+            return run(_HOLDS, wanted).fetchone() is not None
+
+    def read(self, namespace: bytes, max_bytes: int | None = None) -> Iterator[bytes]:
         """The documents of one namespace, oldest first; only about the newest `max_bytes` where that is given."""
-        key = _encoded(namespace)
-        with self._transaction("BEGIN") as run:
-            row = run("SELECT id FROM namespaces WHERE name = ?", (key,)).fetchone()
+        with self._file.transaction("BEGIN") as run:
+            row = run("SELECT id FROM namespaces WHERE name = ?", (namespace,)).fetchone()
             low, high = _id_range(*row) if row else (0, 0)
             if max_bytes is not None:
                 size = 0
@@ -131,100 +133,119 @@ class Archive:
                         break
         rows = [(low, b"", 0)] if row else []
         while rows:  # a few at a time, so that no lock is held while the caller works
-            with self._transaction("BEGIN") as run:
+            with self._file.transaction("BEGIN") as run:
                 rows = run(_NEXT_DOCUMENTS, (rows[-1][0], high)).fetchall()
             for _, tokens, checksum in rows:
-                if _checksum(key, tokens) != checksum:
-                    raise self._damaged("a document is not what was written")
+                if _checksum(namespace, tokens) != checksum:
+                    raise self._file.damaged("a document is not what was written")
                 yield tokens
 
-    def usage(self, namespace: str | None = None) -> Usage:
+    def usage(self, namespace: bytes | None = None) -> Usage:
         """How much there is of one namespace, or in all."""
-        with self._transaction("BEGIN") as run:
+        with self._file.transaction("BEGIN") as run:
             if namespace is None:
                 row = run("SELECT sum(documents), sum(bytes), count(*) FROM namespaces").fetchone()
             else:
-                row = run(_NAMESPACE_USAGE, (_encoded(namespace),)).fetchone()
+                row = run(_NAMESPACE_USAGE, (namespace,)).fetchone()
         return Usage(*(value or 0 for value in row)) if row else Usage()
 
     def file_bytes(self) -> int:
         """Size on disk of the file and its log."""
-        size = 0
-        for file in self._files:
-            with suppress(FileNotFoundError):
-                size += os.stat(file).st_size
-        return size
+        return self._file.bytes()
 
-    def drop(self, namespace: str | None = None) -> None:
+    def drop(self, namespace: bytes | None = None) -> None:
         """Deletes one namespace, or all, and overwrites the bytes on disk, free pages included."""
-        with self._lock:
-            with self._readable_errors():
-                self._connection.execute("PRAGMA secure_delete = ON")
-            with self._transaction() as run:
-                if namespace is None:
-                    run("DELETE FROM documents")
-                    run("DELETE FROM namespaces")
-                else:
-                    key = (_encoded(namespace),)
-                    for row in run("SELECT id FROM namespaces WHERE name = ?", key).fetchall():
-                        self._delete_namespace(*row)
-            with self._readable_errors():
-                self._connection.execute("PRAGMA secure_delete = OFF")
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        with self._file.overwriting():
+            while self._drop_some(namespace):
+                self._file.truncate_log(wait=False)
+        if not self._file.truncate_log():
+            raise HierspecError(
+                f"What was dropped is still among the bytes of {self.path}, which another process is reading: drop it "
+                "again when that has ended."
+            )
 
     def close(self) -> None:
-        with self._lock, self._readable_errors():
-            self._connection.close()
+        self._file.close()
 
-    def _prepare(self, vocabulary: str) -> None:
-        """Creates the tables of a new file; refuses a file of another program, format or vocabulary."""
-        connection = self._connection
-        self._retry_while_busy(lambda: connection.execute("PRAGMA journal_mode = WAL").fetchone())
-        # NORMAL syncs at checkpoints only: a killed process loses nothing, a power cut at most the last batches.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {max(8, self.limit // 32 // _PAGE)}")
-        connection.execute(f"PRAGMA journal_size_limit = {self.limit // 16}")
-        connection.execute(f"PRAGMA cache_size = {min(256, self.limit // 64 // _PAGE)}")
-        with self._transaction() as run:
-            tables = run("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-            application, version = (run(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version"))
-            if tables == 0 and application == 0:
-                for statement in _SCHEMA:
-                    run(statement)
-                run("INSERT INTO origin VALUES (?)", (vocabulary,))
-                run(f"PRAGMA application_id = {_APPLICATION}")
-                run(f"PRAGMA user_version = {FORMAT}")
-                return
-            if application != _APPLICATION:
-                raise HierspecError(f"{self.path} is a database of another program: choose another file.")
-            if version != FORMAT:
-                raise HierspecError(
-                    f"{self.path} has format {version} and this hierspec reads {FORMAT}: delete it or choose another."
-                )
-            file_vocabulary = run("SELECT vocabulary FROM origin").fetchone()[0]
-            if file_vocabulary != vocabulary:
-                raise HierspecError(
-                    f"{self.path} was written with another vocabulary ({file_vocabulary or 'not named'}, the model has "
-                    f"{vocabulary or 'none named'}): delete it or choose another file for this model."
-                )
+    def _bytes_of(self, documents: Sequence[tuple[bytes, bytes]]) -> int:
+        """What these may add to the file: a namespace's key is stored twice."""
+        names = {name for name, _ in documents}
+        return sum(len(tokens) + _ROW_OVERHEAD for _, tokens in documents) + sum(
+            2 * len(name) + _NAMESPACE_OVERHEAD for name in names
+        )
+
+    def _write(self, documents: Sequence[tuple[bytes, bytes]], new_bytes: int) -> None:
+        with self._file.transaction() as run:
+            # A page fits only one document of a little over half its size, hence twice the bytes.
+            if self._file.used_bytes() + 2 * new_bytes > self._max_file:
+                self._evict(self._max_file - self._max_file // 32 - 2 * new_bytes)
+            (batch_number,) = run("SELECT coalesce(max(used), 0) + 1 FROM namespaces").fetchone()
+            for name, tokens in documents:
+                run(_ADD_NAMESPACE, (name,))
+                namespace, number = run("SELECT id, next FROM namespaces WHERE name = ?", (name,)).fetchone()
+                row = ((namespace << 32) + number, tokens, _checksum(name, tokens))
+                run("INSERT INTO documents (id, tokens, checksum) VALUES (?, ?, ?)", row)
+                run(_COUNT_ADDED, (len(tokens), batch_number, namespace))
+
+    def _make_room_for_log(self, wanted: int) -> None:
+        """The log starts over after a checkpoint, but not while another process reads what stands in it."""
+        if self.file_bytes() + wanted + self.limit // 8 <= self.limit or self._file.truncate_log(wait=False):
+            return
+        if self.file_bytes() + wanted > self.limit:
+            raise HierspecError(
+                f"{self.path} has reached its limit while another process reads it: new answers wait in memory."
+            )
+
+    def _drop_some(self, namespace: bytes | None) -> bool:
+        """Deletes some documents, since to overwrite all at once would double the file. False: there were none left."""
+        with self._file.transaction() as run:
+            which = "SELECT id, documents, bytes FROM namespaces WHERE ?1 IS NULL OR name = ?1 LIMIT 1"
+            row = run(which, (namespace,)).fetchone()
+            if row is None:
+                return False
+            dropped, documents, size = row
+            number = max(1, documents * (self.limit // 16) // max(1, size))
+            if number >= documents:
+                self._delete_namespace(dropped)
+            else:
+                self._delete_oldest(dropped, number)
+            return True
+
+    def _shrink(self) -> None:
+        """For a file that was written with a larger limit."""
+        if os.stat(self.path).st_size > self._max_file + PAGE:
+            with suppress(HierspecError):  # while another process uses it, or without space for a copy: the next time
+                with self._file.transaction():
+                    self._evict(self._max_file - self._max_file // 32)
+                self._file.give_back_free_pages()
+
+    def _check_vocabulary(self, vocabulary: str) -> None:
+        """Token ids mean nothing under another vocabulary."""
+        with self._file.transaction("BEGIN") as run:
+            (found,) = run("SELECT vocabulary FROM origin").fetchone() or ("",)
+        if found != vocabulary:
+            raise HierspecError(
+                f"{self.path} was written with another vocabulary ({found or 'not named'}, the model has "
+                f"{vocabulary or 'none named'}): delete it or choose another file for this model."
+            )
 
     def _check(self) -> None:
         """Reads everything once, so that damage is refused here and not in the middle of a request."""
         namespaces, current, missing = 0, None, (0, 0)  # missing: documents and bytes of the current namespace
-        with self._transaction("BEGIN") as run:
+        with self._file.transaction("BEGIN") as run:
             (verdict,) = run("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
-                raise self._damaged(verdict.splitlines()[-1])
+                raise self._file.damaged("its pages contradict each other")
             for key, documents, size, tokens, checksum in run(_ALL_DOCUMENTS):
                 if _checksum(key, tokens) != checksum:
-                    raise self._damaged("a document is not what was written")
+                    raise self._file.damaged("a document is not what was written")
                 if key != current:
                     if missing != (0, 0):
                         break
                     namespaces, current, missing = namespaces + 1, key, (documents, size)
                 missing = missing[0] - 1, missing[1] - len(tokens)
             if missing != (0, 0) or namespaces != run("SELECT count(*) FROM namespaces").fetchone()[0]:
-                raise self._damaged("documents are missing")
+                raise self._file.damaged("documents are missing")
 
     def _evict(self, goal: int) -> None:
         """Deletes old documents until the file uses at most `goal` bytes. Runs inside a transaction.
@@ -232,11 +253,11 @@ class Archive:
         Least recently written namespaces go first, until only `ACTIVE` are left. Then the largest ones lose their
         oldest documents, so that a namespace that writes a lot evicts its own documents and not those of others.
         """
-        run = self._connection.execute
+        run = self._file.run
         (idle,) = run(
             "SELECT max(0, count(*) - ?) FROM namespaces WHERE name IS NOT ?", (ACTIVE, self._protected)
         ).fetchone()
-        while idle > 0 and self._used_bytes() > goal:
+        while idle > 0 and self._file.used_bytes() > goal:
             least_recent = "SELECT id FROM namespaces WHERE name IS NOT ? ORDER BY used LIMIT ?"
             victims = run(least_recent, (self._protected, min(idle, 16))).fetchall()
             for (namespace,) in victims:
@@ -246,7 +267,7 @@ class Archive:
             return
         evictable = "SELECT id, documents, bytes FROM namespaces WHERE name IS NOT ? OR bytes > ?"
         sizes = {row[0]: row[1:] for row in run(evictable, (self._protected, self._max_file // 2))}
-        while sizes and (excess := self._used_bytes() - goal) > 0:
+        while sizes and (excess := self._file.used_bytes() - goal) > 0:
             namespace = max(sizes, key=lambda name: sizes[name][1])
             documents, size = sizes.pop(namespace)
             if documents < 2:
@@ -256,69 +277,16 @@ class Archive:
             sizes[namespace] = documents - number, size - self._delete_oldest(namespace, number)
 
     def _delete_namespace(self, namespace: int) -> None:
-        self._connection.execute("DELETE FROM documents WHERE id > ? AND id < ?", _id_range(namespace))
-        self._connection.execute("DELETE FROM namespaces WHERE id = ?", (namespace,))
+        self._file.run("DELETE FROM documents WHERE id > ? AND id < ?", _id_range(namespace))
+        self._file.run("DELETE FROM namespaces WHERE id = ?", (namespace,))
 
     def _delete_oldest(self, namespace: int, number: int) -> int:
         """Deletes so many documents and returns how many bytes they had."""
-        run, (low, high) = self._connection.execute, _id_range(namespace)
+        run, (low, high) = self._file.run, _id_range(namespace)
         last, size = run(_OLDEST, (low, high, number)).fetchone()
         run("DELETE FROM documents WHERE id > ? AND id <= ?", (low, last))
         run(_COUNT_DELETED, (number, size, namespace))
         return int(size)
-
-    def _used_bytes(self) -> int:
-        pages, free, page_size = (
-            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return int((pages - free) * page_size)
-
-    @contextmanager
-    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[Callable[..., sqlite3.Cursor]]:
-        with self._lock, self._readable_errors():
-            run = self._connection.execute
-            run(begin)
-            try:
-                yield run
-            except BaseException:
-                if self._connection.in_transaction:  # some errors have rolled it back already
-                    run("ROLLBACK")
-                raise
-            run("COMMIT")
-
-    def _retry_while_busy(self, action: Callable[[], object]) -> None:
-        """The switch to WAL ignores SQLite's own timeout for locks of other processes."""
-        deadline = time.monotonic() + _BUSY_SECONDS
-        while True:
-            try:
-                action()
-                return
-            except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.01)
-
-    @contextmanager
-    def _readable_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except UnicodeDecodeError as error:  # SQLite's message quotes the damaged bytes
-            raise self._damaged("its description is no text") from error
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code in _DAMAGED:
-                raise self._damaged(str(error)) from error
-            if code in _BUSY:
-                raise HierspecError(
-                    f"{self.path} has been locked by another process for {_BUSY_SECONDS:.0f} seconds: try again."
-                ) from error
-            if code == sqlite3.SQLITE_FULL:
-                raise HierspecError(f"The disk is full while writing {self.path}: free some space.") from error
-            raise HierspecError(f"{self.path} cannot be used ({error}): choose another file.") from error
-
-    def _damaged(self, reason: str) -> HierspecError:
-        return HierspecError(f"{self.path} is damaged ({reason}): delete it or choose another; a new one is learnt.")
 
 
 def _id_range(namespace: int) -> tuple[int, int]:
@@ -333,5 +301,10 @@ def _checksum(key: object, tokens: object) -> int:
     return zlib.crc32(tokens, zlib.crc32(key))
 
 
-def _encoded(namespace: str) -> bytes:
-    return namespace.encode("utf-8", "surrogatepass")
+def namespace_key(namespace: str) -> bytes:
+    """Under which a namespace is stored: its name, or a hash of a long one. Different names have different keys."""
+    if not isinstance(namespace, str):
+        raise HierspecError("A namespace must be a text: the name of a user, for example.")
+    name = namespace.encode("utf-8", "surrogatepass")
+    # No encoded text holds the byte 255.
+    return name if len(name) <= _LONGEST_KEY else b"\xff" + hashlib.sha256(name).digest()

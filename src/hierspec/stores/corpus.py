@@ -20,6 +20,8 @@ import numpy as np
 from hierspec.core.errors import HierspecError
 from hierspec.core.interfaces import Store
 from hierspec.core.proposal import Proposal
+from hierspec.core.text_files import shown, why
+from hierspec.in_use import claim, mark_used
 from hierspec.progress import Progress, silent
 from hierspec.stores.corpus_search import find
 from hierspec.stores.tree import draft_from_matches
@@ -89,24 +91,26 @@ class Catalogue:
             sources = tuple(Source(**source) for source in content.pop("sources"))
             shards = tuple(Shard(**shard) for shard in content.pop("shards"))
             catalogue = cls(sources=sources, shards=shards, **content)
-            catalogue._check_values(token_type)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise HierspecError(f"{path} is damaged ({error}): {_REBUILD}.") from error
+            catalogue._check_values(path, token_type)
+        except OSError as error:
+            raise HierspecError(f"{path} cannot be read: {why(error)}; check the disk.") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise _damaged(path, "it is not what a build writes") from error
         return catalogue
 
-    def _check_values(self, token_type: object) -> None:
+    def _check_values(self, path: Path, token_type: object) -> None:
         parts: list[Catalogue | Source | Shard] = [self, *self.sources, *self.shards]
         for part in parts:
             for field in fields(part):
                 value = getattr(part, field.name)
                 if field.type in ("int", "str", "bool") and type(value).__name__ != field.type:
-                    raise ValueError(f"{field.name} is {value!r}")
-                if field.type == "int" and value < 0:
-                    raise ValueError(f"{field.name} is negative")
+                    raise _damaged(path, f"{field.name} is {shown(value)}")
+                if field.type == "int" and not 0 <= value < 1 << 48:
+                    raise _damaged(path, f"{field.name} is {shown(value)}")
         if token_type != self.token_type.name or not 1 <= self.depth <= 64:
-            raise ValueError("token_type, vocabulary and depth do not fit together")
+            raise _damaged(path, "token_type, vocabulary and depth do not fit together")
         if len(self.shards) > MAX_SHARDS:
-            raise ValueError(f"it names {len(self.shards)} shards")
+            raise _damaged(path, f"it names {len(self.shards)} shards")
 
 
 def shard_paths(folder: Path, number: int) -> tuple[Path, Path]:
@@ -129,6 +133,8 @@ class CorpusStore(Store):
         depth: int = 16,  # tokens drafted after a match
     ) -> None:
         self.name, self.path = name, Path(path)
+        claim(self.path)
+        mark_used(self.path / "corpus.json")
         self.catalogue = Catalogue.read(self.path)
         if not self.catalogue.finished:
             raise HierspecError(f"{self.path} is half built: run the same build again, it continues where it stopped.")
@@ -227,7 +233,7 @@ def _map(path: Path, dtype: np.dtype[Any], count: int) -> np.ndarray:
     except FileNotFoundError as error:
         raise _damaged(path, "it is not there") from error
     except OSError as error:
-        raise HierspecError(f"{path} cannot be read ({error.strerror or error}): check the disk.") from error
+        raise HierspecError(f"{path} cannot be read: {why(error)}; check the disk.") from error
 
 
 def _empty(dtype: np.dtype[Any]) -> np.ndarray:

@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import shown_path, why
 from hierspec.progress import Progress
 
 # Keys of a record that hold text, directly or in lists and objects below; other keys are not read.
@@ -97,9 +99,11 @@ def _pieces(inputs: Sequence[Input], first_file: int, first_piece: int) -> Itera
 def _kind(path: Path) -> str:
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind not in _KINDS or path.name.endswith(".parquet.gz"):
-        raise HierspecError(f"{path} is not a supported file type: give .txt, .jsonl (also .gz) or .parquet files.")
-    if not path.is_file():
-        raise HierspecError(f"There is no file {path}: check its name.")
+        raise HierspecError(
+            f"{shown_path(path)} is not a supported file type: give .txt, .jsonl (also .gz) or .parquet files."
+        )
+    if not os.path.isfile(path):  # which is not an error for any name
+        raise HierspecError(f"There is no file {shown_path(path)}: check its name.")
     return kind
 
 
@@ -121,9 +125,11 @@ def _texts(source: Input) -> Iterator[tuple[str, int]]:
             for text in texts:
                 yield text, raw.tell()
     except UnicodeDecodeError as error:
-        raise HierspecError(f"{source.path} is not UTF-8 text ({error.reason}): convert it first.") from error
-    except (EOFError, zlib.error, OSError) as error:
-        raise HierspecError(f"{source.path} cannot be read ({error}): check the file and build again.") from error
+        raise HierspecError(f"{source.path} is not UTF-8 text: convert it first.") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise HierspecError(f"{source.path} cannot be read as gzip: fetch or compress it again.") from error
+    except OSError as error:
+        raise HierspecError(f"{source.path} cannot be read: {why(error)}; check it and build again.") from error
 
 
 def _record_texts(path: Path, lines: Iterable[str]) -> Iterator[str]:
@@ -133,7 +139,7 @@ def _record_texts(path: Path, lines: Iterable[str]) -> Iterator[str]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise HierspecError(f"Line {number} of {path} is not JSON ({error}): repair or remove it.") from error
+            raise HierspecError(f"Line {number} of {path} is not JSON: repair or remove it.") from error
         for text in _strings(record):
             yield from _split([text])
 
@@ -154,7 +160,7 @@ def _parquet_texts(source: Input) -> Iterator[tuple[str, int]]:
                         for piece in _split([text]):
                             yield piece, source.bytes * rows_read // rows
     except arrow.ArrowException as error:
-        raise HierspecError(f"{source.path} cannot be read as Parquet ({error}): fetch it again.") from error
+        raise HierspecError(f"{source.path} cannot be read as Parquet: fetch it again.") from error
 
 
 def _strings(record: Any) -> Iterator[str]:

@@ -16,25 +16,30 @@ import numpy as np
 from hierspec.core.errors import HierspecError
 from hierspec.core.interfaces import Store
 from hierspec.core.proposal import Proposal
-from hierspec.stores.archive import LEAST_LIMIT, Archive
+from hierspec.stores.archive import LEAST_LIMIT, Archive, namespace_key
 from hierspec.stores.rings import Ring, Rings
 from hierspec.stores.tree import draft_from_index
+from hierspec.stores.unsaved import Unsaved
 
 SHARED = "shared"  # the namespace that all may read; requests never write it, only `add` does
+_SHARED_KEY = namespace_key(SHARED)
 
 _MAX_MATCHES = 32  # that a draft is made from
 PROMPT_TAIL = 8  # tokens of the prompt stored before the output, so that the first output tokens can be matched
 _MIN_OUTPUT = 8  # tokens; shorter answers are not worth their space
+_MAX_PIECES = 3  # of a document; earlier ones would only push each other out
 _BATCH = 64  # documents written to the file at once, fewer if the limit is small,
 _BATCH_SECONDS = 5.0  # or whatever there is after this time
+_LARGEST_ID = 2**31 - 1
+_FAILURES = (HierspecError, OSError, MemoryError)  # of the file or for want of memory: no reason for a request to fail
 
 
 class HistoryStore(Store):
     """Earlier answers, in memory as `Rings` and, where a path is given, on disk as an `Archive`.
 
     The limit applies to memory and, separately, to the files. A namespace is read from the file when its first request
-    begins; those that do not fit into memory stay in the file. Once the store is open, an error of the file does not
-    make a request fail: `info` reports it. Thread-safe.
+    begins; those that do not fit into memory stay in the file. Once the store is open, neither an error of the file nor
+    a lack of memory makes a request fail: `info` reports it. Thread-safe.
     """
 
     def __init__(
@@ -49,12 +54,11 @@ class HistoryStore(Store):
             raise HierspecError(f"A history of {limit} bytes is too small: allow at least {LEAST_LIMIT}.")
         self.name, self.path, self.limit, self.shared = name, path, limit, shared
         # An eighth of the limit is for unsaved documents, and for a copy of the text while a ring grows.
-        self._rings = Rings(limit - limit // 8, SHARED)
-        self._archive = Archive(path, limit, vocabulary_hash, SHARED) if path is not None else None
+        self._rings = Rings(limit - limit // 8, _SHARED_KEY)
+        self._unsaved = Unsaved(limit // 16)
+        self._archive = Archive(path, limit, vocabulary_hash, _SHARED_KEY) if path is not None else None
         self._max_document = limit // 256  # tokens; longer documents are split
         self._batch_size = min(_BATCH, limit >> 16)
-        self._pending: list[tuple[str, bytes]] = []  # not in the file yet
-        self._saving: list[tuple[str, bytes]] = []  # being written
         self._last_flush = time.monotonic()
         self._last_error = ""
         self._views: WeakSet[HistoryView] = WeakSet()
@@ -65,16 +69,16 @@ class HistoryStore(Store):
         """The history as one request of this namespace sees it."""
         with self._lock:
             if self.shared:
-                self._ring(SHARED)
-            self._ring(namespace)
+                self._ring(_SHARED_KEY)
+            self._ring(namespace_key(namespace))
             view = HistoryView(self, prompt, namespace)
             self._views.add(view)
         return view
 
     def propose(self, context: np.ndarray, budget: int, namespace: str = "") -> Proposal:
-        best = Proposal()
+        best, key = Proposal(), namespace_key(namespace)
         with self._lock:
-            for name in (namespace, SHARED) if self.shared and namespace != SHARED else (namespace,):
+            for name in (key, _SHARED_KEY) if self.shared and key != _SHARED_KEY else (key,):
                 ring = self._rings.get(name)
                 if ring is None:
                     continue
@@ -88,91 +92,80 @@ class HistoryStore(Store):
         """Does nothing: requests learn through the view that `begin` returns, whole documents are added by `add`."""
 
     def add(self, tokens: Sequence[int] | np.ndarray, namespace: str = "") -> None:
-        """Adds a document, unless it equals a recent one of the same namespace."""
-        document = np.array(tokens, "<i4")
-        if len(document) and int(document.min()) < 0:
-            raise ValueError("a document holds a negative token id")
+        """Adds a document, unless it equals a recent one of the same namespace. Of a very long one the newest part."""
+        document, key = _document(tokens)[-_MAX_PIECES * self._max_document :], namespace_key(namespace)
         # Pieces overlap, so that the first tokens of each can be matched.
         for start in range(0, max(1, len(document) - PROMPT_TAIL), self._max_document - PROMPT_TAIL):
-            self._add(document[start : start + self._max_document].tobytes(), namespace)
+            self._add(document[start : start + self._max_document].tobytes(), key)
         if self._is_due():
             try:
                 self.flush()
-            except HierspecError as error:  # the next batch tries again
-                self._last_error = str(error)
+            except _FAILURES as error:  # the next batch tries again
+                self._last_error = _sentence(error)
 
     def documents(self, namespace: str) -> Iterator[np.ndarray]:
         """A namespace's documents in the file, oldest first; none without a file."""
         if self._archive is not None:
-            for document in self._archive.read(namespace):
+            for document in self._archive.read(namespace_key(namespace)):
                 yield np.frombuffer(document, "<i4")
 
     def flush(self) -> None:
-        """Writes unsaved documents to the file."""
+        """Writes unsaved documents to the file. Whatever stops it, those that are not in the file stay unsaved."""
         with self._disk_lock:
-            with self._lock:
-                if self._archive is None:
-                    return
-                archive, batch = self._archive, self._pending
-                self._pending, self._saving, self._last_flush = [], batch, time.monotonic()
-            try:
-                archive.write(batch)
+            if self._archive is not None:
+                self._last_flush = time.monotonic()
+                self._unsaved.save(self._archive)
                 self._last_error = ""
-            except HierspecError:
-                with self._lock:
-                    self._pending = _newest(batch + self._pending, self.limit // 32)
-                raise
-            finally:
-                with self._lock:
-                    self._saving = []
 
     def drop(self, namespace: str | None = None) -> None:
         """Deletes the documents of one namespace, or of all. Requests that run there now are not learnt either."""
+        key = None if namespace is None else namespace_key(namespace)
         with self._disk_lock, self._lock:
-            if self._archive is not None:
-                self._archive.drop(namespace)
-            self._pending = [unsaved for unsaved in self._pending if namespace not in (None, unsaved[0])]
-            for name in [name for name, _ in self._rings if namespace in (None, name)]:
+            self._unsaved.drop(key)
+            for name in [name for name, _ in self._rings if key in (None, name)]:
                 self._rings.remove(name)
             for view in self._views:
                 if namespace in (None, view.namespace):
                     view.forget()
+            if self._archive is not None:
+                self._archive.drop(key)
 
     def info(self) -> dict[str, Any]:
         """Counts: of the file where there is one, else of memory. `bytes` is always memory."""
         with self._lock:
-            unsaved_bytes = sum(len(document) for _, document in self._pending)
+            unsaved = list(self._unsaved)
             if self._archive is None:
                 counts = [ring.counts() for _, ring in self._rings]
                 namespaces = len(counts)
                 documents, tokens = sum(count[0] for count in counts), sum(count[1] for count in counts)
             else:
                 usage = self._archive.usage()
-                new = {name for name, _ in self._pending if not self._archive.usage(name).documents}
-                namespaces = usage.namespaces + len(new)
-                documents, tokens = usage.documents + len(self._pending), (usage.bytes + unsaved_bytes) // 4
+                new = {name for name in {name for name, _ in unsaved} if not self._archive.usage(name).documents}
+                namespaces, documents = usage.namespaces + len(new), usage.documents + len(unsaved)
+                tokens = (usage.bytes + sum(len(document) for _, document in unsaved)) // 4
             return {
                 "documents": documents,
                 "tokens": tokens,
                 "namespaces": namespaces,
-                "bytes": self._rings.memory + unsaved_bytes,
+                "bytes": self._rings.memory + self._unsaved.memory,
                 "limit": self.limit,
                 "path": None if self.path is None else str(self.path),
                 "file_bytes": 0 if self._archive is None else self._archive.file_bytes(),
-                "unsaved": len(self._pending),
+                "unsaved": len(unsaved),
                 "trouble": self._last_error,
             }
 
     def close(self) -> None:
-        """Writes unsaved documents and closes the file. What is learnt afterwards stays in memory."""
+        """Writes unsaved documents and closes the file. What is learnt afterwards stays in memory.
+
+        Where writing fails the file stays open, and what is unsaved stays too: close it again.
+        """
         with self._disk_lock:
-            try:
-                self.flush()
-            finally:
-                with self._lock:
-                    archive, self._archive, self._pending = self._archive, None, []
-                if archive is not None:
-                    archive.close()
+            self.flush()
+            with self._lock:
+                archive, self._archive = self._archive, None
+            if archive is not None:
+                archive.close()
 
     def __enter__(self) -> HistoryStore:
         return self
@@ -182,43 +175,51 @@ class HistoryStore(Store):
     ) -> None:
         self.close()
 
-    def _add(self, document: bytes, namespace: str) -> None:
+    def _add(self, document: bytes, key: bytes) -> None:
         with self._lock:
-            ring = self._ring(namespace)
-            if ring is None:
-                self._rings.make(namespace, len(document) // 4 + 1)
-            elif ring.is_recent(document):
+            ring = self._ring(key)
+            if ring is not None and ring.is_recent(document):
                 return
-            self._rings.append(namespace, document)
             if self._archive is not None:
-                self._pending.append((namespace, document))
+                self._unsaved.add(key, document)  # first: what is in memory alone may be lost
+            try:
+                if ring is None:
+                    self._rings.make(key, len(document) // 4 + 1)
+                self._rings.append(key, document)
+            except MemoryError as error:
+                self._last_error = _sentence(error)
 
-    def _ring(self, namespace: str) -> Ring | None:
+    def _ring(self, key: bytes) -> Ring | None:
         """The namespace's ring, read from the file if it is not in memory; None if there is none. Needs the lock."""
-        ring = self._rings.use(namespace)
+        ring = self._rings.use(key)
         if ring is not None or self._archive is None:
             return ring
-        unsaved = [document for name, document in self._saving + self._pending if name == namespace]
+        unsaved = [document for name, document in self._unsaved if name == key]
         try:
-            saved = self._archive.usage(namespace)
+            saved = self._archive.usage(key)
             if not saved.documents and not unsaved:
                 return None
             # Every document is followed by a separator.
             tokens = saved.bytes // 4 + saved.documents + sum(len(document) // 4 + 1 for document in unsaved)
-            ring = self._rings.make(namespace, tokens)
-            ring.fill(self._archive.read(namespace, 4 * ring.index.capacity))
-        except HierspecError as error:
-            self._last_error = str(error)
-        if ring is not None:
+            ring = self._rings.make(key, tokens)
+            try:
+                ring.fill(self._archive.read(key, 4 * ring.index.capacity))
+            except HierspecError as error:  # damaged: what was read before will do
+                self._last_error = _sentence(error)
             ring.fill(unsaved)
+        except BaseException as error:  # Ctrl-C too: a ring that lacks documents would not be read again
+            self._rings.remove(key)
+            if not isinstance(error, _FAILURES):
+                raise
+            self._last_error = _sentence(error)
+            return None
         return ring
 
     def _is_due(self) -> bool:
         with self._lock:
             late = time.monotonic() - self._last_flush > _BATCH_SECONDS
-            size = sum(len(document) for _, document in self._pending)
-            full = len(self._pending) >= self._batch_size or size >= self.limit // 64
-            return bool(size) and (late or (full and not self._last_error))
+            full = len(self._unsaved) >= self._batch_size or self._unsaved.memory >= self.limit // 64
+            return len(self._unsaved) > 0 and (late or (full and not self._last_error))
 
 
 class HistoryView(Store):
@@ -248,15 +249,27 @@ class HistoryView(Store):
 
     def end(self) -> None:
         """Adds the output to the history, also of a cancelled request. Only the first call counts."""
-        store, self._store = self._store, None
+        store = self._store
         if store is not None and self._learns and len(self._tokens) - self._prompt_tokens >= _MIN_OUTPUT:
             store.add(np.frombuffer(self._tokens, np.int32), self.namespace)
+        self._store = None  # last, so that a call that was interrupted can be made again
 
 
-def _newest(documents: list[tuple[str, bytes]], max_bytes: int) -> list[tuple[str, bytes]]:
-    """As many of the newest as fit into `max_bytes`."""
-    first, size = len(documents), 0
-    while first and size + len(documents[first - 1][1]) <= max_bytes:
-        first -= 1
-        size += len(documents[first][1])
-    return documents[first:]
+def _document(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    try:
+        ids = np.asarray(tokens)
+    except (ValueError, OverflowError):
+        ids = np.array(0.0)
+    if not ids.size and ids.ndim == 1:
+        return np.zeros(0, "<i4")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or int(ids.min()) < 0 or int(ids.max()) > _LARGEST_ID:
+        raise HierspecError("A document of a history must be a list of token ids, which are whole numbers from 0 up.")
+    return ids.astype("<i4")
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, HierspecError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "Memory is short, so the history holds less than was written: close other programs or lower its limit."
+    return "The file of the history cannot be read or written, so new answers wait in memory: check the disk."

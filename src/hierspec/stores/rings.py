@@ -24,7 +24,7 @@ _SEPARATOR_BYTES = np.array([SEPARATOR], "<i4").tobytes()
 class Ring:
     """The newest documents of one namespace. A document is little-endian int32 tokens as bytes."""
 
-    def __init__(self, namespace: str, capacity: int) -> None:
+    def __init__(self, namespace: bytes, capacity: int) -> None:
         self.index = NgramIndex(capacity, _NGRAM_LENGTHS)
         self._overhead = _OVERHEAD + sys.getsizeof(namespace)
         self._written = 0  # tokens ever
@@ -90,7 +90,7 @@ class Rings:
     of others. The namespace `protected` never shrinks while it takes less than half of the limit.
     """
 
-    def __init__(self, limit: int, protected: str | None = None) -> None:
+    def __init__(self, limit: int, protected: bytes | None = None) -> None:
         self.limit, self.protected = limit, protected
         self.memory = 0
         # Capacities are the largest that fits, halved repeatedly: a single namespace can use the whole limit.
@@ -100,23 +100,23 @@ class Rings:
         self._smallest = capacities[bisect_right(capacities, max_bytes, key=_index_bytes) - 1]
         self._smallest_bytes = _index_bytes(self._smallest)
         # Small rings that are not evicted may take a quarter of the limit at most.
-        self._active = min(ACTIVE, limit // (4 * self._ring_bytes("", self._smallest)))
-        self._rings: OrderedDict[str, Ring] = OrderedDict()  # least recently used first
+        self._active = min(ACTIVE, limit // (4 * self._ring_bytes(b"", self._smallest)))
+        self._rings: OrderedDict[bytes, Ring] = OrderedDict()  # least recently used first
 
-    def __iter__(self) -> Iterator[tuple[str, Ring]]:
+    def __iter__(self) -> Iterator[tuple[bytes, Ring]]:
         return iter(self._rings.items())
 
-    def get(self, namespace: str) -> Ring | None:
+    def get(self, namespace: bytes) -> Ring | None:
         return self._rings.get(namespace)
 
-    def use(self, namespace: str) -> Ring | None:
+    def use(self, namespace: bytes) -> Ring | None:
         """The namespace's ring, marked as most recently used."""
         ring = self._rings.get(namespace)
         if ring is not None:
             self._rings.move_to_end(namespace)
         return ring
 
-    def make(self, namespace: str, tokens: int) -> Ring:
+    def make(self, namespace: bytes, tokens: int) -> Ring:
         """An empty ring for so many tokens, or the largest that there is room for."""
         capacity = self._smallest
         while capacity < tokens:
@@ -130,7 +130,7 @@ class Rings:
         self.memory += ring.memory
         return ring
 
-    def append(self, namespace: str, document: bytes) -> None:
+    def append(self, namespace: bytes, document: bytes) -> None:
         """Appends a document; the ring grows if there is room."""
         ring, size = self._rings[namespace], len(document) // 4 + 1
         while ring.index.size + size > ring.index.capacity:
@@ -139,12 +139,12 @@ class Rings:
             self._resize(namespace, 2 * ring.index.capacity)
         ring.fill([document])
 
-    def remove(self, namespace: str) -> None:
+    def remove(self, namespace: bytes) -> None:
         ring = self._rings.pop(namespace, None)
         if ring is not None:
             self.memory -= ring.memory
 
-    def _make_room(self, namespace: str, capacity: int, freed: int) -> bool:
+    def _make_room(self, namespace: bytes, capacity: int, freed: int) -> bool:
         """Shrinks other rings until one of this capacity fits, `freed` bytes given back; False if none may shrink."""
         wanted = self._ring_bytes(namespace, capacity) - freed
         if wanted + freed > self.limit:
@@ -160,20 +160,27 @@ class Rings:
             self._resize(victim, self._rings[victim].index.capacity // 2)
         return True
 
-    def _is_protected(self, namespace: str) -> bool:
+    def _is_protected(self, namespace: bytes) -> bool:
         return namespace == self.protected and 2 * self._rings[namespace].memory <= self.limit
 
-    def _ring_bytes(self, namespace: str, capacity: int) -> int:
+    def _ring_bytes(self, namespace: bytes, capacity: int) -> int:
         return capacity // self._smallest * self._smallest_bytes + _OVERHEAD + sys.getsizeof(namespace)
 
-    def _resize(self, namespace: str, capacity: int) -> None:
+    def _resize(self, namespace: bytes, capacity: int) -> None:
         if capacity < self._smallest:
             self.remove(namespace)
             return
         ring = self._rings[namespace]
-        self.memory -= ring.memory
-        ring.resize(capacity)
-        self.memory += ring.memory
+        try:
+            before = ring.memory
+            ring.resize(capacity)
+            self.memory += ring.memory - before
+        except (
+            BaseException
+        ):  # without memory, or interrupted: half a ring is none, and may be read from its file again
+            self._rings.pop(namespace, None)
+            self.memory = sum(ring.memory for ring in self._rings.values())
+            raise
 
 
 def _index_bytes(capacity: int) -> int:

@@ -160,5 +160,5 @@ def _resume(
         return int(note["step"]), float(note["seconds"])
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise HierspecError(
-            f"The checkpoint in {folder} does not belong to this run or is damaged ({error}); remove that folder."
+            f"The checkpoint in {folder} does not belong to this run or is damaged; remove that folder."
         ) from error

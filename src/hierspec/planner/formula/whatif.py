@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import read_text, shown_path, toml_table
 from hierspec.pacing.costs import Costs
 from hierspec.planner.formula.figures import (
     BLOCK_ENDS,
@@ -50,22 +50,18 @@ class WhatIf:
 
 
 def read(path: str | Path) -> WhatIf:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise HierspecError(f"The file {path} cannot be read ({reason}); docs/planning.md has its keys.") from error
+    name = shown_path(path)
+    text = read_text(
+        path, lambda reason: HierspecError(f"The file {name} cannot be read ({reason}); docs/planning.md has its keys.")
+    )
     try:
         return from_toml(text)
     except HierspecError as error:
-        raise HierspecError(f"{path}: {error}") from error
+        raise HierspecError(f"{name}: {error}") from error
 
 
 def from_toml(text: str) -> WhatIf:
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise HierspecError(f"This is not valid TOML: {error}.") from error
+    table = toml_table(text, lambda reason: HierspecError(f"This is not valid TOML: {reason}."))
     _check_keys(table, _KEYS, "the file")
     tiers = _tables(table, "tier")
     if not tiers:

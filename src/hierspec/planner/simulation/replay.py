@@ -19,6 +19,7 @@ from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
+from hierspec.core.text_files import json_lines, shown_path
 from hierspec.paths import whole_file
 from hierspec.planner.simulation.trace_scorer import TraceScorer
 from hierspec.planner.simulation.traces import Trace
@@ -63,17 +64,20 @@ def write_records(path: Path, records: Iterable[Record]) -> None:
 
 def read_records(path: Path) -> list[Record]:
     """Records from a file of JSON lines: task, prompt, output."""
+    name = shown_path(path)
+
+    def refuse(reason: str) -> HierspecError:
+        return HierspecError(f"{name} is not a file of records ({reason}); make one with: hierspec bench --record FILE")
+
     records = []
-    try:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                item = json.loads(line)
-                prompt, output = ([int(token) for token in item[name]] for name in ("prompt", "output"))
-                if not prompt or min(prompt + output) < 0:
-                    raise ValueError("a prompt is empty or an id is negative")
-                records.append(Record(str(item.get("task", "")), tuple(prompt), tuple(output)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HierspecError(
-            f"{path} is not a file of records ({error}); make one with: hierspec bench --record FILE"
-        ) from error
+    for number, item in json_lines(path, refuse, lambda line, reason: refuse(f"line {line}: {reason}")):
+        if not (isinstance(item, dict) and _are_ids(item.get("prompt")) and _are_ids(item.get("output"))):
+            raise refuse(f"line {number}: prompt and output must be lists of token ids")
+        if not item["prompt"]:
+            raise refuse(f"line {number}: its prompt is empty")
+        records.append(Record(str(item.get("task", "")), tuple(item["prompt"]), tuple(item["output"])))
     return records
+
+
+def _are_ids(tokens: Any) -> bool:
+    return isinstance(tokens, list) and all(type(token) is int and 0 <= token < 1 << 31 for token in tokens)

@@ -100,12 +100,12 @@ def load_traces(path: Path, about: Mapping[str, Any] | None = None) -> list[Trac
         with safe_open(path, framework="numpy") as file:
             header = json.loads((file.metadata() or {})["hierspec.traces"])
             if header["version"] != VERSION:
-                raise ValueError(f"version {header['version']}, not {VERSION}")
+                raise HierspecError(f"{path} holds traces of another version; remove it and record again.")
             if about is not None and header["about"] != json.loads(json.dumps(about)):
-                raise ValueError("of something else")
+                raise HierspecError(f"{path} holds traces of something else; remove it and record again.")
             return [_read(file, number, item) for number, item in enumerate(header["traces"])]
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HierspecError(f"{path} is not a file of traces ({error}); remove it and record again.") from error
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise HierspecError(f"{path} is not a file of traces; remove it and record again.") from error
 
 
 def _read(file: Any, number: int, item: Mapping[str, Any]) -> Trace:
