@@ -12,8 +12,8 @@ SOURCE = Path(__file__).parent.parent / "src"
 # From the ground up: a room may import rooms of lower floors and its own. Rooms of one floor do not know each other.
 FLOORS = [
     ["hierspec.core", "hierspec.progress", "hierspec.plot"],
-    ["hierspec.paths", "hierspec.machine", "hierspec.pacing", "hierspec.prompts"],
-    ["hierspec.kept", "hierspec.text", "hierspec.prompt_sets"],
+    ["hierspec.paths", "hierspec.in_use", "hierspec.sizes", "hierspec.machine", "hierspec.pacing", "hierspec.prompts"],
+    ["hierspec.cache", "hierspec.kept", "hierspec.text", "hierspec.prompt_sets"],
     ["hierspec.stores", "hierspec.checkpoints"],
     ["hierspec.backends.base"],
     ["hierspec.backends.torch"],

@@ -17,11 +17,12 @@ from typing import Any, TypeVar
 import torch
 
 from hierspec.core.errors import HierspecError
+from hierspec.in_use import mark_used
 from hierspec.machine import machine
 from hierspec.paths import cache_folder, whole_file
 
 _T = TypeVar("_T")
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, HierspecError)
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, HierspecError)
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,11 @@ class KeptFile:
     def read(self, parse: Callable[[str], _T]) -> _T | None:
         """The content; None where there is none or `parse` refuses it: a damaged file is as good as none."""
         try:
-            return parse(self.path.read_text(encoding="utf-8"))
+            content = parse(self.path.read_text(encoding="utf-8"))
         except _DAMAGED:
             return None
+        mark_used(self.path)
+        return content
 
     def read_json(self, from_json: Callable[[Any], _T]) -> _T | None:
         return self.read(lambda text: from_json(json.loads(text)))

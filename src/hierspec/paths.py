@@ -64,7 +64,7 @@ def _replace_folder(temporary: Path, path: Path) -> None:
     # rename() does not replace a folder that holds files, so the old one is moved away first. Another process may
     # write the same folder in between, hence the second try.
     for attempt in (1, 2):
-        aside = _temporary_name(path)
+        aside = temporary_name(path)
         with suppress(FileNotFoundError):
             path.rename(aside)
         try:
@@ -74,39 +74,49 @@ def _replace_folder(temporary: Path, path: Path) -> None:
             if attempt == 2 or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         finally:
-            _remove(aside)
+            remove(aside)
 
 
 @contextmanager
 def _temporary_beside(path: Path) -> Iterator[Path]:
     make_folder(path.parent)
     _remove_abandoned(path)
-    temporary = _temporary_name(path)
+    temporary = temporary_name(path)
     try:
         yield temporary
     except OSError as error:
         raise _cannot_write(path, error) from error
     finally:
-        _remove(temporary)
+        remove(temporary)
 
 
-def _temporary_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+def temporary_name(path: Path) -> Path:
+    """A new name beside `path` for what is not whole: being written, or being deleted."""
+    return path.with_name(f"{_temporary_prefix(path)}{os.getpid()}-{secrets.token_hex(4)}.part")
+
+
+def _temporary_prefix(path: Path) -> str:
+    return f".{path.name[:48]}."  # shortened: a name that just fits must not become one that does not
+
+
+def is_temporary(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(".part")
 
 
 def _remove_abandoned(path: Path) -> None:
     """Removes what a killed process left behind; young ones may belong to a process that is still writing."""
     for temporary in path.parent.glob(".*.part"):
-        if not temporary.name.startswith(f".{path.name}."):
+        if not temporary.name.startswith(_temporary_prefix(path)):
             continue
         try:
             if time.time() - temporary.stat().st_mtime > _ABANDONED_AFTER_SECONDS:
-                _remove(temporary)
+                remove(temporary)
         except OSError:  # removed meanwhile
             continue
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Deletes a file, a folder with all that is in it, or a link and not what it points to."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -44,7 +44,8 @@ def test_what_was_found_for_this_machine_comes_first(tmp_path: Path) -> None:
     other = hierspec.load(tiny_checkpoint(tmp_path / "other"))
     found = Plan(tiers=(TierPlan(exit_layer=2, gather=3),))
     path = save_plan(found, model.about, "made by a test")
-    assert path.read_text().startswith("# made by a test\n")
+    assert "# made by a test\n" in path.read_text()
+    assert [(entry.path, entry.model) for entry in entries() if entry.kind == "plans"] == [(path, "model")]
     assert model.plan(AUTO) == found
     assert other.plan(AUTO) != found
     path.write_text("gather = [", encoding="utf-8")  # damaged: as if there were none

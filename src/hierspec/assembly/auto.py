@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from hierspec.cache import CHOSEN_FOR
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.packs import FEATURE, Pack
 from hierspec.core.plan import Plan, TierPlan
@@ -48,7 +49,7 @@ def saved_plan(about: tuple[str, ...]) -> Plan | None:
 def save_plan(plan: Plan, about: tuple[str, ...], note: str = "") -> Path:
     """Make `auto` mean this plan for this model on this machine."""
     file = _file(about)
-    file.write(with_note(plan, note))
+    file.write(with_note(plan, f"{CHOSEN_FOR}{about[1]}\n{note}"))
     return file.path
 
 

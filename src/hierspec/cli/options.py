@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,12 @@ from hierspec.cli.console import progress_bars
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import NAMED, Plan, TierPlan
 from hierspec.core.sampling import Sampling
+from hierspec.sizes import parse_size
 
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
     from hierspec.stores import Home
     from hierspec.text.tokenizer import Tokenizer
-
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
@@ -145,14 +143,6 @@ def chosen_samplings(arguments: argparse.Namespace) -> list[Sampling]:
         chosen_sampling(argparse.Namespace(**{**vars(arguments), "temperature": temperature}))
         for temperature in temperatures
     ]
-
-
-def parse_size(text: str) -> int:
-    """Bytes from 500M, 4G and the like."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)i?B?", text.strip(), re.IGNORECASE)
-    if not match:
-        raise HierspecError(f"{text!r} is not a size; write it like 500M or 4G.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def numbers(option: str, text: str) -> list[int]:

@@ -65,10 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.planner.choose import choose
     from hierspec.planner.explain import charts, explained
     from hierspec.prompts import own_prompts, read_prompts, spread
+    from hierspec.sizes import parse_size
 
     sampling = Sampling(temperature=arguments.temperature, seed=arguments.seed)
     prompts = spread(own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts), arguments.limit)
-    max_memory = None if arguments.max_memory is None else options.parse_size(arguments.max_memory)
+    max_memory = None if arguments.max_memory is None else parse_size(arguments.max_memory)
     model = options.load_model(arguments)
     with progress_bars() as progress:
         choice = choose(

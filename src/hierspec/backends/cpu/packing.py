@@ -23,8 +23,10 @@ from hierspec.backends.cpu import amx
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32, INT4, INT8
 from hierspec.backends.cpu.quantised import BLOCK_BYTES, GROUPS, quantise_weights
+from hierspec.cache import folder_name, keep_within_limit
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.core.errors import HierspecError
+from hierspec.in_use import claim, mark_used
 from hierspec.paths import cache_folder, whole_file
 from hierspec.progress import Progress, silent
 
@@ -80,7 +82,8 @@ def packed_weights(checkpoint: Checkpoint, kind: int, progress: Progress = silen
     if sum(sizes) < _WORTH_A_FILE:
         return pack_in_memory(config, checkpoint.weights, kind)
     starts = np.cumsum([0, *(-(-size // _ALIGNED) * _ALIGNED for size in sizes)]).tolist()
-    path = cache_folder() / "packed" / f"{checkpoint.folder.name[:80]}-{_key(checkpoint, kind)}.weights"
+    path = cache_folder() / "packed" / f"{folder_name(checkpoint.folder)[:80]}-{_key(checkpoint, kind)}.weights"
+    claim(path)  # before it is looked at: another process may be deleting it
     if not path.is_file() or path.stat().st_size != starts[-1]:
         try:
             with whole_file(path) as temporary, temporary.open("wb") as file:
@@ -90,6 +93,9 @@ def packed_weights(checkpoint: Checkpoint, kind: int, progress: Progress = silen
                     progress("Packing weights (once)", number + 1, len(sizes))
         except HierspecError:  # a full disk, say: memory will do
             return pack_in_memory(config, checkpoint.weights, kind)
+        claim(path)
+        keep_within_limit()
+    mark_used(path)
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     mapped.madvise(mmap.MADV_WILLNEED)
