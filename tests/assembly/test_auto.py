@@ -9,6 +9,7 @@ import pytest
 import hierspec
 from hierspec import Plan, TierPlan
 from hierspec.assembly.auto import AUTO, save_plan, saved_plan
+from hierspec.cache import entries
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.testing.packs import tiny_pack
 
