@@ -2,4 +2,4 @@
 
 
 class HierspecError(Exception):
-    """One sentence: what is wrong and what to do about it. The command line prints it as it is and exits with 1."""
+    """One sentence: what is wrong and what to do about it. The command line prints it as it is and exits with 2."""
