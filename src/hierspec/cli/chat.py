@@ -99,7 +99,7 @@ def _answer(chat: Chat, answering: Answering, message: str) -> bool:
         steps.close()  # type: ignore[attr-defined]
         print(flush=True)
     if (last := chat.last) is not None:
-        if cut := ending(last):
+        if cut := ending(last, chat.sampling.max_tokens):
             note(cut)
         line = f"{last.tokens_per_second:.1f} tokens/s, {last.stats.tokens_per_pass:.2f} tokens per target pass"
         note(("Stopped. " if not whole else "") + line + (" (SYNTHETIC acceptance)" if last.synthetic else ""))

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 HELP = """\
 /help            this list
 /clear           forget the conversation; the system message stays
-/system [TEXT]   set the system message and start over; without TEXT: show it
-/plan [NAME]     go on under another plan, by name or TOML file; without NAME: show it
-/save FILE       write the conversation to a new file: as JSON where its name ends in .json, else as text
+/system [TEXT]   set the system message and start over, or show it
+/plan [NAME]     go on under another plan, a name or a TOML file, or show it
+/save FILE       write the conversation to a new file (.json: as JSON, else text)
 /quit            leave, as Ctrl-D does
 A line that ends with \\ goes on in the next one; so do lines between two lines of \"\"\".
 A message that begins with a slash: put a space before it."""

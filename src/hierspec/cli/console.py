@@ -137,8 +137,11 @@ def plain_write(pieces: Iterable[Piece], stream: TextIO) -> None:
     stream.flush()
 
 
-def ending(generation: Generation) -> str:
+def ending(generation: Generation, max_tokens: int) -> str:
     """Why an answer is not whole; nothing where the model ended it."""
     if generation.ended != "length":
         return ""
-    return f"The answer was cut after {len(generation.tokens)} tokens: raise --max-tokens, or shorten the prompt."
+    written = len(generation.tokens)
+    if written < max_tokens:
+        return f"The answer was cut after {written} tokens: the model's context is full; shorten what came before."
+    return f"The answer was cut after {written} tokens, the limit; --max-tokens raises it."

@@ -163,7 +163,7 @@ def _report(question: _Question, plan: Plan, answer: Generation, plain: Generati
     if arguments.json:
         print_document(document)
         return status
-    if cut := ending(answer):
+    if cut := ending(answer, question.sampling.max_tokens):
         note(cut)
     note(line)
     if arguments.verbose:

@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoints, entry_points
 from hierspec import __version__
 from hierspec.cli.files import check_files
 from hierspec.cli.old_spellings import new_spelling
-from hierspec.cli.parser import Parser, add_command, add_commands
+from hierspec.cli.parser import Parser, add_command, add_commands, refuse
 from hierspec.cli.status import CLOSED_PIPE, INTERRUPTED, USER_ERROR
 from hierspec.core.errors import HierspecError
 
@@ -128,7 +128,7 @@ def run_script(
 
 
 def _refuse(sentence: str) -> int:
-    print(f"hierspec: {sentence}", file=sys.stderr)
+    refuse(sentence)
     return USER_ERROR
 
 

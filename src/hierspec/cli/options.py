@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 PLANS = ("auto", *NAMED)
 _PACK_DRAFTS = ("feature", "small")
 _NO_PACK = "none"
+_MOST_THREADS = 1024
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -138,8 +139,8 @@ def load_model(arguments: argparse.Namespace, plans: tuple[str, ...] | None = No
     Every name is looked at first: `plans` are those of the command, by default what --plan says.
     """
     kv_memory = parse_size(arguments.kv_memory)
-    if arguments.threads is not None and arguments.threads < 1:
-        raise HierspecError(f"--threads must be at least 1, not {arguments.threads}.")
+    if arguments.threads is not None and not 1 <= arguments.threads <= _MOST_THREADS:
+        raise HierspecError(f"--threads must be from 1 to {_MOST_THREADS}, not {arguments.threads}.")
     if plans is None:
         plans = (arguments.plan,) if "plan" in arguments else ()
     read = {plan: read_plan(plan) for plan in plans}

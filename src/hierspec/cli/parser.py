@@ -12,11 +12,16 @@ from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
+from hierspec.cli.status import USER_ERROR
+
 # What argparse says, and how we say it. Versions of Python differ in quotes, so these match loosely.
 _SENTENCES = (
     (r"argument (\S+): invalid int value: (.*)", r"\1 takes a whole number, not \2"),
     (r"argument (\S+): invalid float value: (.*)", r"\1 takes a number, not \2"),
-    (r"argument (?:COMMAND|ACTION): invalid choice: (.*) \(choose from (.*)\)", r"there is no command \1; choose from \2"),
+    (
+        r"argument (?:COMMAND|ACTION): invalid choice: (.*) \(choose from (.*)\)",
+        r"there is no command \1; choose from \2",
+    ),
     (r"argument (\S+): invalid choice: (.*) \(choose from (.*)\)", r"\1 cannot be \2; choose from \3"),
     (r"argument (\S+): expected one argument", r"\1 needs a value"),
     (r"argument (\S+): expected at least one argument", r"\1 needs a value"),
@@ -48,8 +53,8 @@ class Parser(argparse.ArgumentParser):
             if match := re.fullmatch(pattern, message, re.DOTALL):
                 message = match.expand(sentence)
                 break
-        print(f"hierspec: {message[:1].upper()}{message[1:]}; see {self.prog} --help.", file=sys.stderr)
-        raise SystemExit(2)
+        refuse(f"{message[:1].upper()}{message[1:]}; see {self.prog} --help.")
+        raise SystemExit(USER_ERROR)
 
     def _unknown(self, argument: str) -> str:
         if not argument.startswith("-"):
@@ -58,6 +63,12 @@ class Parser(argparse.ArgumentParser):
         options = [option for action in self._actions for option in action.option_strings]
         nearest = difflib.get_close_matches(name, options, n=1)
         return f"there is no option {name}" + (f" (did you mean {nearest[0]}?)" if nearest else "")
+
+
+def refuse(sentence: str) -> None:
+    """Says on standard error what is wrong. Names in it may hold line ends, or what a terminal would obey."""
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in sentence)
+    print(f"hierspec: {shown}", file=sys.stderr)
 
 
 def add_commands(parser: argparse.ArgumentParser, dest: str, metavar: str) -> argparse._SubParsersAction[Any]:

@@ -37,13 +37,13 @@ def check(arguments: argparse.Namespace, samplings: Sequence[Sampling]) -> None:
         except HierspecError as error:
             reasons[kind.name] = str(error)
     if reasons and not arguments.allow_missing and (_named(arguments) or len(reasons) == len(kinds)):
-        raise HierspecError(_refusal(*next(iter(reasons.items()))))
+        raise HierspecError(_refusal(next(iter(reasons.values()))))
 
 
 def miss(engine: str, reason: str, arguments: argparse.Namespace) -> None:
     """An engine that could not be opened: a note where that is allowed, else HierspecError."""
     if _named(arguments) and not arguments.allow_missing:
-        raise HierspecError(_refusal(engine, reason))
+        raise HierspecError(_refusal(reason))
     note(f"{engine} is absent: {reason}")
 
 
@@ -52,5 +52,5 @@ def _named(arguments: argparse.Namespace) -> bool:
     return _ALL not in names(arguments.peers)
 
 
-def _refusal(engine: str, reason: str) -> str:
-    return f"{engine} cannot run: {reason.rstrip('. ')}; or go on without it: --allow-missing."
+def _refusal(reason: str) -> str:
+    return f"{reason.rstrip('. ')}; or go on without it: --allow-missing."
