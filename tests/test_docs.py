@@ -96,7 +96,7 @@ def command_lines(path: Path) -> Iterator[list[str]]:
     """Lines of code blocks that call hierspec, without the explanation that two spaces or a # set off."""
     indented = re.findall(r"^    (?=\S)(.*)$", text_of(path), re.MULTILINE)
     for line in "\n".join([*blocks(path, "(?:sh)?"), *indented]).splitlines():
-        for command in re.split(r"  +|\s#\s", line.removeprefix("$ "))[0].split(" && "):
+        for command in re.split(r"  +|\s[#>]\s", line.removeprefix("$ "))[0].split(" && "):
             program, _, arguments = command.strip().partition(" ")
             if Path(program).name == "hierspec":
                 yield shlex.split(arguments)

@@ -10,7 +10,7 @@ import pytest
 from soak import command_lines
 
 from hierspec.cli.main import main, run_safely
-from hierspec.core.errors import HierspecError
+from hierspec.core.errors import DifferentTexts, HierspecError
 
 LONG = "a" * 300
 
@@ -170,6 +170,7 @@ def test_statuses(capsys):
     assert run_safely(lambda: 0) == 0
     assert run_safely(lambda: 1) == 1
     assert fails(HierspecError("No.")) == 2
+    assert fails(DifferentTexts("Not the same.")) == 1
     assert fails(KeyboardInterrupt()) == 130
     assert fails(BrokenPipeError()) == 141
     capsys.readouterr()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hierspec.cli.console import progress_bars
 from hierspec.cli.main import main
 from hierspec.cli.report import Report, table_lines
 
@@ -92,3 +93,30 @@ def test_files_hold_names_that_are_no_text(tmp_path):
     output = tmp_path / "out.json"
     Report(json=True).document({"command": "hierspec \udcff"}, output)
     assert json.loads(output.read_text(encoding="utf-8")) == {"command": "hierspec \udcff"}
+
+
+def test_what_takes_long_is_named_once_where_no_terminal_is(monkeypatch, capsys):
+    timers = []
+
+    class Timer:
+        """Tells what would be shown, and when."""
+
+        def __init__(self, seconds, show):
+            self.show, self.ended = show, False
+            timers.append(self)
+
+        def start(self):
+            pass
+
+        def cancel(self):
+            self.ended = True
+
+    monkeypatch.setattr("hierspec.cli.console.threading.Timer", Timer)
+    with progress_bars() as progress:
+        for done in range(3):
+            progress("Quick", done, 2)
+            progress("Slow", done, 9)
+        assert [timer.ended for timer in timers] == [True, False]
+        timers[1].show()
+    assert all(timer.ended for timer in timers)
+    assert capsys.readouterr().err == "Slow …\n"

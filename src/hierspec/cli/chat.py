@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.chat import Chat
 
     plan = options.chosen_plan(model, arguments)
-    model.hierarchy(plan)  # a plan that cannot run is refused before anybody types
+    options.prepare(model, plan)  # one that cannot run is refused before anybody types
     chat = Chat(model, arguments.system, plan=plan, sampling=sampling)
     if arguments.verbose:
         for line in plan_in_words(model, arguments.plan, plan):

@@ -44,20 +44,27 @@ class OutputFile(_NamedPath):
         _check_writable(self)
 
 
-class OutputFolder(_NamedPath):
-    """A folder that a command writes to."""
+class Folder(_NamedPath):
+    """A folder that a command looks into, if it is there."""
 
     def check(self) -> None:
         if self.exists() and not self.is_dir():
             raise HierspecError(f"{self} is a file; name a folder.")
-        _check_writable(self)
+
+
+class OutputFolder(Folder):
+    """A folder that a command writes to, and makes if need be."""
+
+    def check(self) -> None:
+        super().check()
+        _check_writable(self / "a file")
 
 
 def check_files(arguments: argparse.Namespace) -> None:
     """HierspecError for the first file that cannot be used as the command would."""
     for value in vars(arguments).values():
         for path in value if isinstance(value, list) else [value]:
-            if isinstance(path, InputFile | OutputFile | OutputFolder):
+            if isinstance(path, InputFile | OutputFile | Folder):
                 path.check()
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hierspec.cli import options
 from hierspec.cli.answering import Answering
 from hierspec.cli.auto import plan_in_words
-from hierspec.cli.console import ending, note
+from hierspec.cli.console import ending, note, progress_bars
 from hierspec.cli.files import InputFile
 from hierspec.cli.parser import is_text, text
 from hierspec.cli.report import print_document
@@ -94,17 +94,25 @@ def run(arguments: argparse.Namespace) -> int:
         for line in plan_in_words(model, arguments.plan, plan):
             note(line)
         note(stated(added_weights(model, plan)))
+    options.prepare(model, plan)
     if arguments.check:
         sampling = replace(sampling, seed=sampling.seed if sampling.seed is not None else 0)
-        warming_up = model.apart()  # with stores of its own: the timed run must not find its answer in a history
-        for warming in (Plan(), plan):  # the first passes of a process pay for pages and threads
-            warming_up.generate(ids, plan=warming, sampling=replace(sampling, max_tokens=min(8, sampling.max_tokens)))
-            model.hierarchy(warming)  # opens its stores
+        _warm_up(model, ids, plan, replace(sampling, max_tokens=min(8, sampling.max_tokens)))
     question = _Question(model, ids, sampling, arguments)
     plain = question.answer(Plan(), "plain decoding", to_stderr=True) if arguments.check else None
     with model:
         answer = question.answer(plan, f"plan {arguments.plan}")
     return _report(question, plan, answer, plain)
+
+
+def _warm_up(model: LanguageModel, ids: list[int], plan: Plan, sampling: Sampling) -> None:
+    """The first passes of a process pay for pages and threads, which is not what --check is to time."""
+    apart = model.apart()  # with stores of its own: the timed run must not find its answer in a history
+    with progress_bars() as progress:
+        for number, warming in enumerate((Plan(), plan)):
+            progress("Warming up", number, 2)
+            apart.generate(ids, plan=warming, sampling=sampling)
+            model.hierarchy(warming)  # opens its stores
 
 
 def _prompt(arguments: argparse.Namespace) -> str:

@@ -14,8 +14,8 @@ from hierspec import __version__
 from hierspec.cli.files import check_files
 from hierspec.cli.old_spellings import new_spelling
 from hierspec.cli.parser import Parser, add_command, add_commands, refuse
-from hierspec.cli.status import CLOSED_PIPE, INTERRUPTED, USER_ERROR
-from hierspec.core.errors import HierspecError
+from hierspec.cli.status import CLOSED_PIPE, DIFFERENT, INTERRUPTED, USER_ERROR
+from hierspec.core.errors import DifferentTexts, HierspecError
 
 COMMANDS = {
     "generate": "stream a model's answer to a prompt",
@@ -98,6 +98,9 @@ def run_safely(command: Callable[[], int]) -> int:
             return command()
         finally:
             sys.stdout.flush()  # here, where a reader that has gone can still be told from a defect
+    except DifferentTexts as error:
+        _refuse(str(error))
+        return DIFFERENT
     except HierspecError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hierspec.cli.console import progress_bars
-from hierspec.cli.files import InputFile, OutputFolder
+from hierspec.cli.files import Folder, InputFile
 from hierspec.cli.parser import completes, name, text
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import NAMED, Plan, TierPlan
@@ -40,7 +40,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 def add_stores_folder(parser: argparse._ActionsContainer) -> None:
     help_text = "folder of its databases (default: in the cache)"
-    parser.add_argument("--stores", type=OutputFolder, metavar="DIR", help=help_text)
+    parser.add_argument("--stores", type=Folder, metavar="DIR", help=help_text)
 
 
 def add_device(parser: argparse._ActionsContainer) -> None:
@@ -202,6 +202,13 @@ def chosen_plan(model: LanguageModel, arguments: argparse.Namespace) -> Plan:
     # Tiers that were asked for replace those that `auto` would choose.
     plan = model.plan("lookup" if added and arguments.plan == "auto" else arguments.plan)
     return replace(plan, tiers=(*plan.tiers, *added))
+
+
+def prepare(model: LanguageModel, plan: Plan) -> None:
+    """Opens what the plan needs, with progress: the first time on a machine its passes are timed, for some seconds."""
+    with progress_bars() as progress:
+        progress("Preparing the plan", 0, 1)
+        model.hierarchy(plan)
 
 
 def chosen_sampling(arguments: argparse.Namespace) -> Sampling:

@@ -20,7 +20,7 @@ _SENTENCES = (
     (r"argument (\S+): invalid float value: (.*)", r"\1 takes a number, not \2"),
     (
         r"argument (?:COMMAND|ACTION): invalid choice: (.*) \(choose from (.*)\)",
-        r"there is no command \1; choose from \2",
+        r"There is no command \1; choose from \2",
     ),
     (r"argument (\S+): invalid choice: (.*) \(choose from (.*)\)", r"\1 cannot be \2; choose from \3"),
     (r"argument (\S+): expected one argument", r"\1 needs a value"),
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         name = argument.partition("=")[0]
         options = [option for action in self._actions for option in action.option_strings]
         nearest = difflib.get_close_matches(name, options, n=1)
-        return f"there is no option {name}" + (f" (did you mean {nearest[0]}?)" if nearest else "")
+        return f"There is no option {name}" + (f" (did you mean {nearest[0]}?)" if nearest else "")
 
 
 def refuse(sentence: str) -> None:

@@ -65,7 +65,7 @@ def table_lines(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
             lines.append(_GAP.join("-" * wide for wide in widths))
         # A row of a table may be indented, below another that it is a part of.
         indent = " " * (len(row[0]) - len(row[0].lstrip(" ")))
-        first = textwrap.wrap(row[0], widths[0], subsequent_indent=indent, drop_whitespace=True) or [""]
+        first = textwrap.wrap(row[0], widths[0], subsequent_indent=indent + _GAP) or [""]
         first[0] = indent + first[0].lstrip(" ")
         cells = [cell.rjust(wide) for cell, wide in zip(row[1:], widths[1:], strict=True)]
         lines.append(_GAP.join([first[0].ljust(widths[0]), *cells]).rstrip())

@@ -52,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.stores.history import SHARED, HistoryStore
 
     recorded = read_records(arguments.record)
+    if not recorded:
+        raise HierspecError(f"{arguments.record} holds no records; make some with: hierspec bench run --record FILE")
     records = distinct(recorded)
     costs = None if arguments.costs is None else read_costs(arguments.costs)
     _, vocabulary, home = options.load_home(arguments)

@@ -19,7 +19,7 @@ from typing import Any
 
 from hierspec.cli import options, train_measure, train_skip
 from hierspec.cli.console import note, progress_bars
-from hierspec.cli.files import InputFile, OutputFolder
+from hierspec.cli.files import Folder, InputFile, OutputFolder
 from hierspec.cli.parser import add_command, add_commands
 from hierspec.cli.report import Report
 from hierspec.core.errors import HierspecError
@@ -78,7 +78,7 @@ def _add_training(part: argparse.ArgumentParser) -> None:
     """What exits and drafts have in common."""
     part.add_argument(
         "--begin",
-        type=OutputFolder,
+        type=Folder,
         metavar="PACK",
         help="start from the same part of this pack (default: from layers of the model)",
     )

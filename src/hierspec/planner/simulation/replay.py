@@ -72,10 +72,8 @@ def read_records(path: Path) -> list[Record]:
                 if not prompt or min(prompt + output) < 0:
                     raise ValueError("a prompt is empty or an id is negative")
                 records.append(Record(str(item.get("task", "")), tuple(prompt), tuple(output)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise HierspecError(
-            f"{path} is not a file of records; make one with: hierspec bench run --record FILE"
+            f"{path} is not a file of records ({error}); make one with: hierspec bench --record FILE"
         ) from error
-    if not records:
-        raise HierspecError(f"{path} holds no records; make some with: hierspec bench run --record FILE")
     return records
