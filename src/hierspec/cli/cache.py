@@ -127,4 +127,6 @@ def _seconds(age: str) -> float:
 
 def _ago(last_used: float) -> str:
     hours = max(0.0, time.time() - last_used) / 3600
+    if hours < 2:
+        return f"{60 * hours:.0f} min ago"
     return f"{hours:.0f} h ago" if hours < 48 else f"{hours / 24:.0f} days ago"

@@ -29,30 +29,35 @@ class Command:
     files: bool = False  # and whether that may be a file
 
 
-_BASH = """\
-# bash completion for hierspec; made by: hierspec completion bash
-_hierspec() {{
-    local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} command="" word index
-    # = and : split words in bash; the option before = is the one to complete.
-    [[ $current == "=" ]] && current=""
-    [[ $previous == "=" ]] && previous=${{COMP_WORDS[COMP_CWORD-2]}}
-    for ((index = 1; index < COMP_CWORD; index++)); do
-        word=${{COMP_WORDS[index]}}
+# What bash and zsh have in common: which command was typed, and what may follow it.
+_CASES = """\
+    for ((index = {first}; index < {last}; index++)); do
+        word=${{{typed}[index]}}
         case "$command $word" in
 {walk}
             *) [[ $word == -* ]] && break ;;
         esac
     done
-    local words="" files=""
+    local offered="" files=""
     case "$command:$previous" in
 {values}
         *)
             case "$command" in
 {follow}
             esac ;;
-    esac
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
+    esac"""
+
+_BASH = """\
+# bash completion for hierspec; made by: hierspec completion bash
+_hierspec() {{
+    local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} command="" word index
+    # = splits words in bash; the option before it is the one to complete.
+    [[ $current == "=" ]] && current=""
+    [[ $previous == "=" ]] && previous=${{COMP_WORDS[COMP_CWORD-2]}}
+{cases}
+    COMPREPLY=($(compgen -W "$offered" -- "$current"))
     [[ -n $files && $current != -* ]] && COMPREPLY+=($(compgen -f -- "$current"))
+    return 0
 }}
 complete -o filenames -F _hierspec hierspec
 """
@@ -62,22 +67,8 @@ _ZSH = """\
 # zsh completion for hierspec; made by: hierspec completion zsh
 _hierspec() {{
     local current=${{words[CURRENT]}} previous=${{words[CURRENT-1]}} command="" word index
-    for ((index = 2; index < CURRENT; index++)); do
-        word=${{words[index]}}
-        case "$command $word" in
-{walk}
-            *) [[ $word == -* ]] && break ;;
-        esac
-    done
-    local words_="" files=""
-    case "$command:$previous" in
-{values}
-        *)
-            case "$command" in
-{follow}
-            esac ;;
-    esac
-    compadd -- ${{=words_}}
+{cases}
+    compadd -- ${{=offered}}
     [[ -n $files && $current != -* ]] && _files
     return 0
 }}
@@ -102,11 +93,11 @@ complete -c hierspec -f
 
 
 def bash(commands: Sequence[Command]) -> str:
-    return _cases(_BASH, commands, "words")
+    return _BASH.format(cases=_cases(commands, first="1", last="COMP_CWORD", typed="COMP_WORDS"))
 
 
 def zsh(commands: Sequence[Command]) -> str:
-    return _cases(_ZSH, commands, "words_")
+    return _ZSH.format(cases=_cases(commands, first="2", last="CURRENT", typed="words"))
 
 
 def fish(commands: Sequence[Command]) -> str:
@@ -134,8 +125,7 @@ def fish(commands: Sequence[Command]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cases(script: str, commands: Sequence[Command], variable: str) -> str:
-    """The same three `case` tables for bash and zsh: the walk along commands, values of options, what may follow."""
+def _cases(commands: Sequence[Command], **names: str) -> str:
     walk, values, follow = [], [], []
     for command in commands:
         for name in command.commands:
@@ -144,14 +134,15 @@ def _cases(script: str, commands: Sequence[Command], variable: str) -> str:
         for option in command.options:
             if option.takes_value:
                 pattern = "|".join(_quote(f"{command.path}:{name}") for name in option.names)
-                found = [f"{variable}={_quote(' '.join(option.words))}"] if option.words else []
-                found += ["files=1"] if option.files else []
-                values.append(f"        {pattern}) {'; '.join([*found, ':'])} ;;")
+                values.append(f"        {pattern}) {_offer(option.words, option.files)} ;;")
         options = [name for option in command.options for name in option.names]
-        words = " ".join([*command.commands, *command.words, *options])
-        files = "; files=1" if command.files else ""
-        follow.append(f"                {_quote(command.path)}) {variable}={_quote(words)}{files} ;;")
-    return script.format(walk="\n".join(walk), values="\n".join(values), follow="\n".join(follow))
+        offered = (*command.commands, *command.words, *options)
+        follow.append(f"                {_quote(command.path)}) {_offer(offered, command.files)} ;;")
+    return _CASES.format(walk="\n".join(walk), values="\n".join(values), follow="\n".join(follow), **names)
+
+
+def _offer(words: Sequence[str], files: bool) -> str:
+    return f"offered={_quote(' '.join(words))}" + ("; files=1" if files else "")
 
 
 def _quote(text: str) -> str:
