@@ -108,6 +108,8 @@ def test_exits_of_plan_files_are_looked_at_before_a_model_is_loaded(tmp_path, ti
         (["plan", "--prompts", "missing.jsonl"], "there is no such file"),
         (["plan", "--show", "--output", "x.toml"], "leave it out"),
         (["train", "draft", "--output", "file"], "is a file; name a folder"),
+        (["train", "draft", "--output", "/"], "has no name of its own"),
+        (["train", "draft", "--output", "."], "has no name of its own"),
         (["train", "draft", "--output", "x", "--text", "missing.txt"], "there is no such file"),
         (["train", "measure", "--prompts", "file", "--max-tokens", "0"], "--max-tokens must be at least 1"),
         (["store", "build", "corpus", "--files", "missing.txt"], "there is no such file"),

@@ -45,7 +45,7 @@ def command_words(
             summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, subparser in action.choices.items():
                 command.commands[name] = summaries.get(name, "")
-                below.append((name, extras.get(name, subparser) if not path else subparser))
+                below.append((name, subparser if path else extras.get(name) or subparser))
             continue
         words, files = _values(action)
         if not action.option_strings:

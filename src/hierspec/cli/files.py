@@ -57,6 +57,8 @@ class OutputFolder(Folder):
 
     def check(self) -> None:
         super().check()
+        if self.name in ("", ".."):  # files beside it are named after it
+            raise HierspecError(f"{self} has no name of its own; name a folder below it.")
         _check_writable(self / "a file")
 
 
