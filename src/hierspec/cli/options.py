@@ -133,7 +133,7 @@ def add_sampling(parser: argparse.ArgumentParser, several: bool = False) -> None
     )
 
 
-def load_model(arguments: argparse.Namespace, plans: tuple[str, ...] | None = None) -> LanguageModel:
+def load_model(arguments: argparse.Namespace, *, plans: tuple[str, ...] | None = None) -> LanguageModel:
     """The model that the options name, with progress on stderr. torch is imported here, not for --help.
 
     Every name is looked at first: `plans` are those of the command, by default what --plan says.

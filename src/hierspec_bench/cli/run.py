@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     listed = common.chosen_plans(arguments)
     engines.check(arguments, samplings)
     name, prompts = common.chosen_prompts(arguments)
-    model = options.load_model(arguments, listed)
+    model = options.load_model(arguments, plans=listed)
     plans = {name: model.plan(name) for name in listed}
     for plan in plans.values():
         model.hierarchy(plan)  # a plan that cannot run is refused before anything is measured
