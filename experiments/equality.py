@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from hierspec.cli import options
-from hierspec.cli.console import command_line, hand_out, note, progress_bars
+from hierspec.cli.console import note, progress_bars
 from hierspec.cli.main import run_script
+from hierspec.cli.report import command_line, hand_out
 from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan
@@ -161,7 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
     """An interrupted run hands out what it has compared."""
     if arguments.tokens < 1:
         raise HierspecError(f"--tokens must be at least 1, not {arguments.tokens}.")
-    names = common.names(arguments.plans)
+    names = options.names(arguments.plans)
     if len(names) != 1:
         raise HierspecError("One plan is compared with plain decoding; give --plans one name.")
     _, prompts = common.chosen_prompts(arguments)

@@ -26,8 +26,9 @@ from hispec_synthetic import predicted_speedup
 
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.cli import options
-from hierspec.cli.console import hand_out, note, progress_bars
+from hierspec.cli.console import note, progress_bars
 from hierspec.cli.main import run_script
+from hierspec.cli.report import hand_out
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import LanguageModel

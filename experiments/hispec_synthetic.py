@@ -26,8 +26,9 @@ from hierspec.assembly.drafts import LoadOptions
 from hierspec.backends.base import Backend
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.cli import options
-from hierspec.cli.console import hand_out, note, progress_bars
+from hierspec.cli.console import note, progress_bars
 from hierspec.cli.main import run_script
+from hierspec.cli.report import hand_out
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import LanguageModel
 from hierspec.pacing.costs import Costs
@@ -191,7 +192,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    common.at_least_one(arguments, "limit")
+    options.at_least_one(arguments, "limit")
     sampling = options.chosen_sampling(arguments)
     if arguments.threads is not None:
         torch.set_num_threads(max(1, arguments.threads))

@@ -24,8 +24,9 @@ import torch
 from hierspec.assembly.auto import AUTO
 from hierspec.chat import Chat
 from hierspec.cli import options
-from hierspec.cli.console import command_line, hand_out, note, progress_bars
+from hierspec.cli.console import note, progress_bars
 from hierspec.cli.main import run_script
+from hierspec.cli.report import command_line, hand_out
 from hierspec.core.plan import Plan
 from hierspec.core.sampling import Sampling
 from hierspec.equality import Difference, first_difference
@@ -186,7 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
     sampling = options.chosen_sampling(arguments)
     sampling = replace(sampling, seed=sampling.seed or 0)
     model = options.load_model(arguments)
-    plans = {name: model.plan(name) for name in common.names(arguments.plans)}
+    plans = {name: model.plan(name) for name in options.names(arguments.plans)}
     with progress_bars() as progress:
         phases = PhaseRun(model, plans, sampling)
         text = shifting_text(phases, CONVERSATIONS[: arguments.limit or len(CONVERSATIONS)], progress)

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import hierspec
-from hierspec.cli.console import command_line, hand_out, progress_bars
+from hierspec.cli.console import progress_bars
 from hierspec.cli.main import run_script
+from hierspec.cli.report import command_line, hand_out
 from hierspec.core.errors import HierspecError
 
 _MODELS = {"SmolLM2-135M-Instruct": None, "SmolLM2-135M-Instruct-ee": "default-ee"}

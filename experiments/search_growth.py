@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hierspec.cli.console import command_line, hand_out, progress_bars
+from hierspec.cli.console import progress_bars
 from hierspec.cli.main import run_script
+from hierspec.cli.report import command_line, hand_out
 from hierspec.machine import machine
 from hierspec.pacing.costs import Costs
 from hierspec.paths import whole_file

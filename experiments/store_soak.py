@@ -26,8 +26,9 @@ import killed_writer
 import numpy as np
 from killed_writer import DOCUMENTS, document
 
-from hierspec.cli.console import command_line, hand_out, note, progress_bars
+from hierspec.cli.console import note, progress_bars
 from hierspec.cli.main import run_script
+from hierspec.cli.report import command_line, hand_out
 from hierspec.core.errors import HierspecError
 from hierspec.machine import machine
 from hierspec.progress import Progress, silent

@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.cli.console import command_line, hand_out, note, progress_bars
+from hierspec.cli.console import note, progress_bars
 from hierspec.cli.main import run_script
+from hierspec.cli.report import command_line, hand_out
 from hierspec.core.errors import HierspecError
 from hierspec.core.interfaces import Store
 from hierspec.machine import machine

@@ -16,6 +16,12 @@ def _threads(request):
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _no_lines_of_progress(monkeypatch):
+    """Commands name what takes longer than two seconds, on stderr: no test may depend on what that is here."""
+    monkeypatch.setattr("hierspec.cli.console._LINES_AFTER_SECONDS", 3600.0)
+
+
 @pytest.fixture(scope="session")
 def default_model():
     """The real default model, fetched and converted on first use."""

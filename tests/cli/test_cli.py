@@ -1,30 +1,31 @@
 """The command line as a stranger meets it: what it prints where, and one sentence for everything that goes wrong."""
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from hierspec.cli.main import COMMANDS, EXTRAS, main
+from hierspec.cli.completion import command_words
+from hierspec.cli.main import extra_parsers, main, make_parser
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 PROGRAM = [sys.executable, "-m", "hierspec"]
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return str(tiny_checkpoint(tmp_path_factory.mktemp("cli") / "tiny", "llama"))
+ALL_COMMANDS = [command.path for command in command_words("", make_parser(), extra_parsers()) if command.path]
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *EXTRAS])
+@pytest.mark.parametrize("command", ALL_COMMANDS)
 def test_every_command_has_help_with_an_example(command, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert stopped.value.code == 0
-    assert f"hierspec {command} " in capsys.readouterr().out.split("example")[1]
+    assert re.search(rf"hierspec {command}\b", capsys.readouterr().out.split("example")[1])
 
 
 def test_generate_writes_the_text_to_stdout_and_the_rest_to_stderr(tiny, capsys):
@@ -58,16 +59,6 @@ def test_colour_marks_drafted_tokens(tiny, capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     assert main(["generate", tiny, "-p", "abab abab", "--max-tokens", "60", "--colour"]) == 0
     assert "\x1b[3" not in capsys.readouterr().out
-
-
-def test_chat_answers_line_by_line(tiny):
-    done = subprocess.run(
-        [*PROGRAM, "chat", tiny, "--json", "--max-tokens", "5"], input="hi\nagain\n", capture_output=True, text=True
-    )
-    assert done.returncode == 0
-    turns = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(turns) == 2
-    assert all(turn["tokens_per_second"] > 0 for turn in turns)
 
 
 def test_bench_ends_with_the_document_and_writes_it(tiny, tmp_path, capsys):
@@ -111,36 +102,23 @@ def test_plan_files_are_used(tiny, tmp_path, capsys):
         (["-p", "x", "--top-p", "0"], "top_p must be"),
         (["-p", "x", "--max-tokens", "0"], "max_tokens must be at least 1"),
         (["-p", "x" * 2000], "shorten the prompt"),
-        (["-p", "x", "--plan", "hispek"], "did you mean 'hispec'?"),
-        (["-p", "x", "--plan", "missing.toml"], "cannot be read"),
-        (["-p", "x", "--exit", "9"], "has 4 layers"),
-        (["-p", "x", "--draft", "no/such/folder"], "no model at"),
-        (["-p", "x", "--kv-memory", "lots"], "write it like 500M or 4G"),
         (["-p", "x", "--kv-memory", "10K"], "raise --kv-memory"),
         (["-p", "x", "--dtype", "int1"], "Unknown dtype"),
-        (["-p", "x", "--threads", "0"], "--threads must be"),
         (["-p", "x", "--backend", "magic"], "choose auto, compiled, compiled-vectors, torch"),
         (["-p", "x", "--backend", "compiled", "--dtype", "float16"], "use --backend torch"),
         (["-p", "x", "--device", "cuda"], "No CUDA GPU"),
-        (["-f", "missing.txt"], "prompt cannot be read"),
         (["-p", "x", "--raw", "--system", "y"], "leave out --raw"),
-        (["-p", ""], "shorten|empty|tokens"),
     ],
 )
 def test_bad_input_is_one_sentence_and_a_status(tiny, capsys, arguments, told):
-    import re
-
     import torch
 
     if "--device" in arguments and torch.cuda.is_available():
         pytest.skip("this machine has a CUDA GPU")
     status = main(["generate", tiny, *arguments])
     err = capsys.readouterr().err
-    if arguments == ["-p", ""]:  # an empty prompt is fine where a chat template surrounds it
-        assert status == 0
-        return
-    assert status == 1
-    assert re.search(told, err)
+    assert status == 2
+    assert told in err
     assert err.startswith("hierspec: ")
     assert err.count("\n") == 1
 
@@ -158,7 +136,7 @@ def test_bad_input_is_one_sentence_and_a_status(tiny, capsys, arguments, told):
 def test_damaged_folders_are_one_sentence(tmp_path, capsys, damage, told):
     folder = tiny_checkpoint(tmp_path / "damaged", "llama")
     damage(folder)
-    assert main(["generate", str(folder), "-p", "x"]) == 1
+    assert main(["generate", str(folder), "-p", "x"]) == 2
     err = capsys.readouterr().err
     assert told in err
     assert err.count("\n") == 1
@@ -171,7 +149,7 @@ def test_weights_that_are_no_numbers_are_told(tmp_path, capsys):
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"][3] = float("nan")
     save_file(weights, folder / "model.safetensors")
-    assert main(["generate", str(folder), "-p", "x"]) == 1
+    assert main(["generate", str(folder), "-p", "x"]) == 2
     assert "not numbers" in capsys.readouterr().err
 
 
@@ -194,10 +172,14 @@ def test_control_c_in_a_stream_stops_cleanly(tmp_path):
     assert b"Stopped after" in err
 
 
-def test_a_reader_that_goes_away_is_no_error(tiny):
-    command = f"{sys.executable} -m hierspec generate {tiny} -p abc --max-tokens 400 --plan plain | head -c 1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=120)
-    assert b"Traceback" not in done.stderr
+def test_a_reader_that_goes_away_is_no_error(loaded, monkeypatch, capsys):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert main(["generate", "-p", "abc", "--max-tokens", "9"]) == 141
+    assert capsys.readouterr().err == ""
 
 
 def test_help_does_not_wait_for_torch():

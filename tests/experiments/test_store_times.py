@@ -47,7 +47,7 @@ def test_the_command_writes_the_document_and_the_chart(tmp_path, capsys, monkeyp
     assert [row["tokens"] for row in document["context"]] == [1000]
     assert [row["tokens"] for row in document["history"]] == [2000]
     assert (tmp_path / "stores.svg").read_text() == chart(document).svg()
-    assert main(["--largest", "5"]) == 1
+    assert main(["--largest", "5"]) == 2
     drawn = tmp_path / "again.svg"
     assert main(["--draw", str(output), "--output", str(drawn)]) == 0
     assert drawn.read_text() == chart(document).svg()

@@ -249,7 +249,7 @@ def test_a_new_conversation_is_told_and_what_cannot_be_told_is_refused(peer):
 
 
 def test_options_that_other_engines_do_not_know_are_refused(model, capsys):
-    assert main(["bench", "run", str(model.folder), "--baselines", "openvino", "--top-p", "0.9", "--stop", "x"]) == 1
+    assert main(["bench", "run", str(model.folder), "--baselines", "openvino", "--top-p", "0.9", "--stop", "x"]) == 2
     assert "not --top-p, --stop: leave that out, or --peers" in " ".join(capsys.readouterr().err.split())
 
 
@@ -384,7 +384,7 @@ def test_an_install_that_fails_is_told_and_kept(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     wrong = Environment("vllm", ("hierspec-no-such-package==1.0",))
     monkeypatch.setitem(ENVIRONMENTS, "vllm", wrong)
-    assert main(["bench", "peers", "--install", "vllm"]) == 1
+    assert main(["bench", "peers", "--install", "vllm"]) == 2
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert "No matching distribution found for hierspec-no-such-package==1.0" in said["absent_peers"]["vllm"]
     with pytest.raises(HierspecError, match=r"could not be installed \(No matching distribution"):

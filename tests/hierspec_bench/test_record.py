@@ -397,9 +397,9 @@ def test_a_stopped_command_leaves_a_document_and_goes_on(model, tmp_path):
     assert 0 < partial["prompts_done"] < 200
     assert partial["plans"]["lookup"]["prompts"] == partial["prompts_done"]
     assert "resumes from here" in err
-    assert main([*command, "--limit", "5"]) == 1  # other prompts
+    assert main([*command, "--limit", "5"]) == 2  # other prompts
     otherwise = subprocess.run([*ours, "--threads", str(partial["threads"] + 1)], capture_output=True, check=False)
-    assert (otherwise.returncode, b"another setting (machine)" in otherwise.stderr) == (1, True)
+    assert (otherwise.returncode, b"another setting (machine)" in otherwise.stderr) == (2, True)
     measured = partial["plans"]["lookup"]["by_prompt"]
     subprocess.run(ours, check=True, capture_output=True)
     whole = json.loads(output.read_text())
@@ -430,7 +430,7 @@ def test_several_temperatures_and_mistakes_are_told(model, tmp_path, capsys):
         (["--temperature", "1,1.0"], "twice"),
         (["--repeats", "0"], "--repeats must be at least 1"),
     ):
-        assert main([*command, *extra]) == 1
+        assert main([*command, *extra]) == 2
         assert told in capsys.readouterr().err
 
 

@@ -106,7 +106,7 @@ def test_the_command_writes_a_plan_and_auto_is_it(
         "--output",
         str(tmp_path / "out" / "my.toml"),
     ]
-    assert main([*command, "--explain", "--results", str(tmp_path / "out" / "plan.json")]) == 0
+    assert main([*command, "--explain", "--save", "--results", str(tmp_path / "out" / "plan.json")]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document == json.loads((tmp_path / "out" / "plan.json").read_text())
     written = Plan.read(tmp_path / "out" / "my.toml")

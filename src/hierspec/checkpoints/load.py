@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
-from hierspec.checkpoints.default import DEFAULT_NAME, default_model
+from hierspec.checkpoints.default import DEFAULT_NAME, default_model, default_model_here
 from hierspec.checkpoints.delta import ChangedWeights
 from hierspec.checkpoints.families import family_named, from_huggingface
 from hierspec.checkpoints.gguf_file import convert, converted, gguf_config
@@ -22,7 +22,7 @@ from hierspec.checkpoints.packs import EARLY_EXIT, Pack, open_pack, shipped_pack
 from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress, silent
 
-__all__ = ["Checkpoint", "expected_tensors", "known_config", "load_checkpoint", "read_config"]
+__all__ = ["Checkpoint", "expected_tensors", "find_source", "known_config", "load_checkpoint", "read_config"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _EARLY_EXIT_NAME = "default-ee"  # the default model with the delta of its pack
@@ -92,10 +92,29 @@ def _config(path: Path) -> DecoderConfig:
     return gguf_config(path) if folder is None else read_config(folder)
 
 
-def known_config(source: str) -> DecoderConfig | None:
+def known_config(source: str | Path | None) -> DecoderConfig | None:
     """The configuration of a model on this machine; None where it would have to be fetched first."""
-    path = Path(source).expanduser()
-    return _config(path) if path.is_dir() or (path.suffix == ".gguf" and path.is_file()) else None
+    path = default_model_here() if _is_default(source) else Path(str(source)).expanduser()
+    if path is None or not (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
+        return None
+    return _config(path)
+
+
+def find_source(source: str | Path | None) -> Path | None:
+    """A model's folder or GGUF file; None where it is fetched (a hub name, the default model). Fetches nothing.
+
+    HierspecError where it can be none of these.
+    """
+    if _is_default(source):
+        return None
+    path = Path(str(source)).expanduser()
+    if path.is_dir() or path.suffix == ".gguf":
+        return path
+    if path.exists():
+        raise HierspecError(f"{path} is neither a model folder nor a .gguf file: {_OPTIONS}.")
+    if isinstance(source, str) and _HUB_NAME.fullmatch(source):
+        return None
+    raise HierspecError(f"There is no model at {source}: {_OPTIONS}.")
 
 
 def read_config(folder: Path) -> DecoderConfig:
@@ -109,18 +128,16 @@ def read_config(folder: Path) -> DecoderConfig:
 
 def _locate(source: str | Path | None, progress: Progress) -> tuple[str, Path]:
     """The name of a model, and its folder or GGUF file."""
-    if source is None or str(source) in ("default", _EARLY_EXIT_NAME):
+    if _is_default(source):
         return DEFAULT_NAME, default_model(progress)
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path.resolve().name, path
-    if path.suffix == ".gguf":
-        return path.stem, path
-    if path.exists():
-        raise HierspecError(f"{path} is neither a model folder nor a .gguf file: {_OPTIONS}.")
-    if isinstance(source, str) and _HUB_NAME.fullmatch(source):
-        return source, _download(source)
-    raise HierspecError(f"There is no model at {source}: {_OPTIONS}.")
+    path = find_source(source)
+    if path is None:
+        return str(source), _download(str(source))
+    return (path.resolve().name if path.is_dir() else path.stem), path
+
+
+def _is_default(source: str | Path | None) -> bool:
+    return source is None or str(source) in ("default", _EARLY_EXIT_NAME)
 
 
 def _download(name: str) -> Path:

@@ -5,48 +5,52 @@ rich is imported where it is used: without it commands run too, with no bars and
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hierspec.core.errors import HierspecError
-from hierspec.paths import whole_file
-from hierspec.progress import Progress, silent
+from hierspec.progress import Progress
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.text import Text
 
     from hierspec.generation import Generation, Piece
 
 # The target's own tokens have no colour, so that colour always means "drafted". Bright enough on dark and light.
 _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
+_BARS_AFTER_SECONDS, _LINES_AFTER_SECONDS = 1.0, 2.0
 
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """Bars on stderr for what takes longer than a second; nothing where stderr is not a terminal."""
+    """What takes longer than a second or two is shown on stderr: as bars on a terminal, elsewhere as one line each."""
     try:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bars
     except ImportError:
-        yield silent
-        return
+        terminal = False
+    else:
+        terminal = Console(stderr=True).is_terminal
+    with _bars() if terminal else _lines() as progress:
+        yield progress
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
     bars = Bars(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
     tasks: dict[str, Any] = {}
     # A timer, not a check in `progress`: some work reports once and is then silent for seconds.
-    start = threading.Timer(1.0, bars.start)
+    start = threading.Timer(_BARS_AFTER_SECONDS, bars.start)
     start.daemon = True
-    if bars.console.is_terminal:
-        start.start()
+    start.start()
 
     def progress(what: str, done: int, total: int) -> None:
         if what not in tasks:
@@ -59,6 +63,27 @@ def progress_bars() -> Iterator[Progress]:
         start.cancel()
         if bars.live.is_started:  # stopping what was never shown would print an empty line
             bars.stop()
+
+
+@contextmanager
+def _lines() -> Iterator[Progress]:
+    """For a log: work that is not done after two seconds is named once."""
+    timers: dict[str, threading.Timer] = {}
+
+    def progress(what: str, done: int, total: int) -> None:
+        if total and done >= total:
+            if what in timers:
+                timers[what].cancel()
+        elif what not in timers:
+            timers[what] = threading.Timer(_LINES_AFTER_SECONDS, lambda: note(f"{what} …"))
+            timers[what].daemon = True
+            timers[what].start()
+
+    try:
+        yield progress
+    finally:
+        for timer in timers.values():
+            timer.cancel()
 
 
 class Colours:
@@ -96,47 +121,27 @@ class Colours:
         return Text("drafted by: ") + Text(", ").join(parts)
 
 
-def note(text: RenderableType) -> None:
-    """A line or table for people, on stderr."""
+def note(text: str | Text) -> None:
+    """A line for people, on stderr."""
     try:
         from rich.console import Console
     except ImportError:
         print(text, file=sys.stderr)
         return
-    Console(stderr=True, highlight=False, soft_wrap=True).print(text)
-
-
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output; without rich as lines."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
-        print(title)
-        for row in (columns, *rows):
-            print("  ".join(row))
-        return
-    table = Table(*columns, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
-
-
-def command_line() -> str:
-    """What was typed, for records."""
-    script = Path(sys.argv[0])
-    program = ["python", f"experiments/{script.name}"] if script.parent.name == "experiments" else ["hierspec"]
-    return shlex.join([*program, *sys.argv[1:]])
-
-
-def hand_out(result: dict[str, Any], output: Path | None) -> None:
-    """A document as the last line of standard output, and as a file where one was asked for."""
-    if output is not None:
-        with whole_file(output) as temporary:
-            temporary.write_text(json.dumps(result, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, ensure_ascii=False))
+    # Without markup: what a text holds in brackets is text.
+    Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True).print(text)
 
 
 def plain_write(pieces: Iterable[Piece], stream: TextIO) -> None:
     stream.write("".join(piece.text for piece in pieces))
     stream.flush()
+
+
+def ending(generation: Generation, max_tokens: int) -> str:
+    """Why an answer is not whole; nothing where the model ended it."""
+    if generation.ended != "length":
+        return ""
+    written = len(generation.tokens)
+    if written < max_tokens:
+        return f"The answer was cut after {written} tokens: the model's context is full; shorten what came before."
+    return f"The answer was cut after {written} tokens, the limit; --max-tokens raises it."

@@ -1,7 +1,7 @@
 """Stream a model's answer to a prompt.
 
 The prompt comes from -p, from a file (-f) or from standard input. The text goes to standard output, remarks about it
-to standard error.
+to standard error. With --check the exit status is 1 where the text differs from plain decoding's.
 
 examples:
   hierspec generate -p "Why is the sky blue?"
@@ -16,11 +16,16 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hierspec.cli import options
-from hierspec.cli.console import Colours, note, plain_write
+from hierspec.cli.answering import Answering
+from hierspec.cli.auto import plan_in_words
+from hierspec.cli.console import ending, note, progress_bars
+from hierspec.cli.files import InputFile
+from hierspec.cli.parser import is_text, text
+from hierspec.cli.report import print_document
+from hierspec.cli.status import DIFFERENT
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan
 from hierspec.core.sampling import Sampling
@@ -33,17 +38,18 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    parser.add_argument("-p", "--prompt", help="the prompt")
-    parser.add_argument("-f", "--file", type=Path, help="read the prompt from a file")
-    parser.add_argument("--system", help="a system message for the chat template")
+    prompt = parser.add_mutually_exclusive_group()
+    prompt.add_argument("-p", "--prompt", type=text, metavar="TEXT", help="the prompt")
+    prompt.add_argument("-f", "--file", type=InputFile, metavar="FILE", help="read the prompt from a file")
+    parser.add_argument("--system", type=text, metavar="TEXT", help="a system message for the chat template")
     parser.add_argument("--raw", action="store_true", help="use the prompt as it is, without the chat template")
-    parser.add_argument("--colour", "--color", action="store_true", help="show which tier drafted each token")
+    options.add_colour(parser)
     parser.add_argument("--check", action="store_true", help="write it with plain decoding first and compare")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the text")
+    options.add_json(parser, "print one JSON document instead of the text")
     parser.add_argument(
         "--verbose",
         action="store_true",
-        help="show memory (what tiers will add before they load), dtype, and counters of every tier",
+        help="show the plan, memory (what tiers will add before they load), dtype, and counters of every tier",
     )
     options.add_plan(parser)
     options.add_sampling(parser)
@@ -63,26 +69,18 @@ class _Question:
         arguments, file = self.arguments, sys.stderr if to_stderr else sys.stdout
         self.model.forget()  # so that every answer pays for its own prefill
         stream = self.model.stream(self.ids, plan=plan, sampling=self.sampling)
-        colours = Colours(file, force=True) if arguments.colour else None
+        answering = Answering(file, arguments.colour, silent=arguments.json, most=self.sampling.max_tokens)
         if arguments.check and not arguments.json:
             note(f"\n--- {title}")
         try:
-            for step in stream:
-                if arguments.json:
-                    continue
-                if colours is not None:
-                    colours.write(step.pieces)
-                else:
-                    plain_write(step.pieces, file)
+            answering.show(stream)
         except KeyboardInterrupt:
             stream.cancel()
             print(flush=True)
             note(f"Stopped after {len(stream.generation.tokens)} tokens.")
             raise
-        if not arguments.json:
-            print(file=file, flush=True)
-            if colours is not None and not to_stderr:
-                note(colours.legend(stream.generation))
+        if not to_stderr:
+            answering.show_legend(stream.generation)
         return stream.generation
 
 
@@ -95,13 +93,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.verbose:
         from hierspec.planner.memory import added_weights, stated
 
+        for line in plan_in_words(model, arguments.plan, plan):
+            note(line)
         note(stated(added_weights(model, plan)))
+    options.prepare(model, plan)
     if arguments.check:
         sampling = replace(sampling, seed=sampling.seed if sampling.seed is not None else 0)
-        warming_up = model.apart()  # with stores of its own: the timed run must not find its answer in a history
-        for warming in (Plan(), plan):  # the first passes of a process pay for pages and threads
-            warming_up.generate(ids, plan=warming, sampling=replace(sampling, max_tokens=min(8, sampling.max_tokens)))
-            model.hierarchy(warming)  # opens its stores
+        _warm_up(model, ids, plan, replace(sampling, max_tokens=min(8, sampling.max_tokens)))
     question = _Question(model, ids, sampling, arguments)
     plain = question.answer(Plan(), "plain decoding", to_stderr=True) if arguments.check else None
     with model:
@@ -109,9 +107,28 @@ def run(arguments: argparse.Namespace) -> int:
     return _report(question, plan, answer, plain)
 
 
+def _warm_up(model: LanguageModel, ids: list[int], plan: Plan, sampling: Sampling) -> None:
+    """The first passes of a process pay for pages and threads, which is not what --check is to time."""
+    apart = model.apart()  # with stores of its own: the timed run must not find its answer in a history
+    with progress_bars() as progress:
+        for number, warming in enumerate((Plan(), plan)):
+            progress("Warming up", number, 2)
+            apart.generate(ids, plan=warming, sampling=sampling)
+            model.hierarchy(warming)  # opens its stores
+
+
 def _prompt(arguments: argparse.Namespace) -> str:
-    if arguments.prompt is not None:
-        return str(arguments.prompt)
+    if arguments.system is not None and arguments.raw:
+        raise HierspecError("--system needs the chat template; leave out --raw.")
+    prompt = arguments.prompt if arguments.prompt is not None else _read_prompt(arguments)
+    if not (prompt if arguments.raw else prompt.strip()):
+        raise HierspecError('The prompt is empty; give one with -p "…", -f FILE, or on standard input.')
+    if not is_text(prompt):
+        raise HierspecError("The prompt is not UTF-8 text; give text.")
+    return str(prompt)
+
+
+def _read_prompt(arguments: argparse.Namespace) -> str:
     try:
         if arguments.file is not None:
             return read_text(arguments.file, _cannot_be_read(arguments.file))
@@ -131,8 +148,6 @@ def _cannot_be_read(source: str | Path) -> Callable[[str], HierspecError]:
 def _messages(arguments: argparse.Namespace, prompt: str) -> str | list[dict[str, str]]:
     if arguments.system is None:
         return prompt
-    if arguments.raw:
-        raise HierspecError("--system needs the chat template; leave out --raw.")
     return [{"role": "system", "content": arguments.system}, {"role": "user", "content": prompt}]
 
 
@@ -158,17 +173,19 @@ def _report(question: _Question, plan: Plan, answer: Generation, plain: Generati
             "identical": difference is None,
             "difference": None if difference is None else str(difference),
         }
-        status = 0 if difference is None or difference.is_tie or plan.rule != "coupled" else 1
+        status = 0 if difference is None or difference.is_tie or plan.rule != "coupled" else DIFFERENT
     if arguments.json:
-        print(json.dumps(document, ensure_ascii=False))
-    else:
-        note(line)
-        if arguments.verbose:
-            parts = [f"{name} {size / 1e6:,.0f} MB" for name, size in model.memory().items()]
-            note("memory: " + ", ".join(parts))
-            note(f"dtype: {model.dtype_choice}; products: {model.decoder.products}")
-            for tier in answer.stats.to_json():
-                note(json.dumps(tier))
+        print_document(document)
+        return status
+    if cut := ending(answer, question.sampling.max_tokens):
+        note(cut)
+    note(line)
+    if arguments.verbose:
+        parts = [f"{name} {size / 1e6:,.0f} MB" for name, size in model.memory().items()]
+        note("memory: " + ", ".join(parts))
+        note(f"dtype: {model.dtype_choice}; products: {model.decoder.products}")
+        for tier in answer.stats.to_json():
+            note(json.dumps(tier))
     return status
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hierspec.cli.console import progress_bars
+from hierspec.cli.files import Folder, InputFile
+from hierspec.cli.parser import completes, name, text
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import NAMED, Plan, TierPlan
 from hierspec.core.sampling import Sampling
@@ -18,48 +20,101 @@ if TYPE_CHECKING:
     from hierspec.stores import Home
     from hierspec.text.tokenizer import Tokenizer
 
+PLANS = ("auto", *NAMED)
+_PACK_DRAFTS = ("feature", "small")
+_NO_PACK = "none"
+_MOST_THREADS = 1024
 
-def add_model(parser: argparse.ArgumentParser, name: str = "model") -> None:
-    optional: dict[str, Any] = {"nargs": "?"} if name == "model" else {}
-    parser.add_argument(
-        name, metavar="MODEL", help="a model folder, a GGUF file or a hub name (default: SmolLM2-135M)", **optional
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """MODEL, which stands right after the command everywhere."""
+    action = parser.add_argument(
+        "model",
+        nargs="?",
+        type=name,
+        metavar="MODEL",
+        help="a model folder, a GGUF file or a hub name (default: SmolLM2-135M)",
     )
+    completes(action, ("default", "default-ee"), files=True)
+
+
+def add_stores_folder(parser: argparse._ActionsContainer) -> None:
+    help_text = "folder of its databases (default: in the cache)"
+    parser.add_argument("--stores", type=Folder, metavar="DIR", help=help_text)
+
+
+def add_device(parser: argparse._ActionsContainer) -> None:
+    completes(parser.add_argument("--device", default="auto", help="cpu, cuda or auto"), ("auto", "cpu", "cuda"))
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """A model that runs: MODEL, and how."""
+    add_source(parser)
     group = parser.add_argument_group("model")
-    group.add_argument(
+    dtype = group.add_argument(
         "--dtype", default="auto", help="float32, bfloat16, float16 or auto (on a CPU: the faster, as measured)"
     )
-    group.add_argument("--device", default="auto", help="cpu, cuda or auto")
-    group.add_argument("--backend", default="auto", help="compiled (CPU), compiled-vectors, torch or auto")
-    group.add_argument("--weights", default="auto", help="auto (as dtype says), int8 or int4 (CPU, compiled backend)")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
-    group.add_argument("--stores", type=Path, metavar="DIR", help="folder of its databases (default: in the cache)")
-    group.add_argument(
-        "--pack", metavar="DIR", help="trained exits and drafters (default: the shipped ones; none: without any)"
+    completes(dtype, ("auto", "float32", "bfloat16", "float16"))
+    add_device(group)
+    backend = group.add_argument("--backend", default="auto", help="compiled (CPU), compiled-vectors, torch or auto")
+    completes(backend, ("auto", "compiled", "compiled-vectors", "torch"))
+    weights = group.add_argument(
+        "--weights", default="auto", help="auto (as dtype says), int8 or int4 (CPU, compiled backend)"
     )
+    completes(weights, ("auto", "int8", "int4"))
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    add_stores_folder(group)
+    pack = group.add_argument(
+        "--pack",
+        type=name,
+        metavar="DIR",
+        help="trained exits and drafters (default: the shipped ones; none: without any)",
+    )
+    completes(pack, (_NO_PACK,), files=True)
     group.add_argument("--kv-memory", default="4G", metavar="SIZE", help="most memory for the KV cache (default 4G)")
-
-
-def add_model_option(parser: argparse.ArgumentParser) -> None:
-    """The same as an option, for commands whose arguments are other things."""
-    add_model(parser, "--model")
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("plan")
-    group.add_argument("--plan", default="auto", help=f"auto (default), {', '.join(NAMED)}, or a TOML file")
+    plan = group.add_argument(
+        "--plan", type=name, default="auto", help=f"auto (default), {', '.join(NAMED)}, or a TOML file"
+    )
+    completes(plan, PLANS, files=True)
     group.add_argument("--exit", type=int, metavar="LAYER", help="add a tier: the model's own exit after LAYER layers")
-    group.add_argument(
+    draft = group.add_argument(
         "--draft",
+        type=name,
         metavar="MODEL",
         help='add a tier: a draft model with the same vocabulary, or "feature" (the pack\'s)',
     )
+    completes(draft, _PACK_DRAFTS, files=True)
     group.add_argument("--gather", type=int, default=4, metavar="N", help="draft length of those tiers (default 4)")
+
+
+def add_prompts_file(parser: argparse.ArgumentParser, help_text: str, required: bool = False) -> None:
+    parser.add_argument("--prompts", type=InputFile, required=required, metavar="FILE", help=help_text)
+
+
+def add_limit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
+
+
+def add_json(parser: argparse.ArgumentParser, help_text: str = "") -> None:
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help=help_text or "a JSON document, no table (always so where standard output is no terminal)",
+    )
+
+
+def add_colour(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--colour", "--color", action="store_true", help="show which tier drafted each token")
 
 
 def add_sampling(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """`several`: --temperature may be a list; `chosen_samplings` then gives one sampling for each."""
     group = parser.add_argument_group("sampling")
-    group.add_argument("--max-tokens", type=int, default=256, metavar="N")
+    group.add_argument("--max-tokens", type=int, default=256, metavar="N", help="of each answer (default 256)")
     if several:
         group.add_argument(
             "--temperature", default="0", metavar="T,…", help="0 is greedy (default); several, such as 0,0.8,1: each"
@@ -73,22 +128,32 @@ def add_sampling(parser: argparse.ArgumentParser, several: bool = False) -> None
     group.add_argument("--presence-penalty", type=float, default=0.0, metavar="X")
     group.add_argument("--frequency-penalty", type=float, default=0.0, metavar="X")
     group.add_argument("--seed", type=int, default=None, metavar="N", help="the same seed gives the same text")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text (repeatable)")
+    group.add_argument(
+        "--stop", type=text, action="append", default=[], metavar="TEXT", help="end before this text (repeatable)"
+    )
 
 
-def load_model(arguments: argparse.Namespace) -> LanguageModel:
-    """The model that the options name, with progress on stderr. torch is imported here, not for --help."""
+def load_model(arguments: argparse.Namespace, *, plans: tuple[str, ...] | None = None) -> LanguageModel:
+    """The model that the options name, with progress on stderr. torch is imported here, not for --help.
+
+    Every name is looked at first: `plans` are those of the command, by default what --plan says.
+    """
+    kv_memory = parse_size(arguments.kv_memory)
+    if arguments.threads is not None and not 1 <= arguments.threads <= _MOST_THREADS:
+        raise HierspecError(f"--threads must be from 1 to {_MOST_THREADS}, not {arguments.threads}.")
+    if plans is None:
+        plans = (arguments.plan,) if "plan" in arguments else ()
+    read = {plan: read_plan(plan) for plan in plans}
+    source = arguments.model
+    if source is None and len(plans) == 1 and (only := read[plans[0]]) is not None:
+        source = only.model
+    _check_pack(arguments.pack)
+    _check_tiers(source, [*(plan for plan in read.values() if plan is not None), Plan(tiers=added_tiers(arguments))])
     import torch
 
     from hierspec.language_model import load
 
-    kv_memory = parse_size(arguments.kv_memory)
-    source = arguments.model
-    if source is None and str(getattr(arguments, "plan", "")).endswith(".toml"):
-        source = Plan.read(arguments.plan).model
     if arguments.threads is not None:
-        if arguments.threads < 1:
-            raise HierspecError(f"--threads must be at least 1, not {arguments.threads}.")
         torch.set_num_threads(arguments.threads)
     with progress_bars() as progress:
         return load(
@@ -112,21 +177,43 @@ def load_home(arguments: argparse.Namespace) -> tuple[Tokenizer, int, Home]:
         return open_home(arguments.model, arguments.stores, progress)
 
 
+def read_plan(plan: str) -> Plan | None:
+    """A plan of a file, not fitted to a model; None for one by name, which suits every model."""
+    if plan in PLANS:
+        return None
+    if plan.endswith(".toml") or Path(plan).is_file():
+        return Plan.read(plan)
+    return Plan.named(plan, layers=1)  # refuses the name
+
+
+def added_tiers(arguments: argparse.Namespace) -> tuple[TierPlan, ...]:
+    """Tiers that --draft and --exit add below a plan."""
+    tiers = []
+    if getattr(arguments, "draft", None) is not None:
+        tiers.append(TierPlan(draft=arguments.draft, gather=arguments.gather))
+    if getattr(arguments, "exit", None) is not None:
+        tiers.append(TierPlan(exit_layer=arguments.exit, gather=arguments.gather))
+    return tuple(tiers)
+
+
 def chosen_plan(model: LanguageModel, arguments: argparse.Namespace) -> Plan:
     """The named plan or file, with the tiers that options add below it."""
-    added = []
-    if arguments.draft is not None:
-        added.append(TierPlan(draft=arguments.draft, gather=arguments.gather))
-    if arguments.exit is not None:
-        added.append(TierPlan(exit_layer=arguments.exit, gather=arguments.gather))
+    added = added_tiers(arguments)
     # Tiers that were asked for replace those that `auto` would choose.
     plan = model.plan("lookup" if added and arguments.plan == "auto" else arguments.plan)
     return replace(plan, tiers=(*plan.tiers, *added))
 
 
+def prepare(model: LanguageModel, plan: Plan) -> None:
+    """Opens what the plan needs, with progress: the first time on a machine its passes are timed, for some seconds."""
+    with progress_bars() as progress:
+        progress("Preparing the plan", 0, 1)
+        model.hierarchy(plan)
+
+
 def chosen_sampling(arguments: argparse.Namespace) -> Sampling:
-    names = [field.name for field in fields(Sampling) if hasattr(arguments, field.name)]
-    return Sampling(**{name: getattr(arguments, name) for name in names})
+    chosen = [field.name for field in fields(Sampling) if hasattr(arguments, field.name)]
+    return Sampling(**{each: getattr(arguments, each) for each in chosen})
 
 
 def chosen_samplings(arguments: argparse.Namespace) -> list[Sampling]:
@@ -145,9 +232,48 @@ def chosen_samplings(arguments: argparse.Namespace) -> list[Sampling]:
     ]
 
 
-def numbers(option: str, text: str) -> list[int]:
+def at_least_one(arguments: argparse.Namespace, *options: str) -> None:
+    for option in options:
+        number = getattr(arguments, option.replace("-", "_"))
+        if number is not None and number < 1:
+            raise HierspecError(f"--{option} must be at least 1, not {number}.")
+
+
+def names(listed: str) -> list[str]:
+    """What an option lists, separated by commas."""
+    return [each for each in listed.split(",") if each]
+
+
+def usable_name(option: str, value: str) -> str:
+    """One of the names that an option lists, if the system can look for a file of that name."""
+    try:
+        return name(value)
+    except argparse.ArgumentTypeError as error:
+        raise HierspecError(f"A name of {option} {error}.") from None
+
+
+def numbers(option: str, listed: str) -> list[int]:
     """Layer numbers of an option, separated by commas."""
     try:
-        return [int(part) for part in text.split(",")] if text else []
+        return [int(part) for part in listed.split(",")] if listed else []
     except ValueError:
-        raise HierspecError(f"{option} takes layer numbers separated by commas, not {text!r}.") from None
+        raise HierspecError(f"{option} takes layer numbers separated by commas, not {listed!r}.") from None
+
+
+def _check_pack(pack: str | None) -> None:
+    if pack is not None and pack != _NO_PACK and not (Path(pack).expanduser() / "pack.json").is_file():
+        raise HierspecError(f"{pack} is not a pack, it has no pack.json; name the folder of one, or {_NO_PACK}.")
+
+
+def _check_tiers(source: str | None, plans: list[Plan]) -> None:
+    """Drafts that are nowhere, and exits that a model which is on this machine has not."""
+    tiers = [tier for plan in plans for tier in plan.tiers]
+    if not tiers:
+        return
+    from hierspec.checkpoints.load import find_source, known_config
+
+    for draft in {tier.draft for tier in tiers if tier.draft is not None} - {*_PACK_DRAFTS}:
+        find_source(draft)
+    layers = max((tier.exit_layer for tier in tiers if tier.exit_layer is not None), default=0)
+    if layers and (config := known_config(source)) is not None and layers > config.layers:
+        raise HierspecError(f"exit_layer {layers} does not exist: {source or 'the model'} has {config.layers} layers.")

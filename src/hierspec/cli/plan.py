@@ -1,13 +1,16 @@
-"""Find the hierarchy that is fastest for a model on this machine: measure, search, run the best, write a plan file.
+"""Find the hierarchy that is fastest for a model on this machine: measure, search, run the best.
 
 Records what every tier of the model would have drafted along the model's own answers, times forward passes, simulates
-all plans on that record, and runs the best. The result is a plan file, and from then on what the plan `auto` means for
-this model on this machine. --simulate plans for machines and models that you do not have, from pass times and
-acceptance rates (docs/planning.md has the file's keys).
+all plans on that record, and runs the best. --save makes the winner what the plan `auto` means for this model on this
+machine, --output writes it as a plan file; without either nothing is written. --show tells what `auto` means now, and
+--forget undoes --save. --simulate plans for machines and models that you do not have, from pass times and acceptance
+rates (docs/planning.md has the file's keys).
 
 examples:
-  hierspec plan
-  hierspec plan ./Qwen3-0.6B --prompts prompts.jsonl --temperature 0.8 --output my-plan.toml --explain
+  hierspec plan --explain
+  hierspec plan --save
+  hierspec plan ./Qwen3-0.6B --prompts prompts.jsonl --temperature 0.8 --output my-plan.toml
+  hierspec plan ./Qwen3-0.6B --show
   hierspec plan --simulate examples/whatif_hispec.toml --explain
 """
 
@@ -15,13 +18,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hierspec.cli import options, plan_simulate
-from hierspec.cli.console import command_line, hand_out, note, progress_bars, show_table
+from hierspec.cli import options, plan_saved, plan_simulate
+from hierspec.cli.console import progress_bars
+from hierspec.cli.files import InputFile, OutputFile
+from hierspec.cli.report import Report, command_line
 from hierspec.core.errors import HierspecError
+from hierspec.sizes import parse_size
 
 if TYPE_CHECKING:
+    from hierspec.language_model import LanguageModel
     from hierspec.planner.choose import Choice
 
 _SHOWN = 12  # plans in the table
@@ -29,9 +36,7 @@ _SHOWN = 12  # plans in the table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="JSON lines with task and turns (default: 36 that ship)"
-    )
+    options.add_prompts_file(parser, "JSON lines with task and turns (default: 36 that ship)")
     parser.add_argument(
         "--limit", type=int, default=12, metavar="N", help="prompts, spread over the tasks (default 12)"
     )
@@ -42,28 +47,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="plans to run besides plain (default 3)")
     parser.add_argument("--seconds", type=float, default=8.0, metavar="S", help="to run each of them (default 8)")
     parser.add_argument("--explain", action="store_true", help="say why each tier is in or out")
-    parser.add_argument("--simulate", type=Path, metavar="FILE", help="plan from the figures of a TOML file instead")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--save", action="store_true", help="make the best plan what auto means, for this model here")
+    what.add_argument("--show", action="store_true", help="show what auto means now; measure nothing")
+    what.add_argument("--forget", action="store_true", help="undo --save; measure nothing")
+    what.add_argument("--simulate", type=InputFile, metavar="FILE", help="plan from the figures of a TOML file instead")
     parser.add_argument(
         "--output",
-        type=Path,
+        type=OutputFile,
         metavar="FILE",
-        help="the plan file (default: plan.toml), pictures beside it; with --simulate the picture",
+        help="write the best plan to a TOML file, and pictures beside it; with --simulate: its picture (SVG)",
     )
-    parser.add_argument("--results", type=Path, metavar="FILE", help="write the JSON document to a file too")
-    parser.add_argument("--json", action="store_true", help="only the JSON document, no tables")
+    parser.add_argument("--results", type=OutputFile, metavar="FILE", help="write the JSON document to a file")
+    options.add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.simulate is not None:
         return plan_simulate.run(arguments)
+    if arguments.show or arguments.forget:
+        if arguments.output is not None:
+            raise HierspecError("--output writes the plan of a search; leave it out, or --show and --forget.")
+        return plan_saved.run(arguments)
     if arguments.runs < 1 or arguments.limit < 1 or arguments.max_tokens < 8 or arguments.seconds <= 0:
         raise HierspecError("--runs, --limit and --seconds must be more than 0, and --max-tokens at least 8.")
-    from hierspec.assembly.auto import save_plan, with_note
     from hierspec.core.sampling import Sampling
     from hierspec.machine import machine
-    from hierspec.paths import whole_file
-    from hierspec.planner.choose import choose
-    from hierspec.planner.explain import charts, explained
     from hierspec.prompts import own_prompts, read_prompts, spread
     from hierspec.sizes import parse_size
 
@@ -71,6 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = spread(own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts), arguments.limit)
     max_memory = None if arguments.max_memory is None else parse_size(arguments.max_memory)
     model = options.load_model(arguments)
+    from hierspec.planner.choose import choose
+    from hierspec.planner.explain import explained
+
     with progress_bars() as progress:
         choice = choose(
             model,
@@ -82,26 +94,11 @@ def run(arguments: argparse.Namespace) -> int:
             max_memory,
             progress,
         )
-    best, plain = choice.best, choice.plain
-    assert best.measured is not None
-    assert plain.measured is not None
-    output = arguments.output or Path("plan.toml")
-    about = (
-        f"made by: {command_line()}\n{best.name}: predicted "
-        f"{plain.predicted.seconds_per_token / best.predicted.seconds_per_token:.2f}x, measured "
-        f"{plain.measured / best.measured:.2f}x after the prompt, {model.dtype}, temperature {sampling.temperature}"
-    )
-    with whole_file(output) as temporary:
-        temporary.write_text(with_note(best.plan, about), encoding="utf-8")
-    for name, chart in charts(choice).items():
-        with whole_file(output.with_name(f"{output.stem}-{name}.svg")) as temporary:
-            temporary.write_text(chart, encoding="utf-8")
-    save_plan(best.plan, model.about, about)
-    if not arguments.json:
-        _show(choice)
-        for reason in explained(choice) if arguments.explain else []:
-            note(reason)
-        note(f"written to {output}; from now on the plan auto is this one for {model.name} on this machine")
+    report = Report.of(arguments)
+    _show(report, choice)
+    for reason in explained(choice) if arguments.explain else []:
+        report.line(reason)
+    _write(report, arguments, model, choice)
     document = {
         "machine": machine(),
         "command": command_line(),
@@ -110,37 +107,57 @@ def run(arguments: argparse.Namespace) -> int:
         "temperature": sampling.temperature,
         "max_tokens": arguments.max_tokens,
         "prompts": len(prompts),
+        "saved": arguments.save,
         **choice.to_json(),
         "explained": explained(choice),
     }
-    hand_out(document, arguments.results)
+    report.document(document, arguments.results)
     return 0
 
 
-def _show(choice: Choice) -> None:
+def _write(report: Report, arguments: argparse.Namespace, model: LanguageModel, choice: Choice) -> None:
+    """The plan, only where it was asked for."""
+    from hierspec.assembly.auto import save_plan, with_note
+    from hierspec.paths import whole_file
+    from hierspec.planner.explain import charts
+
+    best, plain, output = choice.best, choice.plain, arguments.output
+    assert best.measured is not None
+    assert plain.measured is not None
+    about = (
+        f"made by: {command_line()}\n{best.name}: predicted "
+        f"{plain.predicted.seconds_per_token / best.predicted.seconds_per_token:.2f}x, measured "
+        f"{plain.measured / best.measured:.2f}x after the prompt, {model.dtype}, temperature {arguments.temperature}"
+    )
+    files: dict[Path, str] = {}
+    if output is not None:
+        files[output] = with_note(best.plan, about)
+        files |= {output.with_name(f"{output.stem}-{name}.svg"): chart for name, chart in charts(choice).items()}
+    for path, content in files.items():
+        with whole_file(path) as temporary:
+            temporary.write_text(content, encoding="utf-8", errors="backslashreplace")
+    if arguments.save:
+        save_plan(best.plan, model.about, about)
+        report.line(f"Saved: the plan auto is now this one for {model.name} on this machine (--forget undoes it).")
+    if output is not None:
+        report.line(f"Written: {', '.join(path.name for path in files)}.")
+    if not (arguments.save or output):
+        report.line("Nothing was saved: --save makes this plan auto, --output FILE writes it as a plan file.")
+
+
+def _show(report: Report, choice: Choice) -> None:
     from hierspec.planner.explain import simulated_score
 
     plain, best = choice.plain, choice.best
-    tiers = simulated_score(best).tiers
-    rows = [
-        (
-            tier.tier,
-            f"{1e3 * tier.seconds / tier.passes if tier.passes else 0.0:.2f}",
-            f"{tier.passes:.2f}",
-            f"{tier.block_tokens:.2f}",
-            f"{100 * tier.accepted:.0f}%" if level else "",
-            f"{100 * tier.share:.0f}%",
-        )
-        for level, tier in enumerate(tiers)
-    ]
-    show_table(
+    report.table(
         f"The best hierarchy: {best.name}",
         ("tier", "ms/pass", "passes/token", "block", "accepted above", "time"),
-        rows,
+        [_tier_row(level, tier) for level, tier in enumerate(simulated_score(best).tiers)],
     )
-    show_table(
+    report.line("")
+    report.table(
         "Plans, the fastest first",
-        ("plan", "predicted ms/token", "measured", "over plain", "tokens/pass"),
+        ("plan", "predicted\nms/token", "measured\nms/token", "over\nplain", "tokens\n/pass"),
         [
             (
                 result.name,
@@ -153,4 +170,15 @@ def _show(choice: Choice) -> None:
             )
             for result in [*choice.results[:_SHOWN], *(result for result in choice.results[_SHOWN:] if result is plain)]
         ],
+    )
+
+
+def _tier_row(level: int, tier: Any) -> tuple[str, ...]:
+    return (
+        tier.tier,
+        f"{1e3 * tier.seconds / tier.passes if tier.passes else 0.0:.2f}",
+        f"{tier.passes:.2f}",
+        f"{tier.block_tokens:.2f}",
+        f"{100 * tier.accepted:.0f}%" if level else "",
+        f"{100 * tier.share:.0f}%",
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
-from hierspec.cli.console import command_line, progress_bars, show_table
+from hierspec.cli.console import progress_bars
+from hierspec.cli.report import Report, command_line
 
 _SHOWN = 8  # hierarchies in the table
 _SIMULATED = 3  # of them checked by Monte Carlo
@@ -24,7 +24,9 @@ def run(arguments: argparse.Namespace) -> int:
     asked = whatif.read(arguments.simulate)
     figures = asked.figures
     with progress_bars() as progress:
+        progress("Searching hierarchies", 0, 1)
         hierarchies = search(figures, asked.limits)
+        progress("Searching hierarchies", 1, 1)
         progress("Monte Carlo check", 0, 1)
         chosen = [scored.hierarchy for scored in hierarchies[:_SIMULATED]] + list(asked.hierarchies.values())
         checked = {hierarchy: monte_carlo(figures, hierarchy) for hierarchy in chosen}
@@ -35,22 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         with whole_file(arguments.output) as temporary:
             temporary.write_text(picture(figures, best, asked.title), encoding="utf-8")
-    if arguments.json:
-        document: dict[str, Any] = {
-            "command": command_line(),
-            "title": asked.title,
-            "plain_ms": round(1e3 * figures.target.seconds(1), 4),
-            "best": in_words(best.hierarchy),
-            "tiers": rows,
-            "hierarchies": [row.to_json() for row in listed],
-        }
-        print(json.dumps(document | ({"explained": reasons} if reasons else {}), ensure_ascii=False))
-        return 0
+    report = Report.of(arguments)
     if asked.title:
-        print(asked.title)
-    show_table(
+        report.line(asked.title)
+    report.table(
         f"The best hierarchy: {in_words(best.hierarchy)}",
-        ("tier", "ms/pass", "rows", "accepted above", "block", "time", "predicted ms/token"),
+        ("tier", "ms/pass", "rows", "accepted\nabove", "block", "time", "predicted\nms/token"),
         [
             (
                 row["tier"] + (f" + {row['store']}" if row["store"] else ""),
@@ -64,10 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
             for row in rows
         ],
     )
+    report.line("")
     named = [row for row in listed[_SHOWN:] if row.name or len(row.score.hierarchy) == 1]
-    show_table(
+    report.table(
         "Hierarchies, the fastest first",
-        ("hierarchy", "ms/token", "over plain", "tokens/pass", "Monte Carlo"),
+        ("hierarchy", "ms/token", "over\nplain", "tokens\n/pass", "Monte Carlo"),
         [
             (
                 (f"{hierarchy.name}: " if hierarchy.name else "") + in_words(hierarchy.score.hierarchy),
@@ -82,5 +75,14 @@ def run(arguments: argparse.Namespace) -> int:
         ],
     )
     for reason in reasons:
-        print(reason)
+        report.line(reason)
+    document: dict[str, Any] = {
+        "command": command_line(),
+        "title": asked.title,
+        "plain_ms": round(1e3 * figures.target.seconds(1), 4),
+        "best": in_words(best.hierarchy),
+        "tiers": rows,
+        "hierarchies": [row.to_json() for row in listed],
+    }
+    report.document(document | ({"explained": reasons} if reasons else {}), arguments.results)
     return 0

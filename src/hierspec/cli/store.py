@@ -1,11 +1,11 @@
 """Build, look at and drop a model's token databases.
 
 A corpus is a large text that drafts are looked up in; a history is what the model itself wrote. Both are in the model's
-folder of the cache (or --stores), where the plans rest, hd and hd+ find them.
+folder of the cache (or --stores), where the plans rest, hd and hd+ find them. MODEL stands right after the command.
 
 examples:
-  hierspec store build corpus books/*.txt chats.jsonl
-  hierspec store build history --prompts prompts.jsonl
+  hierspec store build corpus --files books/*.txt chats.jsonl
+  hierspec store build history ./my-model --prompts prompts.jsonl
   hierspec store info
   hierspec store drop history
   hierspec store replay answers.jsonl --use context,history
@@ -15,89 +15,67 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hierspec.cli import options
-from hierspec.cli.console import command_line, hand_out, note, progress_bars
+from hierspec.cli import options, store_build_corpus, store_build_history, store_replay
+from hierspec.cli.console import note
+from hierspec.cli.parser import add_command, add_commands, text
+from hierspec.cli.report import Report
 from hierspec.core.errors import HierspecError
+
+if TYPE_CHECKING:
+    from hierspec.stores import Home
+
+_INFO = """Show which databases a model has, and how large they are.
+
+examples:
+  hierspec store info
+  hierspec store info ./my-model --json
+"""
+_DROP = """Remove a database of a model.
+
+examples:
+  hierspec store drop {kind}
+  hierspec store drop {kind} ./my-model
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    build = actions.add_parser("build", help="make a corpus from files, or a history from the model's own answers")
-    kinds = build.add_subparsers(dest="kind", metavar="corpus|history", required=True)
-    corpus = kinds.add_parser("corpus", help="from .txt, .jsonl (also .gz) and .parquet files; a stopped build resumes")
-    corpus.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    history = kinds.add_parser("history", help="let the model answer prompts; a stopped build resumes")
-    history.add_argument("--prompts", type=Path, required=True, help="JSON lines with turns")
-    history.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
-    history.add_argument("--max-tokens", type=int, default=256, metavar="N", help="of each answer (default 256)")
-    history.add_argument("--batch", type=int, default=8, metavar="N", help="prompts at once (default 8)")
-    info = actions.add_parser("info", help="what there is, as JSON")
-    drop = actions.add_parser("drop", help="remove a database")
-    drop.add_argument("kind", choices=("corpus", "history"))
-    drop.add_argument("--namespace", help="of the history: only what this namespace wrote")
-    replay = actions.add_parser("replay", help="run recorded answers through stores, with no model: tokens per pass")
-    replay.add_argument("record", type=Path, help="made by: hierspec bench run --record FILE")
-    replay.add_argument("--use", default="context", metavar="STORES", help="names, separated by commas, asked in turn")
-    replay.add_argument(
-        "--ablation",
-        nargs="?",
-        const="context,history,corpus?",
-        metavar="STORES",
-        help="each of these alone, every pair, and all (default: context, history and, where there is one, corpus)",
-    )
-    replay.add_argument("--budget", type=int, default=7, metavar="N", help="nodes of a proposal (default 7)")
-    replay.add_argument(
-        "--costs",
-        type=Path,
-        metavar="FILE",
-        help="made by bench passes --output FILE: verify only what is worth its time, and predict the speed-up",
-    )
-    replay.add_argument("--output", type=Path, metavar="FILE", help="write the JSON document to a file too")
-    replay.add_argument("--first-only", action="store_true", help="the first store with a proposal, not all merged")
-    for action in (corpus, history, info, drop, replay):
-        options.add_model_option(action)
+    actions = add_commands(parser, "action", "ACTION")
+    help_text = "make a corpus from files, or a history from the model's own answers"
+    build = actions.add_parser("build", help=help_text, description=f"{help_text.capitalize()}.\n{_BUILD_EXAMPLES}")
+    kinds = add_commands(build, "kind", "corpus|history")
+    help_text = "from .txt, .jsonl (also .gz) and .parquet files; a stopped build resumes"
+    add_command(kinds, "corpus", help_text, store_build_corpus)
+    add_command(kinds, "history", "let the model answer prompts; a stopped build resumes", store_build_history)
+    info = actions.add_parser("info", help="what there is", description=_INFO)
+    options.add_source(info)
+    options.add_stores_folder(info)
+    options.add_json(info)
+    info.set_defaults(run=_info)
+    drop = actions.add_parser("drop", help="remove a database", description=_DROP.format(kind="history"))
+    kinds = add_commands(drop, "kind", "corpus|history")
+    for kind, drop_it in (("corpus", _drop_corpus), ("history", _drop_history)):
+        dropped = kinds.add_parser(kind, help=f"remove the {kind}", description=_DROP.format(kind=kind))
+        options.add_source(dropped)
+        options.add_stores_folder(dropped)
+        dropped.set_defaults(run=drop_it)
+        if kind == "history":
+            dropped.add_argument("--namespace", type=text, metavar="NAME", help="only what this namespace wrote")
+    help_text = "run recorded answers through stores, with no model: tokens per pass"
+    add_command(actions, "replay", help_text, store_replay)
+
+
+_BUILD_EXAMPLES = """
+examples:
+  hierspec store build corpus --files books/*.txt chats.jsonl
+  hierspec store build history --prompts prompts.jsonl
+"""
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.action == "build":
-        return _build_corpus(arguments) if arguments.kind == "corpus" else _build_history(arguments)
-    return {"info": _info, "drop": _drop, "replay": _replay}[arguments.action](arguments)
-
-
-def _build_corpus(arguments: argparse.Namespace) -> int:
-    from hierspec.stores.corpus_build import build_corpus
-
-    tokenizer, vocabulary, home = options.load_home(arguments)
-    with progress_bars() as progress:
-        built = build_corpus(
-            home.corpus, arguments.files, tokenizer.encode_batch, vocabulary, home.vocabulary_hash, progress=progress
-        )
-    note(f"{sum(shard.tokens for shard in built.shards):,} tokens in {home.corpus}")
-    return 0
-
-
-def _build_history(arguments: argparse.Namespace) -> int:
-    from hierspec.fill_history import fill_history
-    from hierspec.prompts import read_prompts, spread
-    from hierspec.stores.history import HistoryStore
-
-    prompts = read_prompts(arguments.prompts)
-    if arguments.limit is not None:
-        prompts = spread(prompts, max(1, arguments.limit))
-    model = options.load_model(arguments)
-    with (
-        HistoryStore(model.home.history, vocabulary_hash=model.home.vocabulary_hash) as store,
-        progress_bars() as progress,
-    ):
-        conversations = [prompt.turns for prompt in prompts]
-        written = fill_history(model, store, conversations, arguments.max_tokens, arguments.batch, progress)
-        note(f"{written} answers added to {model.home.history}")
-    return 0
+    raise AssertionError("one of its commands was chosen")
 
 
 def _info(arguments: argparse.Namespace) -> int:
@@ -112,96 +90,47 @@ def _info(arguments: argparse.Namespace) -> int:
         from hierspec.stores.corpus import CorpusStore
 
         info["corpus"] = CorpusStore(home.corpus, home.vocabulary_hash).info()
-    print(json.dumps(info, indent=1, default=str))
+    report = Report.of(arguments)
+    report.line(f"in {home.folder}")
+    for kind in ("history", "corpus"):
+        about = info[kind]
+        if about is None:
+            report.line(f"{kind}: none")
+        else:
+            report.line(f"{kind}:")
+            for key, value in about.items():
+                report.line(f"  {key}: {_shown(value)}")
+    report.document({**info})
     return 0
 
 
-def _drop(arguments: argparse.Namespace) -> int:
+def _shown(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def _home_of(kind: str, arguments: argparse.Namespace) -> Home:
     _, _, home = options.load_home(arguments)
-    path = home.corpus if arguments.kind == "corpus" else home.history
+    path = home.corpus if kind == "corpus" else home.history
     if not path.exists():
-        raise HierspecError(f"There is no {arguments.kind} at {path}.")
-    if arguments.kind == "corpus":
-        shutil.rmtree(path)
-    elif arguments.namespace is not None:
+        raise HierspecError(f"There is no {kind} at {path}.")
+    return home
+
+
+def _drop_corpus(arguments: argparse.Namespace) -> int:
+    shutil.rmtree(_home_of("corpus", arguments).corpus)
+    note("corpus dropped")
+    return 0
+
+
+def _drop_history(arguments: argparse.Namespace) -> int:
+    home = _home_of("history", arguments)
+    if arguments.namespace is not None:
         from hierspec.stores.history import HistoryStore
 
-        with HistoryStore(path, vocabulary_hash=home.vocabulary_hash) as store:
+        with HistoryStore(home.history, vocabulary_hash=home.vocabulary_hash) as store:
             store.drop(arguments.namespace)
     else:
-        for file in path.parent.glob(path.stem + ".*"):  # with what SQLite and `build` keep beside it
+        for file in home.history.parent.glob(home.history.stem + ".*"):  # with what SQLite and `build` keep beside it
             file.unlink()
-    note(f"{arguments.kind} dropped")
+    note("history dropped")
     return 0
-
-
-def _replay(arguments: argparse.Namespace) -> int:
-    from hierspec.assembly.measured_costs import read_costs
-    from hierspec.planner.simulation.ablation import ablation, answered_before, distinct, replay_with
-    from hierspec.planner.simulation.replay import read_records
-    from hierspec.stores import open_store
-    from hierspec.stores.history import SHARED, HistoryStore
-
-    if arguments.ablation is not None and arguments.first_only:
-        raise HierspecError("An ablation merges what all stores propose; leave out --first-only.")
-    recorded = read_records(arguments.record)
-    records = distinct(recorded)
-    costs = None if arguments.costs is None else read_costs(arguments.costs)
-    _, vocabulary, home = options.load_home(arguments)
-    about: dict[str, Any] = {
-        "command": command_line(),
-        "records": len(records),
-        "repeats_left_out": len(recorded) - len(records),
-        "budget": arguments.budget,
-        "adapt": costs is not None,
-        "stores": home.beginning(),
-        "answers_known_before": 0,
-    }
-    if home.history.exists():
-        with HistoryStore(home.history, vocabulary_hash=home.vocabulary_hash) as built:
-            about["answers_known_before"] = answered_before(records, built.documents(SHARED))
-    if about["answers_known_before"]:
-        note(f"The history was built on {about['answers_known_before']} of these prompts: it knows their answers.")
-
-    names = [name for name in (arguments.ablation or arguments.use).split(",") if name]
-    with progress_bars() as progress:
-        if arguments.ablation is None:
-            opened = [open_store(name, home, lasting=False) for name in names]
-            stores = [store for store in opened if store is not None]
-            merge = not arguments.first_only
-            replays = [replay_with(records, stores, arguments.budget, vocabulary, merge, costs, progress)]
-        else:
-            replays = ablation(
-                records,
-                names,
-                lambda name: open_store(name, home, lasting=False),
-                arguments.budget,
-                vocabulary,
-                costs,
-                progress,
-            )
-    if arguments.ablation is None:
-        hand_out(about | replays[0].figures() | {"tiers": replays[0].everything().to_json()}, arguments.output)
-        return 0
-    combinations = {" + ".join(replay.stores): replay.figures() for replay in replays}
-    _table(combinations)
-    hand_out(about | {"combinations": combinations}, arguments.output)
-    return 0
-
-
-def _table(combinations: dict[str, dict[str, Any]]) -> None:
-    try:
-        from rich.table import Table
-    except ImportError:  # the JSON document says it all
-        return
-    table = Table("stores", "tokens/pass", "nodes/pass", "us drafting/pass", "predicted speed-up")
-    for name, figures in combinations.items():
-        predicted = f"{figures['predicted_speedup']:.2f}x" if "predicted_speedup" in figures else ""
-        table.add_row(
-            name,
-            f"{figures['tokens_per_pass']:.2f}",
-            f"{figures['nodes_per_pass']:.1f}",
-            f"{figures['drafting_us_per_pass']:.0f}",
-            predicted,
-        )
-    note(table)

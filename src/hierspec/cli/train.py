@@ -15,18 +15,34 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 from hierspec.cli import options, train_measure, train_skip
 from hierspec.cli.console import note, progress_bars
+from hierspec.cli.files import Folder, InputFile, OutputFolder
+from hierspec.cli.parser import add_command, add_commands
+from hierspec.cli.report import Report
 from hierspec.core.errors import HierspecError
+
+_EXITS = """Train exits of a model: adapters beside it, or an early-exit variant of it. A stopped run resumes.
+
+examples:
+  hierspec train exits --layers 4,8 --minutes 20 --output my-pack
+  hierspec train exits ./my-model --recipe tuned --layers 4,8 --begin my-pack --text books/*.txt --output my-pack
+"""
+_DRAFT = """Train a draft that shares the model's embeddings and head. A stopped run resumes.
+
+examples:
+  hierspec train draft --kind feature --minutes 20 --output my-pack
+  hierspec train draft ./my-model --kind feature --depth 2 --taps 8,16,24 --output my-pack
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parts = parser.add_subparsers(dest="part", metavar="exits|draft|skip|measure", required=True)
-    exits = parts.add_parser("exits", help="exits of the model: adapters beside it, or an early-exit variant of it")
+    parts = add_commands(parser, "part", "exits|draft|skip|measure")
+    help_text = "exits of the model: adapters beside it, or an early-exit variant of it"
+    exits = parts.add_parser("exits", help=help_text, description=_EXITS)
+    options.add_source(exits)
     exits.add_argument("--recipe", choices=("adapters", "tuned"), default="adapters", help="default: adapters")
     exits.add_argument("--layers", default="", metavar="N,N", help="default: near 1/8 and 1/4 of the depth")
     exits.add_argument(
@@ -38,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     exits.add_argument(
         "--norm-layers", default="", metavar="N,N", help="tuned: more exits, each with a norm only (default none)"
     )
-    draft = parts.add_parser("draft", help="a draft that shares the model's embeddings and head")
+    help_text = "a draft that shares the model's embeddings and head"
+    draft = parts.add_parser("draft", help=help_text, description=_DRAFT)
+    options.add_source(draft)
     draft.add_argument("--kind", choices=("feature", "small"), default="feature", help="default: feature")
     draft.add_argument("--steps-ahead", type=int, default=4, metavar="N", help="feature: draft steps to train on (4)")
     draft.add_argument("--depth", type=int, metavar="N", help="number of its layers (default: feature 1, small 4)")
@@ -48,55 +66,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N,N",
         help="feature: layers whose hidden states it reads besides the last (default none), such as 8,16,24",
     )
-    skip = parts.add_parser(
-        "skip",
-        help="search for layers that the model can leave out when it drafts for itself (no training)",
-        description=train_skip.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    train_skip.add_arguments(skip)
-    measure = parts.add_parser(
-        "measure",
-        help="how often a pack's exits and drafts agree with their model, by task",
-        description=train_measure.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    train_measure.add_arguments(measure)
     for part in (exits, draft):
-        part.add_argument("model", nargs="?", metavar="MODEL", help="a folder, a GGUF file, a hub name (default model)")
-        part.add_argument(
-            "--begin",
-            type=Path,
-            metavar="PACK",
-            help="start from the same part of this pack (default: from layers of the model)",
-        )
-        part.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="the pack, made or added to")
-        part.add_argument("--device", default="auto", help="cpu, cuda or auto")
-        part.add_argument("--minutes", type=float, metavar="M", help="end after M minutes of training")
-        part.add_argument("--steps", type=int, default=2000, metavar="N", help="end after N steps (default 2000)")
-        part.add_argument("--batch", type=int, default=16, metavar="N", help="texts a step (default 16)")
-        part.add_argument("--rate", type=float, metavar="R", help="learning rate (default 0.0006; tuned 0.001)")
-        part.add_argument("--conversations", type=int, default=4096, metavar="N", help="to synthesise (default 4096)")
-        part.add_argument("--length", type=int, default=640, metavar="N", help="tokens of each (default 640)")
-        part.add_argument("--vocabulary", type=int, default=8192, metavar="N", help="draft vocabulary (default 8192)")
-        part.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with turns: what users may ask")
-        part.add_argument("--text", type=Path, nargs="*", default=[], metavar="FILE", help="real text to read as well")
-        part.add_argument("--measure", type=Path, metavar="FILE", help="prompts for the last measurement")
-        part.add_argument("--held-text", type=Path, nargs="*", default=[], metavar="FILE", help="for the perplexity")
-        part.add_argument("--seed", type=int, default=0)
+        _add_training(part)
+        part.set_defaults(run=_train)
+    help_text = "search for layers that the model can leave out when it drafts for itself (no training)"
+    add_command(parts, "skip", help_text, train_skip)
+    add_command(parts, "measure", "how often a pack's exits and drafts agree with their model, by task", train_measure)
+
+
+def _add_training(part: argparse.ArgumentParser) -> None:
+    """What exits and drafts have in common."""
+    part.add_argument(
+        "--begin",
+        type=Folder,
+        metavar="PACK",
+        help="start from the same part of this pack (default: from layers of the model)",
+    )
+    part.add_argument("--output", type=OutputFolder, required=True, metavar="FOLDER", help="the pack, made or added to")
+    options.add_device(part)
+    part.add_argument("--minutes", type=float, metavar="M", help="end after M minutes of training")
+    part.add_argument("--steps", type=int, default=2000, metavar="N", help="end after N steps (default 2000)")
+    part.add_argument("--batch", type=int, default=16, metavar="N", help="texts a step (default 16)")
+    part.add_argument("--rate", type=float, metavar="R", help="learning rate (default 0.0006; tuned 0.001)")
+    part.add_argument("--conversations", type=int, default=4096, metavar="N", help="to synthesise (default 4096)")
+    part.add_argument("--length", type=int, default=640, metavar="N", help="tokens of each (default 640)")
+    part.add_argument("--vocabulary", type=int, default=8192, metavar="N", help="draft vocabulary (default 8192)")
+    options.add_prompts_file(part, "JSON lines with turns: what users may ask")
+    part.add_argument("--text", type=InputFile, nargs="*", default=[], metavar="FILE", help="real text to read as well")
+    part.add_argument("--measure", type=InputFile, metavar="FILE", help="prompts for the last measurement")
+    part.add_argument("--held-text", type=InputFile, nargs="*", default=[], metavar="FILE", help="for the perplexity")
+    part.add_argument("--seed", type=int, default=0)
+    options.add_json(part)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.part == "skip":
-        return train_skip.run(arguments)
-    if arguments.part == "measure":
-        return train_measure.run(arguments)
+    raise AssertionError("one of its commands was chosen")
+
+
+def _train(arguments: argparse.Namespace) -> int:
     from hierspec.checkpoints.packs import open_pack
     from hierspec.prompts import read_prompts
     from hierspec.train import recipes
     from hierspec.train.loop import Settings
     from hierspec.train.material import MaterialSettings, gather_material, text_rows
-    from hierspec.train.measure import table
 
     # Before anything is written or read: a typing error should not wait for it.
     chosen = options.numbers("--layers", arguments.layers) if arguments.part == "exits" else []
@@ -160,9 +172,10 @@ def run(arguments: argparse.Namespace) -> int:
                 )
             else:
                 result = recipes.train_exits(material, layers, arguments.output, settings, **common)
-    note(table(result.figures))
+    report = Report.of(arguments)
+    train_measure.show_agreement(report, result.figures)
     for what, value in result.more.items():
-        note(f"{what}: {value:.2f}")
+        report.line(f"{what}: {value:.2f}")
     more = dict(result.more)
     if arguments.part == "draft":
         import hierspec
@@ -171,10 +184,10 @@ def run(arguments: argparse.Namespace) -> int:
         more |= step_costs(
             hierspec.load(arguments.model, device=arguments.device, pack=arguments.output), arguments.kind
         )
-        note(f"one step of the draft takes {more['draft step ms']} ms, a plain pass {more['target pass ms']} ms")
-    note(f"written to {arguments.output}; {work} can be removed")
+        report.line(f"one step of the draft takes {more['draft step ms']} ms, a plain pass {more['target pass ms']} ms")
+    report.line(f"written to {arguments.output}; {work} can be removed")
     document = {"folder": str(arguments.output), "steps": result.run.steps, "agreement": result.figures}
-    print(json.dumps({**document, "seconds": round(result.run.seconds, 1), **more}))
+    report.document({**document, "seconds": round(result.run.seconds, 1), **more})
     return 0
 
 

@@ -8,32 +8,32 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 
 from hierspec.cli import options
 from hierspec.cli.console import note, progress_bars
-from hierspec.core.errors import HierspecError
+from hierspec.cli.files import OutputFile
+from hierspec.cli.report import print_document
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with turns (default: a few of ours)")
-    parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
+    options.add_prompts_file(parser, "JSON lines with turns (default: a few of ours)")
+    options.add_limit(parser)
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of each answer (default 64)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the plan to a TOML file, not to stdout")
-    parser.add_argument("--json", action="store_true", help="all sets that were tried, as one JSON document")
+    parser.add_argument(
+        "--output", type=OutputFile, metavar="FILE", help="write the plan to a TOML file, not to stdout"
+    )
+    options.add_json(parser, "all sets that were tried, as one JSON document")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    options.at_least_one(arguments, "limit", "max-tokens")
     prompts = None
     if arguments.prompts is not None:
         from hierspec.prompts import read_prompts, spread
 
         chosen = read_prompts(arguments.prompts)
-        prompts = [p.turns[0] for p in (chosen if arguments.limit is None else spread(chosen, max(1, arguments.limit)))]
-    if arguments.max_tokens < 1:
-        raise HierspecError(f"--max-tokens must be at least 1, not {arguments.max_tokens}.")
+        prompts = [p.turns[0] for p in (chosen if arguments.limit is None else spread(chosen, arguments.limit))]
     model = options.load_model(arguments)
     from hierspec.paths import whole_file
     from hierspec.scorers.skipping import in_runs
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             temporary.write_text(plan, encoding="utf-8")
     if arguments.json:
         sets = [vars(draft) for draft in drafts]
-        print(json.dumps({"model": model.name, "tokens": tokens, "sets": sets}))
+        print_document({"model": model.name, "tokens": tokens, "sets": sets})
     elif arguments.output is None:
         print(plan, end="")
     note(f"without layers {in_runs(best.skipped)}: {summary}")

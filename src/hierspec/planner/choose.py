@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hierspec.assembly.auto import beside_stores
 from hierspec.checkpoints.packs import FEATURE, SMALL
-from hierspec.core.errors import HierspecError
+from hierspec.core.errors import DifferentTexts, HierspecError
 from hierspec.core.plan import NAMED, Plan, TierPlan
 from hierspec.core.sampling import Sampling
 from hierspec.pacing.costs import Costs
@@ -308,7 +308,7 @@ def _run(
             written[index] += len(answer.tokens) - answer.first_tokens
             texts.append(answer.tokens)
         if model.decoder.backend.exact and len(set(texts)) > 1:  # elsewhere widths may round differently
-            raise HierspecError("Two plans wrote different texts; this is a defect, please report it.")
+            raise DifferentTexts("Two plans wrote different texts; this is a defect, please report it.")
     progress("Running the best", 1000, 1000)
     for result, taken, tokens in zip(chosen, spent, written, strict=True):
         result.measured, result.tokens = taken / tokens if tokens else None, tokens

@@ -52,7 +52,9 @@ def _history(home: Home, lasting: bool) -> Store:
 
 def _corpus(home: Home, lasting: bool) -> Store:
     if not home.corpus.exists():
-        raise HierspecError(f"There is no corpus at {home.corpus}; build one with: hierspec store build corpus FILES…")
+        raise HierspecError(
+            f"There is no corpus at {home.corpus}; build one with: hierspec store build corpus --files FILE…"
+        )
     return CorpusStore(home.corpus, home.vocabulary_hash, shortest=1)
 
 

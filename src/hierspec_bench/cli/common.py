@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hierspec.cli.console import command_line, progress_bars
-from hierspec.core.errors import HierspecError
+from hierspec.cli import options
+from hierspec.cli.console import progress_bars
+from hierspec.cli.files import OutputFile
+from hierspec.cli.options import names
+from hierspec.cli.parser import completes, name
+from hierspec.cli.report import command_line
 
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
@@ -15,16 +18,19 @@ if TYPE_CHECKING:
 
 
 def add_prompts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    prompts = parser.add_argument(
         "--prompts",
+        type=name,
         metavar="SET",
         help="own (default: 36 that ship), spec-bench, or a file of JSON lines with task and turns",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="only N prompts, spread evenly over the tasks")
+    completes(prompts, ("own", "spec-bench"), files=True)
+    options.add_limit(parser)
 
 
 def add_plans(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plans", default="auto", help="plans or TOML files, separated by commas (default: auto)")
+    help_text = "plans or TOML files, separated by commas (default: auto)"
+    completes(parser.add_argument("--plans", default="auto", help=help_text), options.PLANS, files=True)
 
 
 def add_baselines(parser: argparse.ArgumentParser, which: str) -> None:
@@ -33,8 +39,8 @@ def add_baselines(parser: argparse.ArgumentParser, which: str) -> None:
 
 def add_output(parser: argparse.ArgumentParser, more: str = "") -> None:
     help_text = f"write the JSON document to a file too{more}"
-    parser.add_argument("--output", type=Path, metavar="FILE", help=help_text)
-    parser.add_argument("--json", action="store_true", help="only the JSON document, no table")
+    parser.add_argument("--output", type=OutputFile, metavar="FILE", help=help_text)
+    options.add_json(parser)
 
 
 def chosen_prompts(arguments: argparse.Namespace) -> tuple[str, list[BenchPrompt]]:
@@ -42,21 +48,17 @@ def chosen_prompts(arguments: argparse.Namespace) -> tuple[str, list[BenchPrompt
     from hierspec.prompt_sets import find_prompts
     from hierspec.prompts import spread
 
-    at_least_one(arguments, "limit")
+    options.at_least_one(arguments, "limit")
     with progress_bars() as progress:
-        name, prompts = find_prompts(arguments.prompts, progress)
-    return name, prompts if arguments.limit is None else spread(prompts, arguments.limit)
+        title, prompts = find_prompts(arguments.prompts, progress)
+    return title, prompts if arguments.limit is None else spread(prompts, arguments.limit)
 
 
-def at_least_one(arguments: argparse.Namespace, option: str) -> None:
-    number = getattr(arguments, option)
-    if number is not None and number < 1:
-        raise HierspecError(f"--{option} must be at least 1, not {number}.")
-
-
-def names(text: str) -> list[str]:
-    """What an option lists, separated by commas."""
-    return [name for name in text.split(",") if name]
+def chosen_plans(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The names and files of --plans, each looked at before a model is loaded."""
+    for plan in (plans := names(arguments.plans)):
+        options.read_plan(options.usable_name("--plans", plan))
+    return tuple(plans)
 
 
 def about_model(model: LanguageModel) -> dict[str, Any]:

@@ -9,16 +9,17 @@ example:
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from hierspec.cli.console import command_line, hand_out
+from hierspec.cli.files import InputFile
+from hierspec.cli.report import Report, command_line
+from hierspec.cli.status import DIFFERENT
 from hierspec.core.errors import HierspecError
 from hierspec_bench.cli import common
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("before", type=Path, metavar="BEFORE", help="what hierspec bench run --output FILE wrote")
-    parser.add_argument("after", type=Path, metavar="AFTER", help="the same from a later run")
+    parser.add_argument("before", type=InputFile, metavar="BEFORE", help="what hierspec bench run --output FILE wrote")
+    parser.add_argument("after", type=InputFile, metavar="AFTER", help="the same from a later run")
     parser.add_argument(
         "--tolerance", type=float, default=0.05, metavar="X", help="share by which it may be slower (default 0.05)"
     )
@@ -34,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     before, after = Record.read(arguments.before), Record.read(arguments.after)
     comparison = compare_records(before, after, arguments.tolerance)
-    if not arguments.json:
-        show_comparison(comparison)
-    hand_out({"command": command_line(), **comparison}, arguments.output)
-    return 0 if comparison["passed"] else 1
+    report = Report.of(arguments)
+    show_comparison(comparison, report)
+    report.document({"command": command_line(), **comparison}, arguments.output)
+    return 0 if comparison["passed"] else DIFFERENT

@@ -10,10 +10,12 @@ examples:
 
 from __future__ import annotations
 
-import argparse
 import sys
+from argparse import ArgumentParser
 from importlib import import_module
 
+from hierspec.cli.main import run_chosen
+from hierspec.cli.parser import Parser, add_command, add_commands
 from hierspec_bench.cli.old_spellings import new_spelling
 
 COMMANDS = {
@@ -34,16 +36,12 @@ def main(arguments: list[str]) -> int:
         if spelling.script:
             return spelling.run_script()
         arguments = spelling.arguments
-    parser = argparse.ArgumentParser(
-        prog="hierspec bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    return run_chosen(make_parser().parse_args(arguments))
+
+
+def make_parser() -> ArgumentParser:
+    parser = Parser(prog="hierspec bench", description=__doc__)
+    commands = add_commands(parser, "command", "COMMAND")
     for name, summary in COMMANDS.items():
-        module = import_module(f"hierspec_bench.cli.{name}")
-        command = commands.add_parser(
-            name, help=summary, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
-    chosen = parser.parse_args(arguments)
-    return int(chosen.run(chosen))
+        add_command(commands, name, summary, import_module(f"hierspec_bench.cli.{name}"))
+    return parser

@@ -9,11 +9,13 @@ examples:
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from hierspec.cli.console import hand_out, note, progress_bars
+from hierspec.cli.console import progress_bars
+from hierspec.cli.options import names
+from hierspec.cli.report import Report
+from hierspec.cli.status import USER_ERROR
 from hierspec.core.errors import HierspecError
-from hierspec_bench.cli.common import names
+from hierspec_bench.cli import common
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="make the environments of these (default: all); llama.cpp-native, compiled for this processor, only by "
         "name: --install all,llama.cpp-native",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON document to a file too")
+    common.add_output(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,12 +48,13 @@ def run(arguments: argparse.Namespace) -> int:
                 installed[name] = list(environment.requirements)
             except HierspecError as error:
                 absent[name] = str(error)
+    report = Report.of(arguments)
     for name, requirements in installed.items():
-        note(f"{name}: {', '.join(requirements)}")
+        report.line(f"{name}: {', '.join(requirements)}")
     for reason in absent.values():
-        note(reason)
-    hand_out({"kind": "peers", "installed": installed, "absent_peers": absent}, arguments.output)
-    return 1 if absent and arguments.install is not None else 0
+        report.line(reason)
+    report.document({"kind": "peers", "installed": installed, "absent_peers": absent}, arguments.output)
+    return USER_ERROR if absent and arguments.install is not None else 0
 
 
 def _chosen(text: str) -> list[str]:

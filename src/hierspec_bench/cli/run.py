@@ -26,10 +26,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hierspec.cli import options
-from hierspec.cli.console import hand_out, note, progress_bars
+from hierspec.cli.console import note, progress_bars
+from hierspec.cli.files import OutputFile
+from hierspec.cli.options import names
+from hierspec.cli.report import Report
+from hierspec.cli.status import DIFFERENT, INTERRUPTED
 from hierspec.core.errors import HierspecError
-from hierspec_bench.cli import common
-from hierspec_bench.cli.common import names
+from hierspec_bench.cli import common, engines
 
 if TYPE_CHECKING:
     from hierspec.core.sampling import Sampling
@@ -58,22 +61,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="search the best setting of each engine on a few prompts, once (best, the default) or once more (again); "
         "default: take its first that runs",
     )
+    engines.add_allow_missing(parser)
     parser.add_argument("--batch", default="", metavar="N,…", help="run every plan also with so many prompts at once")
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help="run it all N times, stores as at first")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="keep plain decoding's answers, for store replay")
+    parser.add_argument(
+        "--record", type=OutputFile, metavar="FILE", help="keep plain decoding's answers, for store replay"
+    )
     common.add_output(parser, "; a stopped run resumes from it")
     parser.add_argument("--restart", action="store_true", help="start over, whatever a stopped run has left")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write a page with plots too, such as report.html")
+    parser.add_argument(
+        "--report", type=OutputFile, metavar="FILE", help="write a page with plots too, such as report.html"
+    )
     options.add_sampling(parser, several=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     samplings = options.chosen_samplings(arguments)
-    common.at_least_one(arguments, "repeats")
-    name, prompts = common.chosen_prompts(arguments)
+    options.at_least_one(arguments, "repeats")
     batches = _batches(arguments.batch)
-    model = options.load_model(arguments)
-    plans = {name: model.plan(name) for name in names(arguments.plans)}
+    listed = common.chosen_plans(arguments)
+    engines.check(arguments, samplings)
+    name, prompts = common.chosen_prompts(arguments)
+    model = options.load_model(arguments, plans=listed)
+    plans = {name: model.plan(name) for name in listed}
     for plan in plans.values():
         model.hierarchy(plan)  # a plan that cannot run is refused before anything is measured
 
@@ -111,12 +121,9 @@ def _baselines(
         yield _Baselines((), {})
         return
     from hierspec.prompts import spread
-    from hierspec_bench.peers import not_handed_on, open_peers
+    from hierspec_bench.peers import open_peers
     from hierspec_bench.peers.search import PROMPTS
 
-    if wrong := not_handed_on(samplings[0]):
-        refused = ", ".join(f"--{name.replace('_', '-')}" for name in wrong)
-        raise HierspecError(f"Other engines get temperature and seed, not {refused}: leave that out, or --peers.")
     most = samplings[0].max_tokens
     longest = max(sum(len(model.encode(turn)) + most for turn in prompt.turns) for prompt in prompts)
     peers, absent = open_peers(
@@ -131,7 +138,7 @@ def _baselines(
     )
     try:
         for name, reason in absent.items():
-            note(f"{name} is absent: {reason}")
+            engines.miss(name, reason, arguments)
         yield _Baselines(peers, absent)
     finally:
         for peer in peers:
@@ -160,18 +167,18 @@ def _finish(
         write_records(arguments.record, records(bench.results[0][PLAIN]))
     if arguments.report is not None and document["plans"]:
         write_report(record, arguments.report)
-    if not arguments.json:
-        show(record)
+    report = Report.of(arguments)
+    show(record, report)
     # Before its first prompt is done a stopped run has nothing that is worth an earlier run's file.
-    hand_out(document, arguments.output if bench.done else None)
+    report.document(document, arguments.output if bench.done else None)
     if journal is not None:
         journal.close(finished=complete)
     if not complete:
         if journal is not None:
             note("The same command resumes from here.")
-        return 130
+        return INTERRUPTED
     plans = [entry for setting in record.settings for entry in setting.entries if entry.kind != PEER]
-    return 1 if any(plan.promises_text and plan.figures.different for plan in plans) else 0
+    return DIFFERENT if any(plan.promises_text and plan.figures.different for plan in plans) else 0
 
 
 def _journal(arguments: argparse.Namespace, bench: SideBySide, about: Mapping[str, Any]) -> Journal | None:

@@ -142,7 +142,7 @@ def test_what_is_wrong_in_a_file_is_named(old, new, message):
 
 
 def test_a_missing_file_is_named(capsys):
-    assert main(["plan", "--simulate", "nowhere.toml"]) == 1
+    assert main(["plan", "--simulate", "nowhere.toml"]) == 2
     assert "nowhere.toml" in capsys.readouterr().err
 
 
@@ -150,7 +150,7 @@ def test_the_command_shows_explains_and_draws(tmp_path, capsys):
     costs, drawn = tmp_path / "costs.toml", tmp_path / "out" / "hierarchy.svg"
     costs.write_text(WHOLE, encoding="utf-8")
     assert main(["plan", "--simulate", str(costs), "--explain", "--output", str(drawn)]) == 0
-    out = capsys.readouterr().out
+    out = capsys.readouterr().err  # standard output is no terminal: there the document goes
     assert "all keys" in out
     assert "exit is " in out
     assert "mine" in out

@@ -117,4 +117,4 @@ def test_the_command_says_what_stores_start_with(tmp_path, capsys):
     assert document["answers_known_before"] == 2
     assert "knows their answers" in err
     assert document["combinations"]["history"]["tasks"]["one"]["predicted_speedup"] > 0
-    assert main([*command, "--first-only"]) == 1
+    assert main([*command, "--first-only"]) == 2

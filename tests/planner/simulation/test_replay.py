@@ -90,7 +90,7 @@ def test_the_store_command(tmp_path, capsys):
         assert main([*arguments]) == 0
         return capsys.readouterr().out
 
-    assert main(["store", "replay", str(tmp_path / "none.jsonl"), *at]) == 1
+    assert main(["store", "replay", str(tmp_path / "none.jsonl"), *at]) == 2
     out("store", "build", "corpus", str(text), *at)
     out("store", "build", "history", "--prompts", str(prompts), "--max-tokens", "16", *at)
     info = json.loads(out("store", "info", *at))
@@ -106,8 +106,8 @@ def test_the_store_command(tmp_path, capsys):
     assert set(replayed["tasks"]) == {"qa"}
     out("store", "drop", "history", *at)
     out("store", "drop", "corpus", *at)
-    assert main(["store", "drop", "corpus", *at]) == 1
-    assert main(["generate", folder, "--stores", home, "-p", "x", "--plan", "rest"]) == 1
+    assert main(["store", "drop", "corpus", *at]) == 2
+    assert main(["generate", folder, "--stores", home, "-p", "x", "--plan", "rest"]) == 2
     assert "hierspec store build corpus" in capsys.readouterr().err
 
 
