@@ -3,3 +3,15 @@
 
 class HierspecError(Exception):
     """One sentence: what is wrong and what to do about it. The command line prints it as it is and exits with 1."""
+
+
+class OutOfMemory(HierspecError):
+    """Memory is short: the machine's, or what the KV cache may take. Fewer requests at once may still be answered."""
+
+
+def out_of_memory() -> OutOfMemory:
+    """An allocation failed, wherever it was."""
+    return OutOfMemory(
+        "There is not enough memory left for this request; lower --kv-memory, shorten the prompt, run fewer requests "
+        "together, or close other programs."
+    )
