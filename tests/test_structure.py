@@ -15,7 +15,7 @@ FLOORS = [
     ["hierspec.paths", "hierspec.machine", "hierspec.pacing", "hierspec.prompts"],
     ["hierspec.kept", "hierspec.text", "hierspec.prompt_sets"],
     ["hierspec.stores", "hierspec.checkpoints"],
-    ["hierspec.backends.base"],
+    ["hierspec.backends.base", "hierspec.backends.arena"],
     ["hierspec.backends.torch"],
     ["hierspec.backends.cpu"],
     ["hierspec.scorers"],

@@ -35,7 +35,7 @@ class StaircasePool:
         self._pages: Pages | None = None  # reserved when first asked for
         self._running: weakref.WeakKeyDictionary[RequestView, Staircase] = weakref.WeakKeyDictionary()
         self._idle: list[Staircase] = []
-        self._use: dict[Staircase, None] = {}  # least recently used first
+        self._use: dict[Staircase, None] = {}  # all of them, least recently used first; who is not in it is forgotten
         self._changing = False  # something is half done
 
     def add_tap(self, layer: int) -> None:
@@ -62,9 +62,8 @@ class StaircasePool:
         return 0 if self._pages is None else self._pages.in_use * self._pages.memory.bytes_per_page
 
     def release(self, request: RequestView) -> None:
-        staircase = self._running.get(request)
-        if staircase is not None:
-            self._change(staircase, self._make_idle, request, staircase)
+        """The request has ended; a later one may go on from what was computed for it."""
+        self._change(self._running.get(request), self._make_idle, request)
 
     def prepare(self, wanted: Sequence[tuple[RequestView, np.ndarray, Proposal]]) -> list[Staircase]:
         """The staircases of these requests, each aligned with its context and proposal and with room for them."""
@@ -102,9 +101,8 @@ class StaircasePool:
             result = change(*arguments, **named)
         except BaseException:  # Ctrl-C included: what is half moved must not be read again
             if staircase is not None:
-                self._leave_out(staircase)
-            if self._pages is not None:
-                self._pages.recount(self._use)
+                self._use.pop(staircase, None)
+            self._keep_only_used()
             self._changing = False
             raise
         self._changing = False
@@ -125,8 +123,10 @@ class StaircasePool:
         if running is None:
             self._running[request] = staircase
 
-    def _make_idle(self, request: RequestView, staircase: Staircase) -> None:
-        del self._running[request]
+    def _make_idle(self, request: RequestView) -> None:
+        staircase = self._running.pop(request, None)
+        if staircase is None:
+            return
         if staircase.assumed or request.ended == "error":  # nothing of a text that failed is read again
             self._forget(staircase)
             return
@@ -179,6 +179,14 @@ class StaircasePool:
         self._idle = [other for other in self._idle if other is not staircase]
         for request in [request for request, held in self._running.items() if held is staircase]:
             del self._running[request]
+
+    def _keep_only_used(self) -> None:
+        """Bring lists and counts in line with `_use`, after a change that did not come to its end."""
+        self._idle = [staircase for staircase in self._idle if staircase in self._use]
+        for request in [request for request, staircase in self._running.items() if staircase not in self._use]:
+            del self._running[request]
+        if self._pages is not None:
+            self._pages.recount(self._use)
 
     def _drop_memory(self) -> None:
         """Forget everything, and reserve memory anew when it is next asked for."""

@@ -180,7 +180,7 @@ class Staircase:
         """Give all pages back. It is of no use afterwards."""
         for number in self.table:
             self._pages.give_back(int(number))
-        self.table = np.zeros(0, np.int64)
+        self.table = self.table[:0]
 
     def align(self, context: np.ndarray, proposal: Proposal, same: int | None = None) -> None:
         """Make entries 0.. hold the context and those after it the proposal's nodes, keeping what is known.
