@@ -28,18 +28,17 @@ def attack(subject: Subject, rng: random.Random, soak: Soak) -> None:
             pool._drop_memory()  # so that the memory itself may be refused
     requests = [model.request(prompt, PLANS[plan], sampling) for prompt in prompts]
     key = plan, len(prompts)
-    size = subject.sizes.get(key)
-    allocations = Allocations(rng.randrange(1, size + 1) if size else 0)
+    at = rng.randrange(1, subject.sizes.get(key, 200) + 1)
+    allocations = Allocations(at)
     try:
         with allocations.watched():
             write(requests)
     except Exception as error:
         soak.fail(f"{subject.name}, {plan}, refused at {allocations.hit}: {error!r} came out of the engine")
-    if size is None:
+    if not allocations.hit:  # there are fewer than that
         subject.sizes[key] = allocations.count
         return
-    if not allocations.hit:
-        return
+    subject.sizes[key] = max(subject.sizes.get(key, 200), 2 * at)
     what = f"{subject.name}, {plan}, {len(prompts)} requests, refused at {allocations.hit}"
     soak.count_one(what)
     failed = [request for request in requests if request.error is not None]

@@ -25,19 +25,16 @@ def attack(subject: Subject, rng: random.Random, soak: Soak) -> None:
     kind = rng.choice(["one", "several", "chat", "forget"])
     action, following = _action(subject, rng, plan, kind)
     key = plan, kind
-    if key not in subject.sizes:  # how many lines it has
-        lines = Lines()
-        lines.run(action)
-        subject.sizes[key] = lines.count
-        return
-    first = rng.randrange(1, subject.sizes[key] + 1)
+    first = rng.randrange(1, subject.sizes.get(key, 2000) + 1)
     lines = Lines(first, *([first + rng.randrange(1, 60)] if rng.random() < 0.25 else []))  # an impatient user: twice
     try:
         lines.run(action)
     except KeyboardInterrupt:
         pass
-    if not lines.hits:
+    if not lines.hits:  # it has fewer lines than that
+        subject.sizes[key] = lines.count
         return
+    subject.sizes[key] = max(subject.sizes.get(key, 2000), 2 * first)
     what = f"{subject.name}, {plan}, {kind}, interrupted at {' and '.join(lines.hits)}"
     prompt, sampling, again = following()
     soak.count_one(what)
