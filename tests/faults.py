@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 import hierspec
+from hierspec.assembly.measured_costs import CostBook
 from hierspec.core.engine import Engine
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.proposal import Proposal
@@ -22,6 +23,8 @@ from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.equality import first_difference
 from hierspec.language_model import LanguageModel, PlanLike
+from hierspec.pacing.costs import Costs
+from hierspec.scorers.base import StateScorer
 from hierspec.scorers.pool import StaircasePool
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.testing.fakes import FakeStore
@@ -189,10 +192,20 @@ def subjects(folder: Path, most: int = 4) -> list[Subject]:
             )
             for memory in (1 << 20, 1 << 26)
         ]  # fmt: skip
+        for model in loaded:
+            model.assembler.costs = _FixedCosts()
+            model.assembler._forget_paces()
         subject = Subject(name, *loaded)
         subject.model.add_store(FakeStore("trees", _trees))
         made.append(subject)
     return made
+
+
+class _FixedCosts(CostBook):
+    """No clock decides what is attacked."""
+
+    def costs(self, scorer: StateScorer, computed_layers: int = 0) -> Costs:
+        return Costs((1, 32), (1e-3, 4e-3))
 
 
 def _trees(context: np.ndarray, budget: int) -> Proposal:
