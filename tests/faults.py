@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -43,12 +44,13 @@ PLANS: dict[str, PlanLike] = {
 
 
 class Lines:
-    """Counts the lines of hierspec that an action runs; `at` says before which of them Ctrl-C comes."""
+    """Counts the lines of hierspec that an action runs; Ctrl-C comes before line number `at`, and, where `again` is
+    given, once more after so many calls."""
 
-    def __init__(self, *at: int) -> None:
+    def __init__(self, at: int, again: int = 0) -> None:
         self.count = 0
         self.hits: list[str] = []
-        self._at = list(at)
+        self._at, self._again = at, again
 
     def run(self, action: Callable[[], object]) -> None:
         sys.settrace(self._enter)
@@ -56,6 +58,19 @@ class Lines:
             action()
         finally:
             sys.settrace(None)
+            sys.setprofile(None)
+
+    def _call(self, frame, event, argument):
+        """Python stops tracing lines once that has raised something; calls it still tells."""
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(SOURCES):
+            self._again -= 1
+            if self._again == 0:
+                sys.setprofile(None)
+                self._hit(frame)
+
+    def _hit(self, frame) -> NoReturn:
+        self.hits.append(f"{frame.f_code.co_filename.removeprefix(SOURCES)}:{frame.f_lineno}")
+        raise KeyboardInterrupt
 
     def _enter(self, frame, event, argument):
         file = frame.f_code.co_filename
@@ -66,16 +81,17 @@ class Lines:
         def line(frame, event, argument):
             nonlocal previous
             if event == "line":
-                # A line that begins `with` is told again when it is left, and an exception there would come between
-                # the body and the exit. Ctrl-C cannot: Python looks for signals after calls, so before or after both.
-                leaves = frame.f_lineno < previous and linecache.getline(file, frame.f_lineno).lstrip().startswith("with ")
+                # Python looks for signals after calls. So Ctrl-C comes neither between the body of a `with`, whose line
+                # is told again when it is left, and its exit, nor before the `try` that begins such a body.
+                text = linecache.getline(file, frame.f_lineno).lstrip()
+                spared = text.startswith("try:") or (frame.f_lineno < previous and text.startswith("with "))
                 previous = frame.f_lineno
-                if not leaves:
+                if not spared:
                     self.count += 1
-                    if self._at and self.count >= self._at[0]:
-                        del self._at[0]
-                        self.hits.append(f"{file.removeprefix(SOURCES)}:{frame.f_lineno}")
-                        raise KeyboardInterrupt
+                    if self.count == self._at:
+                        if self._again:
+                            sys.setprofile(self._call)
+                        self._hit(frame)
             return line
 
         return line
@@ -185,6 +201,8 @@ def subjects(folder: Path, most: int = 4) -> list[Subject]:
             tiny_checkpoint(path, family, **changes)
             tiny_pack(folder / f"{family}-pack", path, exits=(1, 2), taps=(1,))
         stores = folder / f"{name} stores"
+        before = torch.get_num_threads()
+        torch.set_num_threads(1 + (name == "qwen3, compiled, int8"))  # a team of two there: its barriers can break
         loaded = [
             hierspec.load(
                 path, backend=backend, dtype="float32", device="cpu", pack=folder / f"{family}-pack",
@@ -192,6 +210,7 @@ def subjects(folder: Path, most: int = 4) -> list[Subject]:
             )
             for memory in (1 << 20, 1 << 26)
         ]  # fmt: skip
+        torch.set_num_threads(before)
         for model in loaded:
             model.assembler.costs = _FixedCosts()
             model.assembler._forget_paces()

@@ -26,7 +26,7 @@ def attack(subject: Subject, rng: random.Random, soak: Soak) -> None:
     action, following = _action(subject, rng, plan, kind)
     key = plan, kind
     first = rng.randrange(1, subject.sizes.get(key, 2000) + 1)
-    lines = Lines(first, *([first + rng.randrange(1, 60)] if rng.random() < 0.25 else []))  # an impatient user: twice
+    lines = Lines(first, rng.randrange(1, 60) if rng.random() < 0.25 else 0)  # some press it twice
     try:
         lines.run(action)
     except KeyboardInterrupt:
