@@ -255,9 +255,7 @@ def test_where_plain_decoding_cannot_go_on_neither_can_any_plan_and_both_say_so_
 
 def test_a_stop_id_before_a_row_that_is_not_numbers_ends_the_text():
     scorer = FakeScorer("target", VOCABULARY, broken_after(5, sound=False))
-    scorer.logits = lambda text: (
-        np.full(VOCABULARY, np.nan) if text[-1] == 5 else np.eye(VOCABULARY)[5] * 9
-    )
+    scorer.logits = lambda text: np.full(VOCABULARY, np.nan) if text[-1] == 5 else np.eye(VOCABULARY)[5] * 9
     store = FakeStore("right", lambda context, budget: Proposal.chain([5, 6]))
     sampling = Sampling(max_tokens=9, stop_ids=(5,))
     request = Request([1, 2], sampling, Hierarchy((Tier(scorer, stores=(store,)),)))
@@ -344,7 +342,10 @@ def test_what_a_store_tells_the_user_fails_its_request():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("stop_ids", odd) for odd in (None, "a", ("a",), (None,), 3.5, (3.5,), True, (True,), (b"a",), ((1,),), {1.5: 2})),
+        *(
+            ("stop_ids", odd)
+            for odd in (None, "a", ("a",), (None,), 3.5, (3.5,), True, (True,), (b"a",), ((1,),), {1.5: 2})
+        ),
         *(("stop", odd) for odd in (None, 5, (5,), ("",), "", b"a", (b"a",), (None,), True)),
         *(("logit_bias", odd) for odd in (5, "a", True, [(5, 1.0)], (), {5}, [])),
         *(("logit_bias", {key: 1.0}) for key in ("a", None, 1.5, True, -1, (1,))),

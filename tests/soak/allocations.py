@@ -1,6 +1,6 @@
 """Allocations that fail at random places: at most one request fails, in one sentence; all other texts are plain's.
 
-    python tests/soak/allocations.py --seed 7 --count 500
+python tests/soak/allocations.py --seed 7 --count 500
 """
 
 from __future__ import annotations

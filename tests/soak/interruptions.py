@@ -1,6 +1,6 @@
 """Ctrl-C at random lines of hierspec: the text that follows is always plain decoding's, and no page is lost.
 
-    python tests/soak/interruptions.py --seed 7 --count 2000
+python tests/soak/interruptions.py --seed 7 --count 2000
 """
 
 from __future__ import annotations
@@ -82,7 +82,11 @@ def _action(subject: Subject, rng: random.Random, plan: str, kind: str):
     def go_on() -> tuple[list[int], Sampling, object]:
         written = requests[0].output if requests else []
         prompt = [*prompts[0], *written, 77] if rng.random() < 0.7 else prompts[-1]
-        return prompt, sampling, lambda p, s: model.generate(p, plan=PLANS[rng.choice(["plain", plan])], sampling=s).tokens
+        return (
+            prompt,
+            sampling,
+            lambda p, s: model.generate(p, plan=PLANS[rng.choice(["plain", plan])], sampling=s).tokens,
+        )
 
     return generate, go_on
 

@@ -11,7 +11,14 @@ from hierspec.core.errors import OutOfMemory
 
 _Arrays = TypeVar("_Arrays")
 # What torch says in a plain RuntimeError: its allocator on a CPU, and the libraries that it calls on a GPU.
-_REFUSALS = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED", "bad_alloc", "bad allocation")
+_REFUSALS = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "ALLOC_FAILED",
+    "bad_alloc",
+    "bad allocation",
+)
 
 
 def is_refused(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""The one exception that users see."""
+"""The exceptions that users see."""
 
 
 class HierspecError(Exception):
