@@ -228,7 +228,7 @@ class _FixedCosts(CostBook):
 
 
 def _trees(context: np.ndarray, budget: int) -> Proposal:
-    """Two siblings at each of three positions, from what follows the last token in the text, wrong ones before right."""
+    """Two siblings at each of three positions, from what follows the last token in the text, wrong before right."""
     where = np.flatnonzero(context[:-1] == context[-1])
     following = context[where[-1] + 1 :][:3].tolist() if len(where) else []
     tokens: list[int] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -27,10 +28,8 @@ def attack(subject: Subject, rng: random.Random, soak: Soak) -> None:
     key = plan, kind
     first = rng.randrange(1, subject.sizes.get(key, 2000) + 1)
     lines = Lines(first, rng.randrange(1, 60) if rng.random() < 0.25 else 0)  # some press it twice
-    try:
+    with suppress(KeyboardInterrupt):
         lines.run(action)
-    except KeyboardInterrupt:
-        pass
     if not lines.hits:  # it has fewer lines than that
         subject.sizes[key] = lines.count
         return

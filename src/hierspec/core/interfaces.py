@@ -45,8 +45,8 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A row for the context (row 0) and one after every node (row node + 1): picks [rows, candidates or more], or
-    distributions [rows, vocabulary]. Where the logits of a row are not numbers, its pick is `NO_TOKEN`, its distribution
-    NaN: that matters only where the row's token would be written."""
+    distributions [rows, vocabulary]. Where the logits of a row are not numbers, its pick is `NO_TOKEN` and its
+    distribution NaN: that matters only where the row's token would be written."""
 
     picks: np.ndarray | None = None
     distributions: np.ndarray | None = None

@@ -21,8 +21,8 @@ from hierspec.core.sampling import NO_TOKEN, Dice
 class Verdict:
     """`accepted` nodes, in order. `written[i]` holds position i's token, then its runners-up.
 
-    There is one position more than there are accepted nodes: the last token is the scorer's own, or `NO_TOKEN` where the
-    row that it would come from is no numbers. Such rows elsewhere do not matter: plain decoding never sees them.
+    There is one position more than there are accepted nodes: the last token is the scorer's own, or `NO_TOKEN` where
+    the row that it would come from is no numbers. Such rows elsewhere do not matter: plain decoding never sees them.
     """
 
     accepted: list[int]
