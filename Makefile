@@ -2,13 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test soak lint clean
 
 demo: .venv/ready
 	@$(BIN)/hierspec generate --colour --check --max-tokens 200 -f examples/demo_prompt.txt
 
 test: .venv/ready
 	$(BIN)/python -m pytest
+
+# Minutes. Each run prints its seed; the same one attacks the same places again: make soak SEED=7
+soak: .venv/ready
+	@for script in tests/soak/*.py; do \
+	  echo "$$script"; $(BIN)/python $$script $(if $(SEED),--seed $(SEED)) || failed=1; \
+	done; test -z "$$failed"
 
 lint: .venv/ready
 	$(BIN)/ruff check src tests examples experiments

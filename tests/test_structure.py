@@ -15,7 +15,7 @@ FLOORS = [
     ["hierspec.paths", "hierspec.in_use", "hierspec.sizes", "hierspec.machine", "hierspec.pacing", "hierspec.prompts"],
     ["hierspec.cache", "hierspec.kept", "hierspec.sqlite_file", "hierspec.text", "hierspec.prompt_sets"],
     ["hierspec.stores", "hierspec.checkpoints"],
-    ["hierspec.backends.base"],
+    ["hierspec.backends.base", "hierspec.backends.arena"],
     ["hierspec.backends.torch"],
     ["hierspec.backends.cpu"],
     ["hierspec.scorers"],

@@ -30,8 +30,8 @@ class Chat:
         self.namespace = namespace
         self.messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
         self.last: Generation | None = None
-        self._text = ""  # the conversation so far, as the template writes it,
-        self._ids: list[int] = []  # and as token ids
+        # The conversation so far, as the template writes it and as token ids: changed together, whenever Ctrl-C comes.
+        self._written: tuple[str, list[int]] = "", []
         self._asked: tuple[str, str, list[int]] | None = None  # a turn without its answer: message, text, ids
 
     def say(self, text: str) -> Iterator[TextStep]:
@@ -51,9 +51,10 @@ class Chat:
         """
         tokenizer = self.model.tokenizer
         rendered = tokenizer.render_chat([*self.messages, {"role": "user", "content": text}])
-        continues = bool(self._ids) and rendered.startswith(self._text)
-        new = rendered[len(self._text) :] if continues else rendered
-        ids = (self._ids if continues else []) + tokenizer.encode(new, special=True, begin=False)
+        before, ids_before = self._written
+        continues = bool(ids_before) and rendered.startswith(before)
+        new = rendered[len(before) :] if continues else rendered
+        ids = (ids_before if continues else []) + tokenizer.encode(new, special=True, begin=False)
         self._asked = (text, rendered, ids)
         return list(ids)
 
@@ -62,8 +63,8 @@ class Chat:
         assert self._asked is not None, "ask comes before answer"
         tokenizer = self.model.tokenizer
         question, rendered, ids = self._asked
-        self.messages.append({"role": "user", "content": question})
-        self.messages.append({"role": "assistant", "content": tokenizer.decode(tokens) if text is None else text})
-        self._text = rendered + tokenizer.decode(tokens, special=True)
-        self._ids = [*ids, *(int(token) for token in tokens)]
+        answer = tokenizer.decode(tokens) if text is None else text
+        written = rendered + tokenizer.decode(tokens, special=True), [*ids, *(int(token) for token in tokens)]
+        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        self._written = written
         self._asked = None

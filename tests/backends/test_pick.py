@@ -14,12 +14,11 @@ from hierspec.backends.cpu.pick import best_tokens
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch import pick
 from hierspec.core import sampling as reference
-from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import Proposal
 from hierspec.core.request import Request
-from hierspec.core.sampling import Sampling
+from hierspec.core.sampling import NO_TOKEN, Sampling
 from hierspec.core.stats import TierStats
 
 VOCABULARY = 96
@@ -294,12 +293,20 @@ def test_noise_equals_the_reference():
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_p": 0.9}, {"repetition_penalty": 1.1}])
 @pytest.mark.parametrize("bad", [float("nan"), -float("nan"), float("inf")])
-def test_logits_that_are_not_numbers_raise(bad, options):
-    ask = make_ask(random.Random(0), Sampling(**options))
-    logits = torch.zeros(1 + len(ask.proposal), VOCABULARY)
-    logits[-1, 5] = bad
-    with pytest.raises(HierspecError, match="not numbers"):
-        answers.answer(ask, logits)
+@pytest.mark.parametrize("answer", [answers.answer, pick.answer], ids=["compiled", "torch"])
+def test_logits_that_are_not_numbers_give_no_token_and_harm_no_other_row(bad, options, answer):
+    for distributions in (False, True):
+        ask = replace(make_ask(random.Random(0), Sampling(**options)), distributions=distributions)
+        logits = torch.randn(1 + len(ask.proposal), VOCABULARY, generator=torch.Generator().manual_seed(1))
+        sound = answer(ask, logits)
+        logits[-1, 5] = bad
+        found = answer(ask, logits)
+        if distributions:
+            assert np.isnan(found.distributions[-1]).all()
+            assert (found.distributions[:-1] == sound.distributions[:-1]).all()
+        else:
+            assert (found.picks[-1] == NO_TOKEN).all()
+            assert (found.picks[:-1] == sound.picks[:-1]).all()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -312,10 +319,12 @@ def test_minus_infinity_is_an_impossible_token(temperature):
     assert picks[0, 2] == 0
 
 
-def test_forbidding_every_token_raises():
-    ask = ask_for(Sampling(logit_bias=dict.fromkeys(range(VOCABULARY), -np.inf)), [1])
-    with pytest.raises(HierspecError, match="logit_bias forbids every token"):
-        answers.answer(ask, torch.zeros(1, VOCABULARY))
+@pytest.mark.parametrize("answer", [answers.answer, pick.answer], ids=["compiled", "torch"])
+def test_a_row_without_a_possible_token_gives_none(answer):
+    ask = ask_for(Sampling(logit_bias={5: -np.inf}), [1])
+    logits = torch.full((1, VOCABULARY), -np.inf)
+    logits[0, 5] = 2.0
+    assert answer(ask, logits).picks.tolist() == [[NO_TOKEN]]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -125,7 +125,8 @@ def test_random_hierarchies_write_plain_text(temperature: float, part: int) -> N
         assert request.output == expected, (part, case)
         assert request.ended == ("stop" if expected[-1] in sampling.stop_ids else "length")
         check_stats(request, [step for _, step in steps])
-        for store in request.stores.values():
+        for request_store in request.stores.values():
+            store = request_store.view  # type: ignore[attr-defined]
             assert isinstance(store, FakeStore)
             assert store.learnt == [step.tokens for _, step in steps]  # once a step, never inside the recursion
             assert store.prompts[-1].tolist() == prompt

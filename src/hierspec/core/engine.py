@@ -5,42 +5,48 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from hierspec.core.errors import HierspecError
+from hierspec.core.errors import HierspecError, OutOfMemory, out_of_memory
 from hierspec.core.interfaces import Answer, Ask, PassTime, Scorer
 from hierspec.core.request import Request, Step
 
 
 class Engine:
-    """Runs requests together. `step` is one round: collect the asks, answer them, return what was written."""
+    """Runs requests together. `step` is one round: collect the asks, answer them, return what was written.
+
+    Where memory is short for all of them, the latest wait until another one ends. A step that is interrupted (Ctrl-C)
+    cancels at most the request that was just going on; the next step returns what was already written.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._asking: list[tuple[Request, Ask]] = []
-        self._new: list[Request] = []
+        self._asks: dict[Request, Ask | None] = {}  # in the order of submission; None: it has not begun
+        self._waiting: set[Request] = set()  # there is no memory for them beside those that run
+        self._steps: list[tuple[Request, Step]] = []  # not returned yet
 
     def submit(self, request: Request) -> None:
-        self._new.append(request)
+        self._asks[request] = None
 
     @property
     def busy(self) -> bool:
-        return bool(self._asking or self._new)
+        return bool(self._steps) or any(request.ended is None for request in self._asks)
 
     def step(self) -> list[tuple[Request, Step]]:
-        steps: list[tuple[Request, Step]] = []
-        running = [*self._new, *(request for request, _ in self._asking if request.ended is None)]
+        running = self._running()
         for request in running:
             request.running_requests = len(running)
-        for request in self._new:
-            self._advance(request, None, steps)
-        self._new = []
-        asking, self._asking = [(request, ask) for request, ask in self._asking if request.ended is None], []
+        for request in running:
+            if self._asks[request] is None:
+                self._advance(request, None)
         groups: dict[int, list[tuple[Request, Ask]]] = {}
-        for request, ask in asking:
-            groups.setdefault(id(ask.scorer), []).append((request, ask))
+        for request in running:
+            ask = self._asks[request]
+            if ask is not None and request.ended is None:
+                groups.setdefault(id(ask.scorer), []).append((request, ask))
         for group in groups.values():
             for (request, _), answer in zip(group, self._answers(group), strict=True):
                 if answer is not None:
-                    self._advance(request, answer, steps)
+                    self._advance(request, answer)
+        steps, self._steps = self._steps, []
         return steps
 
     def run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Step]]:
@@ -54,18 +60,32 @@ class Engine:
             for request in requests:
                 request.cancel()
 
+    def _running(self) -> list[Request]:
+        """Those that do not wait. Where one has ended, all may try again: the earliest come first."""
+        unended = {request: ask for request, ask in self._asks.items() if request.ended is None}
+        if len(unended) < len(self._asks):
+            self._waiting.clear()
+            self._asks = unended
+        return [request for request in unended if request not in self._waiting]
+
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
         scorer: Scorer = group[0][1].scorer
         began = self._clock()
         try:
             answers = scorer.score([ask for _, ask in group])
         except Exception as error:
-            if len(group) > 1:  # one by one, so that only a request that cannot be answered fails
-                return [answer for pair in group for answer in self._answers([pair])]
-            group[0][0].fail(error if isinstance(error, HierspecError) else _defect(scorer, error))
-            return [None]
-        seconds = self._clock() - began
-        self._note(group, seconds)
+            failure = _failure(f"The scorer {scorer.name}", error)
+            if len(group) == 1:
+                group[0][0].fail(failure)
+                return [None]
+            if isinstance(failure, OutOfMemory):
+                half = len(group) // 2
+                answered = self._answers(group[:half])
+                self._waiting.update(request for request, _ in group[half:])
+                return [*answered, *[None] * (len(group) - half)]
+            # One by one, so that only a request that cannot be answered fails.
+            return [answer for pair in group for answer in self._answers([pair])]
+        self._note(group, self._clock() - began)
         return answers
 
     def _note(self, group: list[tuple[Request, Ask]], seconds: float) -> None:
@@ -83,23 +103,30 @@ class Engine:
         if usual:  # told once, whoever else was in it
             group[0][0].last_pass = PassTime(rows, seconds)
 
-    def _advance(self, request: Request, answer: Answer | None, steps: list[tuple[Request, Step]]) -> None:
-        """Give the request its answer and go on to its next ask; every step on the way is added to `steps`."""
+    def _advance(self, request: Request, answer: Answer | None) -> None:
+        """Give the request its answer and go on to its next ask; every step on the way is added to the steps."""
         while request.ended is None:
             try:
                 outcome = request.ask(answer)
-            except HierspecError as error:  # a store's: only its request fails
-                request.fail(error)
-                return
-            if isinstance(outcome, Ask):
-                self._asking.append((request, outcome))
-                return
-            steps.append((request, outcome))
-            answer = None
+                if isinstance(outcome, Ask):
+                    self._asks[request] = outcome
+                    return
+                self._steps.append((request, outcome))
+                answer = None
+            except Exception as error:  # only this request fails
+                request.fail(_failure("The request", error))
+            except BaseException:  # it was interrupted between two asks, and cannot go on from there
+                request.cancel()
+                raise
 
 
-def _defect(scorer: Scorer, error: Exception) -> HierspecError:
-    """What a request fails with where a scorer raised something unexpected, which is its cause."""
-    failure = HierspecError(f"The scorer {scorer.name} failed ({error!r}); please report this defect.")
+def _failure(who: str, error: Exception) -> HierspecError:
+    """What a request fails with. The cause of an unexpected error is kept."""
+    if isinstance(error, HierspecError):
+        return error
+    if isinstance(error, MemoryError):
+        failure: HierspecError = out_of_memory()
+    else:
+        failure = HierspecError(f"{who} failed ({error!r}); please report this defect.")
     failure.__cause__ = error
     return failure

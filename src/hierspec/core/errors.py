@@ -7,3 +7,15 @@ class HierspecError(Exception):
 
 class DifferentTexts(HierspecError):
     """Two texts that must be the same differ. The command line exits with 1."""
+
+
+class OutOfMemory(HierspecError):
+    """Memory is short: the machine's, or what the KV cache may take. Fewer requests at once may still be answered."""
+
+
+def out_of_memory() -> OutOfMemory:
+    """An allocation failed, wherever it was."""
+    return OutOfMemory(
+        "There is not enough memory left for this request; lower --kv-memory, shorten the prompt, run fewer requests "
+        "together, or close other programs."
+    )

@@ -27,6 +27,8 @@ from hierspec.core.interfaces import (
     Written,
 )
 from hierspec.core.proposal import NOTHING, Candidate, Distribution, Proposal
+from hierspec.core.request_store import RequestStore
+from hierspec.core.sampling import NO_TOKEN
 from hierspec.core.stats import Stats, TierStats
 from hierspec.core.verify import BY_DISTRIBUTION, RULES
 
@@ -148,6 +150,11 @@ class Hierarchy:
         stopped = not request.stop_ids.isdisjoint(tokens)
         if stopped:
             del tokens[1 + next(at for at, token in enumerate(tokens) if token in request.stop_ids) :]
+        if tokens[-1] == NO_TOKEN:
+            tokens.pop()
+            if not tokens and not round.level:
+                raise _not_numbers(len(round.context))
+            stopped = True  # a draft ends before such a token; the target writes what comes before it first
         accepted = verdict.accepted[: len(tokens)]
         row = 0  # of the answer that a token comes from
         for depth, candidates in enumerate(verdict.written[: len(tokens)]):
@@ -184,11 +191,20 @@ def _tell_stores(tier: Tier, round: Round, answer: Answer) -> None:
     """Let stores that want it observe what the scorer would write after the context and after each node."""
     for store in tier.stores:
         observer = round.request.stores[store.name]
-        if type(observer).observe is not Store.observe:
-            if answer.picks is not None:
+        if isinstance(observer, RequestStore) and not observer.observes:
+            continue  # most do not: spare them the choice of tokens from distributions
+        if answer.picks is not None:
+            if answer.picks[:, 0].min() != NO_TOKEN:
                 observer.observe(round.draft, answer.picks[:, 0])
-            elif answer.distributions is not None:
-                observer.observe(round.draft, np.argmax(answer.distributions, axis=1))
+        elif answer.distributions is not None and not np.isnan(answer.distributions[:, 0]).any():
+            observer.observe(round.draft, np.argmax(answer.distributions, axis=1))
+
+
+def _not_numbers(position: int) -> HierspecError:
+    return HierspecError(
+        f"The model's logits are not numbers at position {position}; its weights may be damaged, its dtype too narrow "
+        "(try --dtype float32), or logit_bias leaves it no token to write."
+    )
 
 
 def _lead_class(answer: Answer, row: int, written: Candidate) -> int:

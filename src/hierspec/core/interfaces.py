@@ -18,6 +18,7 @@ class RequestView(Protocol):
 
     prompt: np.ndarray
     output: list[int]  # what the target has written so far
+    ended: str | None  # None while it runs; then stop, length, cancelled or error
     sampling: Sampling
     seed: int
     dice: Dice
@@ -52,7 +53,8 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A row for the context (row 0) and one after every node (row node + 1): picks [rows, candidates or more], or
-    distributions [rows, vocabulary]."""
+    distributions [rows, vocabulary]. Where the logits of a row are not numbers, its pick is `NO_TOKEN` and its
+    distribution NaN: that matters only where the row's token would be written."""
 
     picks: np.ndarray | None = None
     distributions: np.ndarray | None = None

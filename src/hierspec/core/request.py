@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +14,7 @@ import numpy as np
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Extension, Hierarchy
 from hierspec.core.interfaces import Answer, Ask, Block, PassTime, Store, Written
+from hierspec.core.request_store import RequestStore
 from hierspec.core.sampling import Dice, Sampling
 
 
@@ -43,8 +46,11 @@ class Request:
         if ids.min() < 0 or ids.max() >= vocabulary:
             raise HierspecError(f"The prompt holds a token id outside the model's vocabulary of {vocabulary}.")
         self.prompt = ids.astype(np.int32)
-        if sampling.logit_bias and max(sampling.logit_bias) >= vocabulary:
+        bias = sampling.logit_bias or {}
+        if bias and max(bias) >= vocabulary:
             raise HierspecError(f"logit_bias names a token id outside the model's vocabulary of {vocabulary}.")
+        if len(bias) == vocabulary and max(bias.values()) == -math.inf:
+            raise HierspecError("logit_bias forbids every token; leave at least one that may be written.")
         if context is not None and len(self.prompt) >= context:
             raise HierspecError(
                 f"The prompt has {len(self.prompt)} tokens but the model's context holds {context}; shorten the prompt."
@@ -67,7 +73,7 @@ class Request:
         for tier in hierarchy.tiers:
             for store in tier.stores:
                 if store.name not in self.stores:
-                    self.stores[store.name] = store.begin(self.prompt, namespace)
+                    self.stores[store.name] = RequestStore(store, self.prompt, namespace)
         self._text = self.prompt  # with room to grow once there is more than the prompt
         self._extension: Extension | None = None
         self._last_step = time.perf_counter()
@@ -116,10 +122,11 @@ class Request:
 
     def _end(self, reason: str) -> None:
         if self.ended is None:
-            self.ended = reason
-            if self._extension is not None:
-                self._extension.close()
-            for store in self.stores.values():
-                store.end()
-            for scorer in {id(tier.scorer): tier.scorer for tier in self.hierarchy.tiers}.values():
-                scorer.release(self)
+            with ExitStack() as all_of_them:  # also those after one that fails, or that Ctrl-C interrupts
+                for scorer in {id(tier.scorer): tier.scorer for tier in self.hierarchy.tiers}.values():
+                    all_of_them.callback(scorer.release, self)
+                for store in self.stores.values():
+                    all_of_them.callback(store.end)
+                if self._extension is not None:
+                    all_of_them.callback(self._extension.close)
+                self.ended = reason

@@ -7,8 +7,9 @@ device; a test compares the two.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,17 +17,10 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.proposal import Distribution
 
 _MASK64 = (1 << 64) - 1
-_IN_WORDS = {int: "a whole number", float: "a number"}
-_TYPES = {
-    "max_tokens": int,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
-    "presence_penalty": float,
-    "frequency_penalty": float,
-}
+_WHOLE_NUMBERS = ("max_tokens", "top_k")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+NO_TOKEN = -1  # the pick of a row whose logits are not numbers; where distributions are asked for, its row is all NaN
 
 
 @dataclass(frozen=True)
@@ -49,16 +43,19 @@ class Sampling:
     def __post_init__(self) -> None:
         def check(valid: bool, name: str, rule: str) -> None:
             if not valid:
-                raise HierspecError(f"{name} must be {rule}, not {getattr(self, name)!r}.")
+                raise HierspecError(f"{name} must be {rule}, not {_shown(getattr(self, name))}.")
 
+        for name in (*_WHOLE_NUMBERS, *_NUMBERS, "seed"):
+            object.__setattr__(self, name, _unboxed(getattr(self, name)))
         for name in ("stop", "stop_ids"):
             value = getattr(self, name)
-            object.__setattr__(self, name, (value,) if isinstance(value, str | int) else tuple(value))
-        for name, type_ in _TYPES.items():
-            value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            check(whole or (type_ is float and isinstance(value, float)), name, _IN_WORDS[type_])
-        check(self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None")
+            one = isinstance(value, str | bytes) or not isinstance(value, Iterable)
+            object.__setattr__(self, name, tuple(_unboxed(item) for item in ((value,) if one else value)))
+        for name in _WHOLE_NUMBERS:
+            check(_is_whole(getattr(self, name)), name, "a whole number")
+        for name in _NUMBERS:
+            check(_is_number(getattr(self, name)), name, "a number")
+        check(self.seed is None or _is_whole(self.seed), "seed", "a whole number or None")
         check(self.max_tokens >= 1, "max_tokens", "at least 1")
         check(0 <= self.temperature < math.inf, "temperature", "a finite number from 0 up")
         check(self.top_k >= 0, "top_k", "0 (all) or more")
@@ -67,15 +64,45 @@ class Sampling:
         check(0 < self.repetition_penalty < math.inf, "repetition_penalty", "above 0 (1 is none)")
         check(math.isfinite(self.presence_penalty), "presence_penalty", "a finite number")
         check(math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number")
-        check(all(self.stop), "stop", "strings that are not empty")
-        bias = self.logit_bias or {}
-        valid = all(isinstance(token, int) and token >= 0 and value < math.inf for token, value in bias.items())
-        check(valid, "logit_bias", "a table from token ids to numbers")
+        check(all(isinstance(text, str) and text for text in self.stop), "stop", "strings that are not empty")
+        check(all(_is_whole(token) for token in self.stop_ids), "stop_ids", "token ids, which are whole numbers")
+        table = "None or a table from token ids to numbers, of which minus infinity forbids a token"
+        if self.logit_bias is not None:
+            check(isinstance(self.logit_bias, Mapping), "logit_bias", table)
+            bias = {_unboxed(token): _unboxed(value) for token, value in self.logit_bias.items()}
+            object.__setattr__(self, "logit_bias", bias)
+            check(all(_is_whole(token) and token >= 0 for token in bias), "logit_bias", table)
+            check(all(_is_number(value) and value < math.inf for value in bias.values()), "logit_bias", table)
 
     @property
     def penalised(self) -> bool:
         """Whether the distribution depends on which tokens the text holds already."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+def _shown(value: object) -> str:
+    """For an error: long enough to be recognised."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than some thousand digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _unboxed(value: Any) -> Any:
+    """A number of numpy's as Python's: that never overflows."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    """Whether it can be computed with: a whole number may be too large for that."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 1 << 1023
+    return isinstance(value, float)
 
 
 def adjust(logits: np.ndarray, text: np.ndarray, prompt_length: int, sampling: Sampling) -> np.ndarray:
@@ -111,6 +138,8 @@ def softmax(z: np.ndarray) -> Distribution:
 
 def distribution(z: np.ndarray, sampling: Sampling) -> Distribution:
     """The distribution of adjusted logits; at temperature 0 all of it is on the best token."""
+    if not np.isfinite(z.max()):
+        return np.full(len(z), np.nan)
     if sampling.temperature > 0:
         return softmax(z)
     one_hot = np.zeros(len(z))
@@ -124,6 +153,8 @@ def picks(z: np.ndarray, sampling: Sampling, seed: int, position: int, count: in
     Gumbel-max: the largest of logit + noise has the distribution softmax(logit). The noise depends on seed, position
     and token alone, so every tier samples with the same noise and every hierarchy writes the same text.
     """
+    if not np.isfinite(z.max()):
+        return [NO_TOKEN] * count
     if sampling.temperature > 0:
         z = z + gumbel(seed, position, len(z))
     if count == 1:

@@ -6,6 +6,7 @@ was drafted, the tokens written have the distribution of the scorer alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,14 +14,15 @@ import numpy as np
 
 from hierspec.core.interfaces import Answer
 from hierspec.core.proposal import Candidate, Distribution, Proposal
-from hierspec.core.sampling import Dice
+from hierspec.core.sampling import NO_TOKEN, Dice
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """`accepted` nodes, in order. `written[i]` holds position i's token, then its runners-up.
 
-    There is one position more than there are accepted nodes: the last token is the scorer's own.
+    There is one position more than there are accepted nodes: the last token is the scorer's own, or `NO_TOKEN` where
+    the row that it would come from is no numbers. Such rows elsewhere do not matter: plain decoding never sees them.
     """
 
     accepted: list[int]
@@ -64,7 +66,7 @@ def block(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -
     assert distributions is not None
     walk = _Walk(proposal, distributions, proposal.children(), dice, candidates, Verdict([], []))
     spine, node = list[int](), -1
-    while walk.children[node + 1]:
+    while _usable(distributions[node + 1]) and walk.children[node + 1]:
         node = walk.children[node + 1][0]
         spine.append(node)
     # What share of the drafts so far the scorer would have written, at most all of it; one entry a position.
@@ -115,6 +117,9 @@ class _Walk:
         """From `node` while a draft is accepted: `untried` come after it, and are tried against `left`."""
         while True:
             accepted = -1
+            if not _usable(left):
+                self.verdict.written.append([(NO_TOKEN, None)])
+                return self.verdict
             for child in untried:
                 token, sampled_from = self.proposal.tokens[child], self.proposal.distributions[child]
                 probability = left[token] if sampled_from is None else min(1.0, left[token] / sampled_from[token])
@@ -144,6 +149,11 @@ class _Walk:
             token = self.dice.choose(distribution)
             written.append((token, distribution))
         self.verdict.written.append(written)
+
+
+def _usable(distribution: Distribution) -> bool:
+    """Whether it is a distribution: where logits are not numbers the whole row is NaN."""
+    return not math.isnan(distribution[0])
 
 
 def _without(distribution: Distribution, token: int) -> Distribution:

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hierspec.backends.arena import is_refused
 from hierspec.backends.base import Decoder
+from hierspec.core.errors import out_of_memory
 from hierspec.core.interfaces import Answer, Ask, RequestView
 from hierspec.scorers.climb import advance, states_after
 from hierspec.scorers.pool import StaircasePool
@@ -58,14 +60,22 @@ class StateScorer(ABC):
         return self.decoder.config.vocabulary
 
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
-        with torch.inference_mode():
-            logits = self.logits(asks)
-            began = time.perf_counter()
-            answers = self.decoder.backend.pick(asks, logits)
-            spent = (time.perf_counter() - began) / len(asks)
-            for ask in asks:
-                ask.stats.pick_seconds += spent
-            return answers
+        try:
+            with torch.inference_mode():
+                return self._score(asks)
+        except Exception as error:
+            if is_refused(error):
+                raise out_of_memory() from error
+            raise
+
+    def _score(self, asks: Sequence[Ask]) -> list[Answer]:
+        logits = self.logits(asks)
+        began = time.perf_counter()
+        answers = self.decoder.backend.pick(asks, logits)
+        spent = (time.perf_counter() - began) / len(asks)
+        for ask in asks:
+            ask.stats.pick_seconds += spent
+        return answers
 
     def logits(self, asks: Sequence[Ask]) -> Tensor:
         """[rows, vocabulary]. For each ask: what follows the context, then what follows each node."""
@@ -103,4 +113,4 @@ class ModelScorer(StateScorer):
 
     def assume_computed(self, asks: Sequence[Ask], done: int) -> None:
         for staircase in self.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in asks]):
-            staircase.assume(done, self.decoder.config.layers)
+            self.pool.assume(staircase, done, self.decoder.config.layers)

@@ -18,7 +18,7 @@ from hierspec.checkpoints.eagle import Eagle3Branch, read_eagle
 from hierspec.checkpoints.packs import FEATURE, SMALL, Branch, FeatureBranch, Pack
 from hierspec.core.errors import HierspecError
 from hierspec.scorers.base import Head, ModelScorer, StateScorer, WholeHead
-from hierspec.scorers.drafters import AdapterScorer, FeatureScorer, Layer, SmallScorer
+from hierspec.scorers.drafters import AdapterScorer, BranchScorer, FeatureScorer, Layer, SmallScorer
 from hierspec.scorers.eagle import EagleDecoder, EagleJoin, OwnHead
 from hierspec.scorers.pool import StaircasePool
 from hierspec.scorers.shortlist import DraftHead
@@ -35,7 +35,6 @@ class ScorerCatalogue:
         self.name, self.decoder, self.pool, self.pack = name, decoder, pool, pack
         self._scorers: dict[tuple[object, ...], StateScorer] = {}
         self._shortlists: dict[tuple[str, bytes], Shortlist] = {}  # by the format of weights and the tokens
-        self._layers: list[Layer] = []
         self._bytes = 0
 
     def whole(self, layers: int) -> ModelScorer:
@@ -158,7 +157,7 @@ class ScorerCatalogue:
             target.config.layers,
             head,
             f"{source}, {len(tokens)}",
-            layer=self._kept(decoder),
+            layer=self._with_pool(decoder),
             first=first,
             join=EagleJoin(target, None),
             reads=branch.taps,
@@ -206,15 +205,15 @@ class ScorerCatalogue:
 
     def weight_bytes(self) -> int:
         """Of what was added to the checkpoint's own weights."""
-        layers = sum(layer.decoder.weight_bytes for layer in self._layers)
+        layers = sum(layer.decoder.weight_bytes for layer in self._layers())
         return layers + self._bytes + sum(shortlist.bytes for shortlist in self._shortlists.values())
 
     def bytes_held(self) -> int:
         """Of keys, values and states of added layers."""
-        return sum(layer.pool.bytes_held() for layer in self._layers)
+        return sum(layer.pool.bytes_held() for layer in self._layers())
 
     def clear(self) -> None:
-        for layer in self._layers:
+        for layer in self._layers():
             layer.pool.clear()
 
     def is_small(self, vocabulary: str) -> bool:
@@ -250,7 +249,7 @@ class ScorerCatalogue:
     def _layer(self, branch: Branch, weights: str | None) -> Layer:
         dtype, backend = self.decoder.embedding.dtype, self.decoder.backend
         named = {name: tensor.to(dtype) for name, tensor in self._named(branch).items()}
-        return self._kept(backend.layers(branch.config, named, self.format(weights, branch.config)))
+        return self._with_pool(backend.layers(branch.config, named, self.format(weights, branch.config)))
 
     def _named(self, branch: Branch) -> dict[str, Tensor]:
         """What a decoder of the branch's layers needs: nothing is embedded there, and others norm what it gives."""
@@ -260,10 +259,12 @@ class ScorerCatalogue:
             **branch.layer,
         }
 
-    def _kept(self, decoder: Decoder) -> Layer:
-        layer = Layer(decoder, StaircasePool(decoder, self.pool.budget))
-        self._layers.append(layer)
-        return layer
+    def _with_pool(self, decoder: Decoder) -> Layer:
+        return Layer(decoder, StaircasePool(decoder, self.pool.budget))
+
+    def _layers(self) -> list[Layer]:
+        """Those of the scorers that were made."""
+        return [scorer.layer for scorer in self._scorers.values() if isinstance(scorer, BranchScorer)]
 
     def _join(self, matrix: Tensor, bias: Tensor | None, weights: str | None) -> Join:
         join = self.decoder.backend.join(self.decoder, matrix, bias, self.format(weights))

@@ -31,16 +31,16 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class _BranchScorer(StateScorer):
+class BranchScorer(StateScorer):
     layer: Layer = field(kw_only=True)
 
     def assume_computed(self, asks: Sequence[Ask], done: int) -> None:
         wanted = [(ask.request, ask.context, ask.proposal) for ask in asks]
         if self.layers:
             for staircase in self.pool.prepare(wanted):
-                staircase.assume(staircase.used, self.decoder.config.layers)
+                self.pool.assume(staircase, staircase.used, self.decoder.config.layers)
         for staircase in self.layer.pool.prepare(wanted):
-            staircase.assume(done, self.layer.decoder.config.layers)
+            self.layer.pool.assume(staircase, done, self.layer.decoder.config.layers)
 
     def known(self, context: np.ndarray) -> int:
         return self.layer.pool.known(context)
@@ -55,7 +55,7 @@ class _BranchScorer(StateScorer):
 
 
 @dataclass(frozen=True, eq=False)
-class AdapterScorer(_BranchScorer):
+class AdapterScorer(BranchScorer):
     """An exit with a decoder layer of its own after the checkpoint's first `layers`."""
 
     def states(self, asks: Sequence[Ask]) -> Tensor:
@@ -75,7 +75,7 @@ class AdapterScorer(_BranchScorer):
 
 
 @dataclass(frozen=True, eq=False)
-class SmallScorer(_BranchScorer):
+class SmallScorer(BranchScorer):
     """A small model with the checkpoint's embeddings: all its layers are its own, and it needs none of its states."""
 
     def states(self, asks: Sequence[Ask]) -> Tensor:
@@ -90,7 +90,7 @@ class SmallScorer(_BranchScorer):
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureScorer(_BranchScorer):
+class FeatureScorer(BranchScorer):
     """Layers on the token's embedding and the feature of the position before it.
 
     Up to the last token but one that the target has written, a feature is the checkpoint's last state, normalised: the
@@ -118,7 +118,7 @@ class FeatureScorer(_BranchScorer):
             count, made = max(written - skip, 0), staircase.from_features or 0
             if made != count:
                 # Between the two numbers features change, and after them what saw those.
-                staircase.recompute(min(made, count))
+                self.layer.pool.recompute(staircase, min(made, count))
             staircase.from_features = count
             features[id(staircase)] = text = _Features(count, skip)
             if not staircase.heights[:count].all():
@@ -153,7 +153,7 @@ class FeatureScorer(_BranchScorer):
             [staircase] = self.layer.pool.prepare([(ask.request, ask.context[skip:], ask.proposal)])
             written = min(len(ask.request.prompt) + len(ask.request.output), len(ask.context))
             staircase.from_features = max(written - skip, 0)
-            staircase.assume(done - skip, self.layer.decoder.config.layers)
+            self.layer.pool.assume(staircase, done - skip, self.layer.decoder.config.layers)
 
     def known(self, context: np.ndarray) -> int:
         return super().known(context[int(self.skips_first) :])

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
 from hierspec.backends.base import Decoder
-from hierspec.core.errors import HierspecError
+from hierspec.core.errors import OutOfMemory
 from hierspec.core.interfaces import RequestView
 from hierspec.core.proposal import Proposal
 from hierspec.scorers.staircase import Pages, Staircase
 
 _MOST_IDLE = 8  # staircases of ended requests that wait for a prompt with a common prefix
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
 
 class StaircasePool:
     """Ended requests leave their staircases behind for a later prompt with a common prefix (the next turn of a chat),
     and running ones share what is finished of theirs with a new one. When memory is short the longest unused ones go
     first; a running request that lost its own computes it again.
+
+    Whatever changes staircases or pages runs whole, or what it touched is forgotten: Ctrl-C and failed allocations come
+    anywhere. Where even forgetting was interrupted, everything is forgotten before the next change.
     """
 
     def __init__(self, decoder: Decoder, budget: int) -> None:
@@ -28,21 +35,23 @@ class StaircasePool:
         self._pages: Pages | None = None  # reserved when first asked for
         self._running: weakref.WeakKeyDictionary[RequestView, Staircase] = weakref.WeakKeyDictionary()
         self._idle: list[Staircase] = []
-        self._use: dict[Staircase, None] = {}  # least recently used first
+        self._use: dict[Staircase, None] = {}  # all of them, least recently used first; who is not in it is forgotten
+        self._changing = False  # something is half done
 
     def add_tap(self, layer: int) -> None:
         """Keep states after this layer too."""
         if layer not in self.taps:
-            self.taps = tuple(sorted({*self.taps, layer}))
-            self.clear()
-            self._pages = None
+            self._drop_memory()
+            self.taps = tuple(sorted({*self.taps, layer}))  # last: the memory has room for these taps and no others
 
     def clear(self) -> None:
         """Forget everything. Never changes what is written."""
-        for staircase in self._use:
-            staircase.release()
+        self._changing = True
         self._running.clear()
         self._idle, self._use = [], {}
+        if self._pages is not None:
+            self._pages.recount(())
+        self._changing = False
 
     def staircases(self) -> list[Staircase]:
         """All that is kept, the least recently used first."""
@@ -53,11 +62,8 @@ class StaircasePool:
         return 0 if self._pages is None else self._pages.in_use * self._pages.memory.bytes_per_page
 
     def release(self, request: RequestView) -> None:
-        staircase = self._running.pop(request, None)
-        if staircase is not None and staircase in self._use:
-            self._idle.append(staircase)
-            if len(self._idle) > _MOST_IDLE:
-                self._forget(self._idle[0])
+        """The request has ended; a later one may go on from what was computed for it."""
+        self._change(self._running.get(request), self._make_idle, request)
 
     def known(self, context: np.ndarray) -> int:
         """How much of the beginning of a new request's context is computed here already."""
@@ -69,26 +75,16 @@ class StaircasePool:
         """The staircases of these requests, each aligned with its context and proposal and with room for them."""
         pinned: list[Staircase] = []
         for request, context, proposal in wanted:
-            try:
-                self._prepare(request, context, proposal, pinned)
-            except BaseException:  # Ctrl-C included: what is half moved must not be read again
-                self._drop(request)
-                raise
+            self._change(self._running.get(request), self._prepare, request, context, proposal, pinned)
         return pinned
 
-    def _prepare(self, request: RequestView, context: np.ndarray, proposal: Proposal, pinned: list[Staircase]) -> None:
-        staircase = self._running.get(request)
-        if staircase is None:
-            staircase = self._running[request] = self._begun(context, pinned)
-        self._use.pop(staircase, None)
-        self._use[staircase] = None
-        pinned.append(staircase)
-        same, entries = staircase.common(context), len(context) + len(proposal)
-        lacking = staircase.pages_lacking(entries, same)
-        if lacking:
-            self._make_room(lacking, pinned)
-            staircase.reserve(entries)
-        staircase.align(context, proposal, same)
+    def recompute(self, staircase: Staircase, start: int) -> None:
+        """Forget what was computed for the staircase's entries from `start` on."""
+        self._change(staircase, staircase.recompute, start)
+
+    def assume(self, staircase: Staircase, done: int, height: int, start: int = 0) -> None:
+        """For timing alone: the entries start..done count as computed up to this layer, those after them as not."""
+        self._change(staircase, staircase.assume, done, height, start)
 
     @property
     def pages(self) -> Pages:
@@ -96,13 +92,61 @@ class StaircasePool:
             self._pages = Pages(self.decoder.memory(self.taps, self.budget))
         return self._pages
 
+    def _change(
+        self,
+        staircase: Staircase | None,
+        change: Callable[_Arguments, _Result],
+        *arguments: _Arguments.args,
+        **named: _Arguments.kwargs,
+    ) -> _Result:
+        """Run a change of this staircase, or of a new one, and of the pages."""
+        if self._changing:
+            self.clear()
+        self._changing = True
+        try:
+            result = change(*arguments, **named)
+        except BaseException:  # Ctrl-C included: what is half moved must not be read again
+            if staircase is not None:
+                self._use.pop(staircase, None)
+            self._keep_only_used()
+            self._changing = False
+            raise
+        self._changing = False
+        return result
+
+    def _prepare(self, request: RequestView, context: np.ndarray, proposal: Proposal, pinned: list[Staircase]) -> None:
+        running = self._running.get(request)
+        staircase = self._begun(context, pinned) if running is None else running
+        self._use.pop(staircase, None)  # while it changes nobody finds it
+        pinned.append(staircase)
+        same, entries = staircase.common(context), len(context) + len(proposal)
+        lacking = staircase.pages_lacking(entries, same)
+        if lacking:
+            self._make_room(lacking, pinned)
+            staircase.reserve(entries)
+        staircase.align(context, proposal, same)
+        self._use[staircase] = None
+        if running is None:
+            self._running[request] = staircase
+
+    def _make_idle(self, request: RequestView) -> None:
+        staircase = self._running.pop(request, None)
+        if staircase is None:
+            return
+        if staircase.assumed or request.ended == "error":  # nothing of a text that failed is read again
+            self._forget(staircase)
+            return
+        self._idle.append(staircase)
+        if len(self._idle) > _MOST_IDLE:
+            self._forget(self._idle[0])
+
     def _begun(self, context: np.ndarray, pinned: list[Staircase]) -> Staircase:
         """The staircase of a new request: one that an ended request left, the beginning of one in use, or a new one."""
         left = max(self._idle, key=lambda staircase: staircase.common(context), default=None)
         common = 0 if left is None else left.common(context)
         page = self.pages.memory.page
         if left is not None and common and common + page > left.chain:  # hardly more than what is wanted
-            self._idle.remove(left)
+            self._leave_out(left)
             return left
         best = max(self._use, key=lambda staircase: staircase.finished(context), default=None)
         shared = 0 if best is None else best.finished(context)
@@ -116,9 +160,11 @@ class StaircasePool:
             pass
         if pages.free < lacking:
             needed = (pages.in_use + lacking) * pages.memory.bytes_per_page
-            raise HierspecError(
-                f"Keys and values need {needed / 2**20:.0f} MiB but the budget is {self.budget / 2**20:.0f} MiB; raise "
-                "--kv-memory, or run fewer or shorter requests."
+            if pages.memory.pages < self.budget // pages.memory.bytes_per_page:
+                self._drop_memory()  # the machine had less to give when it was reserved; it may have more next time
+            raise OutOfMemory(
+                f"Keys and values need {needed / 2**20:.1f} MiB, more than the {self.budget / 2**20:.1f} MiB that they "
+                "may take or than the machine has; raise --kv-memory, or run fewer or shorter requests."
             )
 
     def _evict(self, pinned: list[Staircase]) -> bool:
@@ -129,17 +175,26 @@ class StaircasePool:
                 return True
         return False
 
-    def _drop(self, request: RequestView) -> None:
-        """Forget the staircase of a request that something interrupted, and count pages again."""
-        staircase = self._running.pop(request, None)
-        if staircase is not None:
-            self._use.pop(staircase, None)
-        if self._pages is not None:
-            self._pages.recount(self._use)
-
     def _forget(self, staircase: Staircase) -> None:
+        self._leave_out(staircase)
         staircase.release()
+
+    def _leave_out(self, staircase: Staircase) -> None:
+        """Let no request find it any more."""
         self._use.pop(staircase, None)
         self._idle = [other for other in self._idle if other is not staircase]
         for request in [request for request, held in self._running.items() if held is staircase]:
             del self._running[request]
+
+    def _keep_only_used(self) -> None:
+        """Bring lists and counts in line with `_use`, after a change that did not come to its end."""
+        self._idle = [staircase for staircase in self._idle if staircase in self._use]
+        for request in [request for request, staircase in self._running.items() if staircase not in self._use]:
+            del self._running[request]
+        if self._pages is not None:
+            self._pages.recount(self._use)
+
+    def _drop_memory(self) -> None:
+        """Forget everything, and reserve memory anew when it is next asked for."""
+        self.clear()
+        self._pages = None

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from hierspec.backends.base import Memory
-from hierspec.core.errors import HierspecError
+from hierspec.core.errors import OutOfMemory
 from hierspec.core.proposal import Proposal
 
 _NO_PATHS = np.zeros(0, np.int64)
@@ -47,7 +47,7 @@ class Pages:
     def take(self) -> int:
         """A page for one holder. There must be a free one."""
         if not self.free:
-            raise HierspecError("There is no room left for keys and values; raise --kv-memory, or run fewer requests.")
+            raise OutOfMemory("There is no room left for keys and values; raise --kv-memory, or run fewer requests.")
         if self._returned:
             page = self._returned.pop()
         else:
@@ -92,6 +92,7 @@ class Staircase:
         self._shared = 0  # leading pages that others may hold too
         # For a drafter on a checkpoint's states: so many entries were made from those. Others share no more.
         self.from_features: int | None = None
+        self.assumed = False  # for timing it holds what was never computed: nobody else may read it
 
     @property
     def capacity(self) -> int:
@@ -135,7 +136,7 @@ class Staircase:
 
     def finished(self, context: np.ndarray) -> int:
         """How many of those have been through every layer, so that others may read them."""
-        size = self.common(context)
+        size = 0 if self.assumed else self.common(context)
         if self.from_features is not None:
             size = min(size, self.from_features)
         below = self.heights[:size] < self.memory.taps[-1]
@@ -168,17 +169,18 @@ class Staircase:
         self._unshare(start)
         self.heights[start : self.used] = 0
 
-    def assume(self, done: int, height: int) -> None:
-        """For timing alone: the first `done` entries count as computed up to this layer, the others as not."""
+    def assume(self, done: int, height: int, start: int = 0) -> None:
+        """For timing alone: the entries start..done count as computed up to this layer, those after them as not."""
+        self.assumed = True
         self._unshare(0)
-        self.heights[:done] = height
+        self.heights[start:done] = height
         self.heights[done : self.used] = 0
 
     def release(self) -> None:
         """Give all pages back. It is of no use afterwards."""
         for number in self.table:
             self._pages.give_back(int(number))
-        self.table = np.zeros(0, np.int64)
+        self.table = self.table[:0]
 
     def align(self, context: np.ndarray, proposal: Proposal, same: int | None = None) -> None:
         """Make entries 0.. hold the context and those after it the proposal's nodes, keeping what is known.

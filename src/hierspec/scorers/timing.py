@@ -61,7 +61,7 @@ class PassTimer:
         ask = Ask(scorer, context, Proposal.chain(tokens[1:]), self._request, 1, False, TierStats(scorer.name))
         if self._computed_layers:
             [staircase] = scorer.pool.prepare([(self._request, context, ask.proposal)])
-            staircase.heights[len(context) : staircase.used] = self._computed_layers
+            scorer.pool.assume(staircase, staircase.used, self._computed_layers, len(context))
         layers, states = time_layers(scorer, [ask])
         return [layers, *time_head(scorer, [ask], states)]
 

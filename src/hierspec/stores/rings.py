@@ -63,7 +63,9 @@ class Ring:
     def resize(self, capacity: int) -> None:
         """Moves as much of the newest text as fits to a ring of another size."""
         tokens = self._newest(capacity)
-        del self.index  # before the new one is allocated: the limit has room for one only
+        # The old one goes before the new one is allocated: the limit has room for one only. Where that is refused, or
+        # Ctrl-C comes, an index that holds nothing is left.
+        self.index = NgramIndex(1, _NGRAM_LENGTHS)
         self.index = NgramIndex(capacity, _NGRAM_LENGTHS)
         self.index.append(tokens)
 

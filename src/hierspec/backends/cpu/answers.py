@@ -7,9 +7,9 @@ from torch import Tensor
 
 from hierspec.backends.cpu.pick import answer_rows
 from hierspec.backends.cpu.threads import ThreadTeam
-from hierspec.backends.torch.pick import not_numbers, picks_wanted
+from hierspec.backends.torch.pick import picks_wanted
 from hierspec.core.interfaces import Answer, Ask
-from hierspec.core.sampling import noise_keys
+from hierspec.core.sampling import NO_TOKEN, noise_keys
 
 _SHARED = 4  # rows from which on several threads are worth waking
 _NO_TOKENS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float64)
@@ -39,7 +39,7 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
     arguments = (
         logits.contiguous().numpy(),
         float(sampling.temperature),
-        (sampling.top_k, float(sampling.top_p), float(sampling.min_p)),
+        (min(sampling.top_k, vocabulary), float(sampling.top_p), float(sampling.min_p)),
         (float(sampling.repetition_penalty), float(sampling.presence_penalty), float(sampling.frequency_penalty)),
         context,
         len(ask.request.prompt),
@@ -56,8 +56,10 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
         answer_rows(0, 1, *arguments)
     else:
         team.run(answer_rows, *arguments)
-    if picks[:, 0].min() < 0:
-        raise not_numbers(ask)
+    if picks[:, 0].min() == NO_TOKEN:
+        not_numbers = picks[:, 0] == NO_TOKEN
+        picks[not_numbers] = NO_TOKEN
+        distributions[not_numbers if ask.distributions else ()] = np.nan
     return (
         Answer(distributions=distributions)
         if ask.distributions

@@ -73,7 +73,8 @@ class CpuDecoder:
         self._scale = np.array([config.head_size**-0.5], np.float32)
         frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
         self._frequencies = torch.as_tensor(frequencies)
-        self._cos, self._sin = (np.empty((0, config.head_size // 2), np.float32) for _ in range(2))  # by position
+        nothing = np.empty((0, config.head_size // 2), np.float32)
+        self._rotary_table = nothing, nothing  # cosines and sines by position; one pair, so that both are there or none
         self._scratch = Scratch(config, team.threads)
 
     def compile(self) -> None:
@@ -98,9 +99,7 @@ class CpuDecoder:
         positions = batch.positions
         rows = len(positions)
         self.layer_rows += rows * (stop - start)
-        furthest = int(positions.max()) if rows else 0
-        if furthest >= len(self._cos):
-            self._extend_rotary(furthest + 1)
+        cos, sin = self._rotary(int(positions.max()) + 1 if rows else 1)
         states = hidden.numpy()
         groups, group_texts = _groups(batch.text_starts)
         longest = int(batch.lengths.max()) + len(batch.paths) if rows else 0
@@ -111,8 +110,8 @@ class CpuDecoder:
             start,
             stop,
             states,
-            self._cos[positions],
-            self._sin[positions],
+            cos[positions],
+            sin[positions],
             positions,
             batch.slots,
             memory.address,
@@ -137,10 +136,13 @@ class CpuDecoder:
         )
         return hidden
 
-    def _extend_rotary(self, count: int) -> None:
-        """Cosines and sines of the positions up to `count`, and as many again."""
-        angles = torch.arange(2 * count)[:, None].float() * self._frequencies
-        self._cos, self._sin = ((f(angles) * self._rotary_factor).numpy() for f in (torch.cos, torch.sin))
+    def _rotary(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Cosines and sines of at least so many positions: where they are lacking, of as many again."""
+        if count > len(self._rotary_table[0]):
+            angles = torch.arange(2 * count)[:, None].float() * self._frequencies
+            cos, sin = ((f(angles) * self._rotary_factor).numpy() for f in (torch.cos, torch.sin))
+            self._rotary_table = cos, sin
+        return self._rotary_table
 
     def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:
         logits = np.empty((len(states), self.config.vocabulary), np.float32)

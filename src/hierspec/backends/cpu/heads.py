@@ -193,9 +193,9 @@ class CpuShortlist:
         self._make_room(rows)
         shape = [*extras], [*counts]
         if shape != self._shape:  # drafting asks for the same again and again
-            self._shape = shape
             self._parts, self._tokens = self._arranged(rows, extras, counts)
             self._clear([extra for extra, count in zip(extras, counts, strict=True) for _ in range(count)])
+            self._shape = shape  # last: where Ctrl-C came before, the next call arranges again
         self._team.run(
             run_draft_head,
             states.contiguous().numpy(),
@@ -235,14 +235,16 @@ class CpuShortlist:
     def _make_room(self, rows: int) -> None:
         if rows <= self._rows:
             return
-        self._rows = rows = max(rows, 2 * self._rows)
+        self._shape = [], []  # also where Ctrl-C, or a lack of memory, leaves the following half done
+        rows = max(rows, 2 * self._rows)
         threads, (vocabulary, hidden) = self._team.threads, self._weight.shape
         self._normed = np.empty((threads, rows, hidden), np.float32)
         self._inputs = np.empty((threads, rows, hidden * (4 if has_wide_registers() else 1)), np.int8)
         self._records = np.empty((threads, rows, -(-hidden // INT4_GROUP) * WORDS_PER_GROUP), np.float32)
         self._small = np.empty((threads, rows, 32 * LANES), np.float32)
         self._logits = np.full((rows, vocabulary), -np.inf, np.float32)
-        self._touched, self._shape = [None] * rows, ([], [])
+        self._touched = [None] * rows
+        self._rows = rows
 
 
 def _address(extra: ExtraRows) -> tuple[int, int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from hierspec.backends.arena import reserve
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.checkpoints.config import DecoderConfig
-from hierspec.core.errors import HierspecError
 
 PAGE = 64  # slots of a page: a prefix of so many tokens can be shared; a multiple of 16
 _FLOAT = 4  # bytes
@@ -27,18 +27,12 @@ class CpuMemory:
         kv_heads, head_size = config.kv_heads, config.head_size
         of_page = config.layers * kv_heads * 2 * PAGE * head_size
         self.bytes_per_page = _FLOAT * (of_page + len(taps) * PAGE * config.hidden)
-        self.pages = most_bytes // self.bytes_per_page
-        while True:
-            try:
-                numbers = np.zeros((self.pages, config.layers, kv_heads, 2, PAGE * head_size), np.float32)
-                states = np.zeros((len(taps), self.pages * PAGE, config.hidden), np.float32)
-                break
-            except MemoryError as error:  # a system that promises no more than it has
-                self.pages //= 2
-                if not self.pages:
-                    raise HierspecError(
-                        "There is no memory left for keys and values; close other programs, or lower --kv-memory."
-                    ) from error
+
+        def arrays(pages: int) -> tuple[np.ndarray, np.ndarray]:
+            numbers = np.zeros((pages, config.layers, kv_heads, 2, PAGE * head_size), np.float32)
+            return numbers, np.zeros((len(taps), pages * PAGE, config.hidden), np.float32)
+
+        self.pages, (numbers, states) = reserve(most_bytes // self.bytes_per_page, arrays)
         self.address = numbers.ctypes.data
         before = (self.pages, config.layers, kv_heads)
         self._keys = numbers[:, :, :, 0].reshape(*before, PAGE // LANES, head_size, LANES)

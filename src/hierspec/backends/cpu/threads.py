@@ -37,6 +37,7 @@ class ThreadTeam:
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
         with self._busy:  # one job at a time, from whatever thread
             job, error = object(), None
+            self.sync[:] = 0  # Ctrl-C may have left a barrier broken behind
             try:
                 for jobs in self._jobs:
                     jobs.put((job, function, arguments))
@@ -44,8 +45,9 @@ class ThreadTeam:
                 done = 0
                 while done < len(self._jobs):
                     answered, _, raised = self._answers.get()
-                    done += answered is job
-                    error = error or raised
+                    if answered is job:
+                        done += 1
+                        error = error or raised
             except BaseException:
                 self._stop()
                 raise
@@ -66,7 +68,6 @@ class ThreadTeam:
                         waiting.discard(number)
             except KeyboardInterrupt:
                 continue
-        self.sync[:] = 0
 
     def __del__(self) -> None:
         for jobs in getattr(self, "_jobs", []):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -96,7 +98,8 @@ class TorchDecoder:
         ]
         frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
         self._frequencies = torch.as_tensor(frequencies, device=self.device)
-        self._cos = self._sin = torch.empty(0, config.head_size // 2, device=self.device)
+        nothing = torch.empty(0, config.head_size // 2, device=self.device)
+        self._rotary_table = nothing, nothing  # cosines and sines by position; one pair, so that both are there or none
         self.layer_rows = 0  # rows times layers run so far: what reuse saves shows here
         read = [tensor for name, tensor in placed.items() if config.tied or name != "model.embed_tokens.weight"]
         self.weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
@@ -114,9 +117,12 @@ class TorchDecoder:
         windows = set(self.config.windows[start:stop])
         slots = torch.as_tensor(batch.slots, device=self.device)
         texts = [self._text(memory, batch, text, windows) for text in range(len(batch.tables))]
+        drafts = _drafted_rows(batch)
         for number in range(start, stop):
             layer = self.layers[number]
             hidden, x = self._entering(hidden, layer)
+            if drafts:
+                x = _numbers_only(x, drafts)
             hidden = hidden + self._attention(memory.numbers[number], slots, texts, number, x, cos, sin)
             x = self._normed(hidden, layer.mlp_norm)
             x = functional.silu(functional.linear(x, layer.gate, layer.gate_bias)) * functional.linear(
@@ -198,12 +204,37 @@ class TorchDecoder:
     def _rotary(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         """Cosines and sines [rows, 1, head_size / 2] of the positions, from tables that grow as text does."""
         needed = int(positions.max()) + 1
-        if needed > len(self._cos):
-            size = max(needed, min(2 * len(self._cos), self.config.context), 512)
+        cos, sin = self._rotary_table
+        if needed > len(cos):
+            size = max(needed, min(2 * len(cos), self.config.context), 512)
             angles = torch.arange(size, device=self.device, dtype=torch.float32)[:, None] * self._frequencies
-            self._cos, self._sin = angles.cos() * self._rotary_factor, angles.sin() * self._rotary_factor
+            cos, sin = angles.cos() * self._rotary_factor, angles.sin() * self._rotary_factor
+            self._rotary_table = cos, sin
         rows = torch.as_tensor(positions, device=self.device)
-        return self._cos[rows, None].to(self.dtype), self._sin[rows, None].to(self.dtype)
+        return cos[rows, None].to(self.dtype), sin[rows, None].to(self.dtype)
+
+
+def _drafted_rows(batch: Batch) -> list[slice]:
+    """Of each text that has some: the rows of drafted tokens, which come after those of its context."""
+    on_a_path = np.diff(batch.path_starts) > 0
+    drafts = []
+    for first, last in pairwise(batch.text_starts.tolist()):
+        count = int(on_a_path[first:last].sum())
+        if count:
+            drafts.append(slice(last - count, last))
+    return drafts
+
+
+def _numbers_only(x: Tensor, drafts: Sequence[slice]) -> Tensor:
+    """What attention reads, without the NaN of drafted tokens.
+
+    A token that a row must not see has the weight zero, and zero times NaN is NaN: one bad draft would spoil the text
+    that plain decoding writes. Its own row stays NaN, since its layers add to a state that is.
+    """
+    x = x.clone()
+    for rows in drafts:
+        x[rows] = x[rows].nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
+    return x
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hierspec.backends.arena import reserve
 from hierspec.checkpoints.config import DecoderConfig
 
 PAGE = 64  # slots of a page
@@ -27,10 +28,13 @@ class TorchMemory:
         self.bytes_per_page = PAGE * of_slot * dtype.itemsize
         if device.type == "cuda":
             most_bytes = min(most_bytes, torch.cuda.mem_get_info(device)[0] // 2)
-        self.pages = most_bytes // self.bytes_per_page
-        slots = self.pages * PAGE
-        self.numbers = _zeros((config.layers, 2, config.kv_heads, slots, config.head_size), dtype, device)
-        self.states = _zeros((len(taps), slots, config.hidden), dtype, device)
+
+        def arrays(pages: int) -> tuple[Tensor, Tensor]:
+            slots = pages * PAGE
+            numbers = _zeros((config.layers, 2, config.kv_heads, slots, config.head_size), dtype, device)
+            return numbers, _zeros((len(taps), slots, config.hidden), dtype, device)
+
+        self.pages, (self.numbers, self.states) = reserve(most_bytes // self.bytes_per_page, arrays)
 
     def copy(self, to: np.ndarray, source: np.ndarray) -> None:
         device = self.states.device

@@ -8,38 +8,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.core.errors import HierspecError
 from hierspec.core.interfaces import Answer, Ask
-from hierspec.core.sampling import Sampling, noise_keys
+from hierspec.core.sampling import NO_TOKEN, Sampling, noise_keys
 
 
 def answer(ask: Ask, logits: Tensor) -> Answer:
     """Picks or distributions from logits [1 + nodes, vocabulary]: row 0 follows the context, row i + 1 node i."""
     sampling = ask.request.sampling
     z = adjust(logits, ask)
-    if not bool(torch.isfinite(z.amax(dim=1)).all()):
-        raise not_numbers(ask)
+    not_numbers = ~torch.isfinite(z.amax(dim=1, keepdim=True))
     if ask.distributions:
-        return Answer(distributions=_distributions(z, sampling).cpu().numpy())
+        return Answer(distributions=_distributions(z, sampling).masked_fill_(not_numbers, math.nan).cpu().numpy())
     if sampling.temperature > 0:
         z = z + _noise(ask, z)
     if ask.candidates == 1 and not ask.leads:
-        return Answer(picks=z.argmax(dim=1, keepdim=True).cpu().numpy())
+        return Answer(picks=z.argmax(dim=1, keepdim=True).masked_fill_(not_numbers, NO_TOKEN).cpu().numpy())
     best = z.topk(min(picks_wanted(ask), z.shape[1]), dim=1)
     leads = (best.values[:, 0] - best.values[:, -1 if z.shape[1] < 2 else 1]).cpu().numpy() if ask.leads else None
-    return Answer(picks=best.indices.cpu().numpy(), leads=leads)
+    return Answer(picks=best.indices.masked_fill_(not_numbers, NO_TOKEN).cpu().numpy(), leads=leads)
 
 
 def picks_wanted(ask: Ask) -> int:
     """Picks of each row: a lead is the distance to the second."""
     return max(ask.candidates, 2) if ask.leads else ask.candidates
-
-
-def not_numbers(ask: Ask) -> HierspecError:
-    return HierspecError(
-        f"The model's logits are not numbers at position {len(ask.context)}; its weights may be damaged, its dtype "
-        "too narrow (try --dtype float32), or logit_bias forbids every token."
-    )
 
 
 def perturbed(logits: Tensor, ask: Ask) -> Tensor:
