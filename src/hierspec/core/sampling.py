@@ -45,6 +45,7 @@ class Sampling:
     seed: int | None = None  # None: a new one for every request
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()  # besides the model's own
+    logprobs: int | None = None  # also give each token's log-probability, and so many of the most likely ones
 
     def __post_init__(self) -> None:
         def check(valid: bool, name: str, rule: str) -> None:
@@ -59,6 +60,8 @@ class Sampling:
             whole = isinstance(value, int) and not isinstance(value, bool)
             check(whole or (type_ is float and isinstance(value, float)), name, _IN_WORDS[type_])
         check(self.seed is None or isinstance(self.seed, int), "seed", "a whole number or None")
+        whole = isinstance(self.logprobs, int) and not isinstance(self.logprobs, bool) and self.logprobs >= 0
+        check(self.logprobs is None or whole, "logprobs", "None or a whole number from 0 up")
         check(self.max_tokens >= 1, "max_tokens", "at least 1")
         check(0 <= self.temperature < math.inf, "temperature", "a finite number from 0 up")
         check(self.top_k >= 0, "top_k", "0 (all) or more")
