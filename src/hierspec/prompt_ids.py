@@ -80,7 +80,7 @@ def template_variables(options: TemplateOptions) -> dict[str, Any]:
 
 def _no_template(options: TemplateOptions, instead: str) -> None:
     for name, value in options.items():
-        if value:
+        if value or name == "enable_thinking":
             raise HierspecError(f"{name} is for a chat template, and this prompt is {instead}; leave it out.")
 
 
