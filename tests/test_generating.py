@@ -12,6 +12,7 @@ from hierspec import Chat, Failure, Generation, HierspecError, Plan, Proposal, S
 from hierspec.core.interfaces import Ask
 from hierspec.core.stats import TierStats
 from hierspec.generation import Piece
+from hierspec.scorers.base import WholeHead
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.testing.fakes import FakeStore
 
@@ -73,6 +74,26 @@ def test_log_probabilities_have_the_same_bits_under_every_plan_and_in_every_batc
         assert [answer.logprobs for answer in together] == alone
         stream = compiled.stream(PROMPTS[0], plan=plan, sampling=sampling)
         assert tuple(entry for step in stream for entry in step.logprobs) == alone[0]
+
+
+def test_answers_keep_their_logits_when_a_head_writes_over_its_own(compiled):
+    """A head's logits are good until its next call, and several calls may come before an answer is read."""
+
+    class OneBuffer(WholeHead):
+        def logits(self, asks, states):
+            rows = super().logits(asks, states)
+            buffer[: len(rows)] = rows
+            return buffer[: len(rows)]
+
+    buffer = torch.empty(4, compiled.config.vocabulary)
+    scorer = replace(compiled.scorer(compiled.config.layers), head=OneBuffer(compiled.decoder))
+    requests = [compiled.request(prompt, "plain", Sampling(max_tokens=1)) for prompt in PROMPTS[:2]]
+    asks = [Ask(scorer, each.prompt, Proposal(), each, 1, False, TierStats(""), logits=True) for each in requests]
+    [first], [second] = scorer.score(asks[:1]), scorer.score(asks[1:])
+    assert not (first.logits == second.logits).any()
+    assert (second.logits == buffer[:1].numpy()).all()
+    for request in requests:
+        request.cancel()
 
 
 def test_log_probabilities_change_no_text_and_end_with_it(compiled):
