@@ -73,6 +73,8 @@ class Chat:
         Earlier ids stay as the model wrote them. Encoding its words again could split them differently, and the cache
         after that position would be lost.
         """
+        if not isinstance(text, str):
+            raise HierspecError("What a user says is a text; for messages of other kinds call generate with a list.")
         tokenizer = self.model.tokenizer
         rendered = tokenizer.render_chat([*self.messages, {"role": "user", "content": text}], variables=self.variables)
         continues = bool(self._ids) and rendered.startswith(self._text)

@@ -112,6 +112,8 @@ class LanguageModel(Generates):
             return self._request(ids, chosen, sampling, namespace)
 
     def _request(self, ids: list[int], plan: Plan, sampling: Sampling, namespace: str) -> Request:
+        if not isinstance(namespace, str):
+            raise HierspecError("namespace must be a text, such as the name of a user; leave it out for none.")
         hierarchy = self.hierarchy(plan)
         request = Request(ids, sampling, hierarchy, self.stop_ids, self.config.context, namespace)
         if hierarchy.synthetic and self.assembler.synthetics.know(request):
@@ -126,9 +128,11 @@ class LanguageModel(Generates):
 
     def plan(self, plan: PlanLike) -> Plan:
         """A plan from its name or file, fitted to this model."""
+        if not isinstance(plan, Plan | str | os.PathLike):
+            raise HierspecError("plan must be a Plan, the name of one, or a TOML file.")
         if plan == AUTO:
             plan = saved_plan(self.about) or default_plan(self.config, self.pack)
-        elif not isinstance(plan, Plan) and (str(plan).endswith(".toml") or Path(plan).is_file()):
+        elif not isinstance(plan, Plan) and (str(plan).endswith(".toml") or os.path.isfile(plan)):
             plan = Plan.read(plan)
         if isinstance(plan, Plan):
             return plan.fitted(self.config.layers, self.config.early_exit)
