@@ -1,6 +1,7 @@
 """Threads share a model: a pass each, the same texts as alone, and nobody waits for ever."""
 
 import gc
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -152,3 +153,46 @@ def test_an_error_or_an_interrupt_ends_the_turn(model):
 
 def test_a_copy_with_other_stores_takes_turns_at_the_same_caches(model):
     assert model.apart().turns is model.turns
+
+
+def interrupted_at(number: int, work: Callable[[], None]) -> bool:
+    """Ctrl-C at the so-manyth line that `work` runs, or that it calls. Whether there is such a line."""
+    lines = 0
+
+    def trace(frame, event, argument):
+        nonlocal lines
+        lines += event == "line"
+        if event == "line" and lines == number:
+            raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_an_interrupt_at_any_line_leaves_the_lock_free():
+    class Ending:
+        ended = 0
+
+        def cancel(self) -> None:
+            self.ended += 1
+
+    def work() -> None:
+        with turns.turn(), turns.turn():
+            turns.cancel(request)
+        turns.cancel(request)
+
+    turns, request, number = Turns(), Ending(), 1
+    while interrupted_at(number, work):
+        assert in_threads(lambda: interrupted_at(0, work)) == [False], number
+        number += 1
+    assert number > 30
+    before = request.ended
+    work()
+    assert request.ended >= before + 2

@@ -163,13 +163,14 @@ class Generates(ABC):
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
             raise HierspecError("Several prompts are given as a list; for a single one call generate or stream.")
         prompts, (changes, template) = list(prompts), split(options)
-        plans = one_each(plan, len(prompts), "plan")
-        namespaces = one_each(namespace, len(prompts), "namespace")
+        plans: list[PlanLike] = one_each(plan, len(prompts), "plan")
+        namespaces: list[str] = one_each(namespace, len(prompts), "namespace")
         samplings = [sampling_with(each, changes) for each in one_each(sampling, len(prompts), "sampling")]
         begun: list[Writer | Failure] = []
-        for prompt, *how in zip(prompts, plans, samplings, namespaces, strict=True):
+        for prompt, its_plan, its_sampling, its_namespace in zip(prompts, plans, samplings, namespaces, strict=True):
             try:
-                begun.append(self._writer(self.encode(prompt, raw, **template), *how))
+                ids = self.encode(prompt, raw, **template)
+                begun.append(self._writer(ids, its_plan, its_sampling, its_namespace))
             except HierspecError as error:
                 begun.append(Failure(error))
         return begun

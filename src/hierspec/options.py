@@ -7,15 +7,13 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan
 from hierspec.core.sampling import Sampling
 
 PlanLike = Plan | str | Path  # a plan, its name, or its TOML file
-
-T = TypeVar("T")
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -110,10 +108,10 @@ def several_samplings(sampling: Sampling, count: int) -> list[Sampling]:
     return [replace(sampling, seed=seed) for seed in (first, *others)]
 
 
-def one_each(value: T | Sequence[T], count: int, name: str) -> list[T]:
+def one_each(value: Any, count: int, name: str) -> list[Any]:
     """The value for each of `count` prompts: one for all, or a list with one for each."""
     if not isinstance(value, list | tuple):
-        return [value] * count  # type: ignore[list-item]
+        return [value] * count
     if len(value) != count:
         raise HierspecError(f"{name} must be one for all prompts or one for each: got {len(value)} for {count}.")
     return list(value)

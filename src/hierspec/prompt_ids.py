@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from hierspec.core.errors import HierspecError
 from hierspec.options import TemplateOptions
@@ -21,7 +21,7 @@ class IdArray(Protocol):
 
 
 Message = Mapping[str, Any]
-Prompt = str | Sequence[Message] | Sequence[int] | IdArray
+Prompt = str | Sequence[Message] | Sequence[int] | IdArray | Mapping[str, Any]  # the last as transformers returns it
 
 
 def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, raw: bool, options: TemplateOptions) -> list[int]:
@@ -37,7 +37,7 @@ def prompt_ids(tokenizer: Tokenizer, prompt: Prompt, raw: bool, options: Templat
             raise HierspecError("The prompt is empty; give some text.")
         prompt = [{"role": "user", "content": prompt}]
     elif isinstance(prompt, Mapping) and "input_ids" in prompt:  # what a tokenizer of transformers returns
-        prompt = cast(Prompt, prompt["input_ids"])
+        prompt = prompt["input_ids"]
     elif isinstance(prompt, Mapping) and "role" in prompt:
         raise HierspecError("Chat messages are given as a list, also a single one: [message].")
     items = _items(prompt)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hierspec.core.request import Request
+
+
+class _Hold:
+    """A lock is held for as long as this lives in the frame that took it: Ctrl-C can end a frame at any line, also
+    within `finally` and before the end of a `with`, and a lock that is never freed would stop all other threads."""
 
 
 class Turns:
@@ -19,7 +25,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._busy, self._next = threading.Lock(), threading.Lock()
-        self._owner: int | None = None
+        self._mine = threading.local()  # what this thread holds
         self._left: deque[Request] = deque()  # to be cancelled when the turn is over
 
     @contextmanager
@@ -27,20 +33,19 @@ class Turns:
         if self._is_mine():
             yield
             return
-        taken = False
+        queued: _Hold | None = _Hold()
+        turn: _Hold | None = _Hold()
         try:
-            with self._next:  # whoever waits for the lock holds this one, so all others queue behind it
-                taken = self._busy.acquire()
-            self._owner = threading.get_ident()
+            # Whoever waits for its turn holds the first of the two, so all others queue behind it. Taking a lock and
+            # noting who holds it is one line: the end of a hold frees its lock, whatever its reason.
+            self._mine.queued = self._next.acquire() and weakref.ref(queued, self._next.__exit__)
+            self._mine.turn = self._busy.acquire() and weakref.ref(turn, self._busy.__exit__)
+            queued = None
             yield
         finally:
-            if taken:
-                try:
-                    while self._left:
-                        self._left.popleft().cancel()
-                finally:
-                    self._owner = None
-                    self._busy.release()
+            if self._is_mine():
+                self._cancel_left()
+            queued = turn = None
 
     def cancel(self, request: Request) -> None:
         """End a request. Where this thread is in the middle of a turn, when that is over: Python may drop a stream that
@@ -51,5 +56,11 @@ class Turns:
         with self.turn():
             request.cancel()
 
+    def _cancel_left(self) -> None:
+        while self._left:
+            self._left[0].cancel()
+            self._left.popleft()
+
     def _is_mine(self) -> bool:
-        return self._owner == threading.get_ident() and self._busy.locked()
+        turn = getattr(self._mine, "turn", None)
+        return turn is not None and turn() is not None
