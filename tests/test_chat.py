@@ -18,7 +18,7 @@ TEMPLATE = (
 def model(tmp_path_factory):
     folder = tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "llama")
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    return hierspec.load(folder, backend="compiled")
+    return hierspec.load(folder, backend="compiled", device="cpu")
 
 
 def say(chat: Chat, text: str) -> str:

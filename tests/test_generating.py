@@ -27,12 +27,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["compiled", "torch"])
 def model(request, folder):
-    return hierspec.load(folder, backend=request.param)
+    return hierspec.load(folder, backend=request.param, device="cpu")
 
 
 @pytest.fixture(scope="module")
 def compiled(folder):
-    return hierspec.load(folder, backend="compiled")
+    return hierspec.load(folder, backend="compiled", device="cpu")
 
 
 # Log-probabilities
@@ -287,17 +287,17 @@ def test_a_notebook_shows_the_text_coloured_by_source_and_nothing_runs(compiled)
 
 
 def test_progress_is_a_bar_in_a_terminal_and_lines_elsewhere(folder, capsys, monkeypatch):
-    hierspec.load(folder, backend="torch", progress=True)
+    hierspec.load(folder, backend="torch", device="cpu", progress=True)
     said = capsys.readouterr().err
     assert "Loading weights …\n" in said
     assert "\r" not in said
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    hierspec.load(folder, backend="torch", progress=True)
+    hierspec.load(folder, backend="torch", device="cpu", progress=True)
     bar = capsys.readouterr().err
     assert f"Loading weights [{'#' * 30}] 100%" in bar
     assert bar.endswith("\r")  # the line is left empty
-    hierspec.load(folder, backend="torch", progress=False)
+    hierspec.load(folder, backend="torch", device="cpu", progress=False)
     calls = []
-    hierspec.load(folder, backend="torch", progress=lambda *call: calls.append(call))
+    hierspec.load(folder, backend="torch", device="cpu", progress=lambda *call: calls.append(call))
     assert calls
     assert capsys.readouterr().err == ""

@@ -1,5 +1,7 @@
 """Whatever is given as a prompt is read, or refused in one sentence that says what to do."""
 
+from collections import UserDict
+
 import numpy as np
 import pytest
 import torch
@@ -43,8 +45,8 @@ def curious(folder):
     return Tokenizer(Library.from_file(str(folder / "tokenizer.json")), chat_template=TEMPLATE)
 
 
-class BatchEncoding(dict):
-    """As transformers returns one: a mapping."""
+class BatchEncoding(UserDict):
+    """As transformers returns one."""
 
 
 @pytest.mark.parametrize(

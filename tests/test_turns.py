@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from soak.threads import soak
 
 import hierspec
 from hierspec import Chat, Plan, TierPlan
@@ -19,7 +20,8 @@ EXITS = Plan(stores=("context",), merge=True, tiers=(TierPlan(exit_layer=3, gath
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return hierspec.load(tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "llama"), backend="compiled")
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny", "llama")
+    return hierspec.load(folder, backend="compiled", device="cpu")
 
 
 def in_threads(*works: Callable[[], object]) -> list[object]:
@@ -67,6 +69,10 @@ def test_threads_write_what_each_would_write_alone(model):
     alone = [work() for work in works]
     assert in_threads(*works, forget, *works)[: len(works)] == alone
     assert in_threads(*works, *works)[len(works) :] == alone
+
+
+def test_a_little_of_the_soak_run():
+    assert soak(seed=5, count=2, say=lambda line: None) == []
 
 
 def test_a_stream_takes_its_turn_pass_by_pass(model):
