@@ -202,7 +202,7 @@ def test_what_finished_is_kept_beside_what_failed(compiled):
     assert results[2].partial is None
     assert "not None" in repr(results[2])
     with pytest.raises(
-        SomeFailed, match=r"3 of 5 prompts failed, the first of them \[1\]: The store 'breaking'"
+        SomeFailed, match=r"3 of 5 answers failed, the first of them number 1: The store 'breaking'"
     ) as raised:
         compiled.generate_many(prompts, plan=plan, max_tokens=12)
     assert [type(result) for result in raised.value.results] == [type(result) for result in results]
@@ -210,6 +210,21 @@ def test_what_finished_is_kept_beside_what_failed(compiled):
     with pytest.raises(HierspecError, match="'breaking' drafted") as single:
         compiled.generate(prompts[1], plan=plan, max_tokens=12)
     assert not isinstance(single.value, SomeFailed)
+
+
+def test_answers_to_one_prompt_are_kept_beside_one_that_failed(compiled):
+    class BreaksForTheSecond(FakeStore):
+        def begin(self, prompt, namespace=""):
+            self.begun.append(FakeStore(self.name, lambda context, budget: Proposal.chain([tokens[0]])))
+            tokens = [9_999 if len(self.begun) == 2 else 5]
+            return self.begun[-1]
+
+    compiled.add_store(BreaksForTheSecond("second", lambda context, budget: Proposal()))
+    with pytest.raises(SomeFailed) as raised:
+        compiled.generate("abc", n=3, plan=Plan(stores=("second",)), temperature=1.0, seed=4, max_tokens=6)
+    expected = compiled.generate("abc", n=3, plan="plain", temperature=1.0, seed=4, max_tokens=6)
+    assert isinstance(raised.value.results[1], Failure)
+    assert [raised.value.results[index].tokens for index in (0, 2)] == [expected[0].tokens, expected[2].tokens]
 
 
 # Streams of several

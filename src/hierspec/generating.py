@@ -76,8 +76,7 @@ class Generates(ABC):
         writers = [self._writer(ids, plan, each, namespace) for each in samplings]
         for _ in write_together(writers, self.turns):
             pass
-        answers = [writer.finish() for writer in writers]
-        return answers[0] if n is None else answers
+        return writers[0].finish() if n is None else _all_or_some_failed([writer.result() for writer in writers])
 
     @overload
     def generate_many(
@@ -112,12 +111,7 @@ class Generates(ABC):
         for _ in write_together([each for each in begun if isinstance(each, Writer)], self.turns):
             pass
         results = [each.result() if isinstance(each, Writer) else each for each in begun]
-        answers = [result for result in results if isinstance(result, Generation)]
-        if errors == "return":
-            return results
-        if len(answers) < len(results):
-            raise SomeFailed(results)
-        return answers
+        return results if errors == "return" else _all_or_some_failed(results)
 
     def stream(
         self,
@@ -174,3 +168,11 @@ class Generates(ABC):
             except HierspecError as error:
                 begun.append(Failure(error))
         return begun
+
+
+def _all_or_some_failed(results: Sequence[Generation | Failure]) -> list[Generation]:
+    """All answers; where some failed, an error that has the others."""
+    answers = [result for result in results if isinstance(result, Generation)]
+    if len(answers) < len(results):
+        raise SomeFailed(results)
+    return answers

@@ -85,15 +85,15 @@ class Failure:
 
 
 class SomeFailed(HierspecError):
-    """Some prompts of a batch failed. `results` has an answer or a `Failure` for each, in order."""
+    """Some answers of several failed. `results` has an answer or a `Failure` for each, in order."""
 
     def __init__(self, results: Sequence[Generation | Failure]) -> None:
         self.results = list(results)
         failures = [(number, result) for number, result in enumerate(results) if isinstance(result, Failure)]
         number, first = failures[0]
         super().__init__(
-            f"{len(failures)} of {len(results)} prompts failed, the first of them [{number}]: {first.error} The others "
-            'are in .results of this error; errors="return" gives them without one.'
+            f"{len(failures)} of {len(results)} answers failed, the first of them number {number}: {first.error} "
+            "What was written is in .results of this error."
         )
 
 
