@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 from hierspec.core.request import Request
 
@@ -25,6 +26,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._busy, self._next = threading.Lock(), threading.Lock()
+        self._free_busy, self._free_next = _freeing(self._busy), _freeing(self._next)
         self._mine = threading.local()  # what this thread holds
         self._left: deque[Request] = deque()  # to be cancelled when the turn is over
 
@@ -38,8 +40,8 @@ class Turns:
         try:
             # Whoever waits for its turn holds the first of the two, so all others queue behind it. Taking a lock and
             # noting who holds it is one line: the end of a hold frees its lock, whatever its reason.
-            self._mine.queued = self._next.acquire() and weakref.ref(queued, self._next.__exit__)
-            self._mine.turn = self._busy.acquire() and weakref.ref(turn, self._busy.__exit__)
+            self._mine.queued = self._next.acquire() and weakref.ref(queued, self._free_next)
+            self._mine.turn = self._busy.acquire() and weakref.ref(turn, self._free_busy)
             queued = None
             yield
         finally:
@@ -64,3 +66,8 @@ class Turns:
     def _is_mine(self) -> bool:
         turn = getattr(self._mine, "turn", None)
         return turn is not None and turn() is not None
+
+
+def _freeing(lock: threading.Lock) -> Callable[[object], None]:
+    """What frees the lock, whatever it is given. It is no function of Python's: an interrupt finds no line in it."""
+    return cast(Callable[[object], None], lock.__exit__)
