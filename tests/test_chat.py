@@ -1,5 +1,7 @@
 """A chat reads what its template is given, and goes on with answers that were cut short."""
 
+from dataclasses import replace
+
 import pytest
 
 import hierspec
@@ -44,7 +46,7 @@ def test_an_answer_that_the_limit_cut_goes_on_as_if_it_had_not(model, plan):
     text += "".join(step.text for step in chat.go_on())
     text += "".join(step.text for step in chat.go_on())
     whole = model.generate(asked, max_tokens=21, plan="plain")
-    assert chat._ids[len(asked) :] == list(whole.tokens)
+    assert chat._written[1][len(asked) :] == list(whole.tokens)
     assert chat.messages == [{"role": "user", "content": "tell me"}, {"role": "assistant", "content": whole.text}]
     before = model.decoder.layer_rows
     say(chat, "more")
@@ -59,7 +61,7 @@ def test_an_answer_that_was_left_goes_on_too(model):
     assert chat.last.ended == "cancelled"
     for _ in chat.go_on():
         pass
-    assert chat._ids[len(asked) :] == list(model.generate(asked, max_tokens=13, plan="plain").tokens)
+    assert chat._written[1][len(asked) :] == list(model.generate(asked, max_tokens=13, plan="plain").tokens)
 
 
 def test_there_must_be_something_to_go_on_with(model):
@@ -81,3 +83,16 @@ def test_a_begun_answer_is_continued_by_generate(model):
     assert model.tokenizer.decode(ids, special=True).endswith("<|im_start|>assistant\nWell")
     answer = model.generate(begun, continue_final_message=True, max_tokens=9)
     assert answer.tokens == model.generate(ids, plan="plain", max_tokens=9).tokens
+
+
+def test_an_answer_that_went_on_ends_before_its_stop_string(model):
+    whole = model.generate(Chat(model).ask("tell me"), max_tokens=24, plan="plain").text
+    chat = Chat(model, max_tokens=6)
+    say(chat, "tell me")
+    stop = next(whole[at : at + 3] for at in range(9, len(whole)) if whole.index(whole[at : at + 3]) == at)
+    chat.sampling = replace(chat.sampling, stop=(stop,), max_tokens=18)
+    for _ in chat.go_on():
+        pass
+    assert chat.messages[-1]["content"] == whole[: whole.index(stop)]
+    with pytest.raises(HierspecError, match="no unfinished answer"):
+        chat.go_on()

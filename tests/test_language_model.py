@@ -187,7 +187,7 @@ def test_a_chat_does_not_compute_earlier_turns_again(model):
     assert chat.last.prompt_tokens > 100
     assert computed < 100  # the new turn and its answer only
     model.forget()
-    again = model.generate(chat._ids[: chat.last.prompt_tokens], max_tokens=20)
+    again = model.generate(chat._written[1][: chat.last.prompt_tokens], max_tokens=20)
     assert again.tokens == chat.last.tokens
 
 

@@ -36,10 +36,10 @@ class Chat:
         self.namespace, self.variables = namespace, template_variables(template)
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self.last: Generation | None = None
-        self._text = ""  # the conversation so far, as the template writes it,
-        self._ids: list[int] = []  # and as token ids
+        # The conversation so far, as the template writes it and as token ids: changed together, whenever Ctrl-C comes.
+        self._written: tuple[str, list[int]] = "", []
         self._asked: tuple[str, str, list[int]] | None = None  # a turn without its answer: message, text, ids
-        self._answered = 0  # ids of the last answer, at the end of `_ids`
+        self._answered = 0  # ids of the last answer, at the end of what is written
 
     def say(self, text: str) -> Iterator[TextStep]:
         """The user's turn; the answer comes step by step. An answer left early is kept as far as it got."""
@@ -57,15 +57,19 @@ class Chat:
         return self._go_on()
 
     def _go_on(self) -> Iterator[TextStep]:
-        stream = self.model.stream(self._ids, plan=self.plan, sampling=self.sampling, namespace=self.namespace)
+        text, ids = self._written
+        stream = self.model.stream(ids, plan=self.plan, sampling=self.sampling, namespace=self.namespace)
         try:
             yield from stream
         finally:
             self.last = stream.generation
             tokenizer, tokens = self.model.tokenizer, self.last.tokens
-            self._ids, self._answered = [*self._ids, *tokens], self._answered + len(tokens)
-            self._text += tokenizer.decode(tokens, special=True)
-            self.messages[-1]["content"] = tokenizer.decode(self._ids[-self._answered :])
+            answered = self._answered + len(tokens)
+            written = text + tokenizer.decode(tokens, special=True), [*ids, *tokens]
+            content = tokenizer.decode(written[1][-answered:])
+            beyond = len(tokenizer.decode(tokens)) - len(self.last.text)
+            self.messages[-1]["content"] = content[: len(content) - beyond]  # without what a stop string cut off
+            self._written, self._answered = written, answered
 
     def ask(self, text: str) -> list[int]:
         """The ids of the whole conversation with a new turn of the user's. The turn counts once it is answered.
@@ -77,9 +81,10 @@ class Chat:
             raise HierspecError("What a user says is a text; for messages of other kinds call generate with a list.")
         tokenizer = self.model.tokenizer
         rendered = tokenizer.render_chat([*self.messages, {"role": "user", "content": text}], variables=self.variables)
-        continues = bool(self._ids) and rendered.startswith(self._text)
-        new = rendered[len(self._text) :] if continues else rendered
-        ids = (self._ids if continues else []) + tokenizer.encode(new, special=True, begin=False)
+        before, ids_before = self._written
+        continues = bool(ids_before) and rendered.startswith(before)
+        new = rendered[len(before) :] if continues else rendered
+        ids = (ids_before if continues else []) + tokenizer.encode(new, special=True, begin=False)
         self._asked = (text, rendered, ids)
         return list(ids)
 
@@ -88,10 +93,10 @@ class Chat:
         assert self._asked is not None, "ask comes before answer"
         tokenizer = self.model.tokenizer
         question, rendered, ids = self._asked
-        self.messages.append({"role": "user", "content": question})
-        self.messages.append({"role": "assistant", "content": tokenizer.decode(tokens) if text is None else text})
-        self._text = rendered + tokenizer.decode(tokens, special=True)
-        self._ids = [*ids, *(int(token) for token in tokens)]
+        answer = tokenizer.decode(tokens) if text is None else text
+        written = rendered + tokenizer.decode(tokens, special=True), [*ids, *(int(token) for token in tokens)]
+        self.messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        self._written = written
         self._asked, self._answered = None, len(tokens)
 
     def __repr__(self) -> str:
