@@ -11,8 +11,16 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 # From the ground up: a room may import rooms of lower floors and its own. Rooms of one floor do not know each other.
 FLOORS = [
-    ["hierspec.core", "hierspec.progress", "hierspec.plot"],
-    ["hierspec.paths", "hierspec.in_use", "hierspec.sizes", "hierspec.machine", "hierspec.pacing", "hierspec.prompts"],
+    ["hierspec.core", "hierspec.progress", "hierspec.plot", "hierspec.coloured_html"],
+    [
+        "hierspec.paths",
+        "hierspec.in_use",
+        "hierspec.sizes",
+        "hierspec.machine",
+        "hierspec.pacing",
+        "hierspec.prompts",
+        "hierspec.progress_bar",
+    ],
     ["hierspec.cache", "hierspec.kept", "hierspec.sqlite_file", "hierspec.text", "hierspec.prompt_sets"],
     ["hierspec.stores", "hierspec.checkpoints"],
     ["hierspec.backends.base", "hierspec.backends.arena"],
@@ -21,7 +29,9 @@ FLOORS = [
     ["hierspec.scorers"],
     ["hierspec.testing"],
     ["hierspec.assembly"],
-    ["hierspec.generation"],
+    ["hierspec.generation", "hierspec.options", "hierspec.turns"],
+    ["hierspec.prompt_ids", "hierspec.streams"],
+    ["hierspec.generating"],
     ["hierspec.language_model"],
     ["hierspec"],
     ["hierspec.chat", "hierspec.equality"],

@@ -7,15 +7,19 @@ if TYPE_CHECKING:
     from hierspec.chat import Chat
     from hierspec.core.errors import HierspecError
     from hierspec.core.interfaces import Store
+    from hierspec.core.logprobs import TokenLogprobs
     from hierspec.core.plan import Plan, TierPlan
     from hierspec.core.proposal import Proposal
     from hierspec.core.sampling import Sampling
-    from hierspec.generation import Generation, Piece, TextStep
+    from hierspec.generation import Failure, Generation, Piece, SomeFailed, TextStep
     from hierspec.language_model import LanguageModel, load
+    from hierspec.options import SamplingOptions, TemplateOptions
+    from hierspec.streams import Stream, StreamMany
 
 __version__ = "0.1.0"
 __all__ = [
     "Chat",
+    "Failure",
     "Generation",
     "HierspecError",
     "LanguageModel",
@@ -23,9 +27,15 @@ __all__ = [
     "Plan",
     "Proposal",
     "Sampling",
+    "SamplingOptions",
+    "SomeFailed",
     "Store",
+    "Stream",
+    "StreamMany",
+    "TemplateOptions",
     "TextStep",
     "TierPlan",
+    "TokenLogprobs",
     "load",
 ]
 
@@ -33,11 +43,14 @@ _HOMES = {
     "chat": ["Chat"],
     "core.errors": ["HierspecError"],
     "core.interfaces": ["Store"],
+    "core.logprobs": ["TokenLogprobs"],
     "core.plan": ["Plan", "TierPlan"],
     "core.proposal": ["Proposal"],
     "core.sampling": ["Sampling"],
-    "generation": ["Generation", "Piece", "TextStep"],
+    "generation": ["Failure", "Generation", "Piece", "SomeFailed", "TextStep"],
     "language_model": ["LanguageModel", "load"],
+    "options": ["SamplingOptions", "TemplateOptions"],
+    "streams": ["Stream", "StreamMany"],
 }
 
 

@@ -66,7 +66,7 @@ def next_scores(
     context = np.array([*prompt, *output], np.int32)
     ask = Ask(scorer, context, Proposal(), request, 1, False, TierStats("target"))
     try:
-        with torch.inference_mode():
+        with model.turn(), torch.inference_mode():
             return perturbed(scorer.logits([ask]), ask)[0].float()
     finally:
         request.cancel()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from hierspec.core.engine import Engine
+from hierspec.coloured_html import coloured
 from hierspec.core.errors import HierspecError
+from hierspec.core.logprobs import TokenLogprobs
 from hierspec.core.request import Request, Step
-from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
 from hierspec.text.stream import Detokeniser, StopStrings
 from hierspec.text.tokenizer import Tokenizer
@@ -31,13 +29,14 @@ class TextStep:
     tokens: tuple[int, ...]
     pieces: tuple[Piece, ...]
     seconds: float
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of each token, where asked for
 
     @property
     def text(self) -> str:
         return "".join(piece.text for piece in self.pieces)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Generation:
     """A finished text. `ended` is stop, length or cancelled."""
 
@@ -53,6 +52,7 @@ class Generation:
     first_tokens: int  # tokens of that step
     seconds: float
     synthetic: bool = False  # some tier only simulated its agreement: the text is the model's, the speed is not
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of each token, where asked for
 
     @property
     def tokens_per_second(self) -> float:
@@ -65,6 +65,42 @@ class Generation:
         seconds = self.seconds - self.first_seconds
         return (len(self.tokens) - self.first_tokens) / seconds if seconds > 0 else 0.0
 
+    def __repr__(self) -> str:
+        return f"Generation({shortened(self.text)}, {len(self.tokens)} tokens, ended by {self.ended})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the text, coloured by who drafted it."""
+        return coloured([(piece.text, piece.source) for piece in self.pieces], self.sources)
+
+
+@dataclass(frozen=True, repr=False)
+class Failure:
+    """What a batch has in place of an answer that could not be finished."""
+
+    error: HierspecError
+    partial: Generation | None = None  # what was written before, if anything was begun
+
+    def __repr__(self) -> str:
+        return f"Failure({str(self.error)!r})"
+
+
+class SomeFailed(HierspecError):
+    """Some answers of several failed. `results` has an answer or a `Failure` for each, in order."""
+
+    def __init__(self, results: Sequence[Generation | Failure]) -> None:
+        self.results = list(results)
+        failures = [(number, result) for number, result in enumerate(results) if isinstance(result, Failure)]
+        number, first = failures[0]
+        super().__init__(
+            f"{len(failures)} of {len(results)} answers failed, the first of them number {number}: {first.error} "
+            "What was written is in .results of this error."
+        )
+
+
+def shortened(text: str) -> str:
+    """A text for a repr."""
+    return repr(text) if len(text) <= 40 else repr(text[:37] + "…")
+
 
 @dataclass
 class Writer:
@@ -76,6 +112,7 @@ class Writer:
     sources: list[str] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     first_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -109,12 +146,23 @@ class Writer:
         self.sources += step.sources[: len(tokens)]
         self.pieces += pieces
         self.seconds.append(step.seconds)
-        return TextStep(tuple(tokens), tuple(pieces), step.seconds)
+        logprobs = step.logprobs[: len(tokens)]
+        self.logprobs += logprobs
+        return TextStep(tuple(tokens), tuple(pieces), step.seconds, logprobs)
 
     def finish(self) -> Generation:
+        """The whole text; what the request failed with is raised."""
+        if self.request.error is not None:
+            raise self.request.error
+        return self.so_far()
+
+    def result(self) -> Generation | Failure:
+        """The same, with a failure as a value."""
+        error = self.request.error
+        return self.so_far() if error is None else Failure(error, self.so_far())
+
+    def so_far(self) -> Generation:
         request = self.request
-        if request.error is not None:
-            raise request.error
         return Generation(
             text="".join(piece.text for piece in self.pieces),
             tokens=tuple(self.tokens),
@@ -128,6 +176,7 @@ class Writer:
             first_tokens=self.first_tokens,
             seconds=sum(self.seconds),
             synthetic=request.hierarchy.synthetic,
+            logprobs=tuple(self.logprobs),
         )
 
     def _shown(self, length: int) -> list[Piece]:
@@ -142,34 +191,3 @@ class Writer:
             if piece.text:
                 shown.append(piece)
         return shown
-
-
-class Stream:
-    """Iterate for the steps, once; leaving the loop cancels. `generation` holds what there is so far."""
-
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-
-    def __iter__(self) -> Iterator[TextStep]:
-        for _, step in Engine().run([self._writer.request]):
-            yield self._writer.add(step)
-        self._writer.finish()  # raises what went wrong
-
-    def cancel(self) -> None:
-        """Stop before the next pass."""
-        self._writer.request.cancel()
-
-    @property
-    def generation(self) -> Generation:
-        return self._writer.finish()
-
-
-def sampling_with(sampling: Sampling | None, changes: Mapping[str, Any]) -> Sampling:
-    """A sampling with some fields changed; an unknown name is refused with the nearest field."""
-    names = [option.name for option in fields(Sampling)]
-    for name in changes:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise HierspecError(f"Unknown sampling option {name!r}{hint}; options are {', '.join(names)}.")
-    return replace(sampling or Sampling(), **changes)

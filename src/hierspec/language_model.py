@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 
@@ -19,25 +20,23 @@ from hierspec.assembly.measured_costs import CostBook
 from hierspec.assembly.vocabulary import Vocabulary
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import Pack
-from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy
 from hierspec.core.interfaces import Store
 from hierspec.core.plan import Plan
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
-from hierspec.generation import Generation, Stream, Writer, sampling_with
+from hierspec.generating import Generates
 from hierspec.machine import peak_memory
-from hierspec.progress import Progress, silent
+from hierspec.options import PlanLike, TemplateOptions
+from hierspec.progress import Progress
+from hierspec.progress_bar import progress_bar
+from hierspec.prompt_ids import Prompt, prompt_ids
 from hierspec.scorers.base import ModelScorer
 from hierspec.scorers.catalogue import ScorerCatalogue
 from hierspec.stores import Home
 from hierspec.text.tokenizer import Tokenizer
-
-Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]  # text, chat messages, or token ids
-PlanLike = Plan | str | Path  # a plan, its name, or its TOML file
-
-DEFAULT_PLAN = AUTO
+from hierspec.turns import Turns
 
 
 def load(
@@ -51,7 +50,7 @@ def load(
     stores: str | Path | None = None,
     pack: str | Path | None = None,
     keep_learnt: bool = True,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> LanguageModel:
     """Load a model folder, a GGUF file or a hub name; with nothing given, the default model.
 
@@ -64,21 +63,25 @@ def load(
     stores is the folder of its databases on disk (default: one of the cache, by the model's name and vocabulary).
     pack is the folder of what was trained for it: exits, drafters (default: the one that ships, if any; "none": none).
     keep_learnt is whether `close` keeps for the next process how often which drafts were accepted (counts, no text).
+    progress is True for a bar on stderr, or a function that is called with (what, units done, units in all).
     """
+    if source is not None and not isinstance(source, str | os.PathLike):
+        raise HierspecError("load takes a model's folder, file or hub name; one that is already loaded cannot be used.")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise HierspecError("No CUDA GPU can be used here; choose device cpu.")
-    dtypes = DtypeChooser(dtype, device, backend, weights, progress or silent)
-    checkpoint = load_checkpoint(source, dtypes.choose if dtype == "auto" else DTYPES[dtype], progress, pack)
-    tokenizer = Tokenizer.from_folder(checkpoint.folder)
-    options = LoadOptions(dtypes.choice.dtype, device, backend, weights, kv_memory)
-    catalogue = open_catalogue(checkpoint, options, progress or silent)
+    with progress_bar(progress) as shown:
+        dtypes = DtypeChooser(dtype, device, backend, weights, shown)
+        checkpoint = load_checkpoint(source, dtypes.choose if dtype == "auto" else DTYPES[dtype], shown, pack)
+        tokenizer = Tokenizer.from_folder(checkpoint.folder)
+        options = LoadOptions(dtypes.choice.dtype, device, backend, weights, kv_memory)
+        catalogue = open_catalogue(checkpoint, options, shown)
     return LanguageModel(catalogue, tokenizer, checkpoint.folder, options, stores, dtypes.choice, keep_learnt)
 
 
-class LanguageModel:
-    """A model with its tokenizer, and everything that is kept between requests. Not for several threads at once."""
+class LanguageModel(Generates):
+    """A model with its tokenizer, and everything that is kept between requests. Threads may share it."""
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class LanguageModel:
         choice: DtypeChoice | None = None,
         keep_learnt: bool = True,
     ) -> None:
+        self.turns = Turns()
         self.name, self.folder, self.tokenizer = catalogue.name, folder, tokenizer
         self.decoder, self.config = catalogue.decoder, catalogue.decoder.config
         self.dtype, self.backend, self.weights = options.dtype, options.backend, options.weights
@@ -104,85 +108,36 @@ class LanguageModel:
         learnt = Learnt(self.about, None if catalogue.pack is None else catalogue.pack.learnt(), keep_learnt)
         self.assembler = Assembler(vocabulary, options, catalogue, stores, costs, learnt)
 
-    def generate(
-        self,
-        prompt: Prompt,
-        *,
-        plan: PlanLike = DEFAULT_PLAN,
-        sampling: Sampling | None = None,
-        raw: bool = False,
-        namespace: str = "",
-        **changes: Any,
-    ) -> Generation:
-        """The whole answer. Fields of Sampling may be given by name: `generate("…", max_tokens=100)`.
-
-        A text prompt is put into the model's chat template where it has one, unless `raw`. What is written in one
-        namespace (a user, a tenant) is never used to draft for another.
-        """
-        [generation] = self.generate_many(
-            [prompt], plan=plan, sampling=sampling, raw=raw, namespace=namespace, **changes
-        )
-        return generation
-
-    def generate_many(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        plan: PlanLike = DEFAULT_PLAN,
-        sampling: Sampling | None = None,
-        raw: bool = False,
-        namespace: str = "",
-        **changes: Any,
-    ) -> list[Generation]:
-        """The same for several prompts in batched passes; each answer is what it would be alone."""
-        sampling = sampling_with(sampling, changes)
-        writers = [Writer(self.request(prompt, plan, sampling, raw, namespace), self.tokenizer) for prompt in prompts]
-        by_request = {id(writer.request): writer for writer in writers}
-        for request, step in Engine().run([writer.request for writer in writers]):
-            by_request[id(request)].add(step)
-        return [writer.finish() for writer in writers]
-
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        plan: PlanLike = DEFAULT_PLAN,
-        sampling: Sampling | None = None,
-        raw: bool = False,
-        namespace: str = "",
-        **changes: Any,
-    ) -> Stream:
-        """The answer step by step; `.generation` holds the whole of it afterwards."""
-        request = self.request(prompt, plan, sampling_with(sampling, changes), raw, namespace)
-        return Stream(Writer(request, self.tokenizer))
-
     def request(
         self, prompt: Prompt, plan: PlanLike, sampling: Sampling, raw: bool = False, namespace: str = ""
     ) -> Request:
-        """A request for an engine of one's own."""
-        hierarchy = self.hierarchy(self.plan(plan))
-        request = Request(self.encode(prompt, raw), sampling, hierarchy, self.stop_ids, self.config.context, namespace)
+        """A request for an engine of one's own. Where threads share the model, give each `step` a `turn` of it."""
+        ids, chosen = self.encode(prompt, raw), self.plan(plan)
+        with self.turn():
+            return self._request(ids, chosen, sampling, namespace)
+
+    def _request(self, ids: list[int], plan: Plan, sampling: Sampling, namespace: str) -> Request:
+        if not isinstance(namespace, str):
+            raise HierspecError("namespace must be a text, such as the name of a user; leave it out for none.")
+        hierarchy = self.hierarchy(plan)
+        request = Request(ids, sampling, hierarchy, self.stop_ids, self.config.context, namespace)
         if hierarchy.synthetic and self.assembler.synthetics.know(request):
             request.cancel()  # writing it plainly took time and left states behind, which are not the new one's
             self.forget()
-            return self.request(prompt, plan, replace(sampling, seed=request.seed), raw, namespace)
+            return self._request(ids, plan, replace(sampling, seed=request.seed), namespace)
         return request
 
-    def encode(self, prompt: Prompt, raw: bool = False) -> list[int]:
+    def encode(self, prompt: Prompt, raw: bool = False, **template: Unpack[TemplateOptions]) -> list[int]:
         """Token ids of a prompt, as `generate` would read it."""
-        if isinstance(prompt, str):
-            if raw or not self.tokenizer.has_chat_template:
-                return self.tokenizer.encode(prompt)
-            prompt = [{"role": "user", "content": prompt}]
-        if len(prompt) and isinstance(prompt[0], Mapping):
-            return self.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
-        return [int(token) for token in prompt]  # type: ignore[arg-type]
+        return prompt_ids(self.tokenizer, prompt, raw, template)
 
     def plan(self, plan: PlanLike) -> Plan:
         """A plan from its name or file, fitted to this model."""
+        if not isinstance(plan, Plan | str | os.PathLike):
+            raise HierspecError("plan must be a Plan, the name of one, or a TOML file.")
         if plan == AUTO:
             plan = saved_plan(self.about) or default_plan(self.config, self.pack)
-        elif not isinstance(plan, Plan) and (str(plan).endswith(".toml") or Path(plan).is_file()):
+        elif not isinstance(plan, Plan) and (str(plan).endswith(".toml") or os.path.isfile(plan)):
             plan = Plan.read(plan)
         if isinstance(plan, Plan):
             return plan.fitted(self.config.layers, self.config.early_exit)
@@ -213,12 +168,18 @@ class LanguageModel:
 
     def add_store(self, store: Store) -> None:
         """Let plans name this store. Requests see it through its `begin`."""
-        self.assembler.stores.add(store)
+        with self.turn():
+            self.assembler.stores.add(store)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """A turn at the model for this thread; others wait until it is over. `generate` and the like take their own."""
+        return self.turns.turn()
 
     def apart(self) -> LanguageModel:
         """The same model with stores as they were built, and nothing learnt about what is accepted."""
-        other = copy(self)
-        other.assembler = self.assembler.apart()
+        other = copy(self)  # with the same turns: it has the same caches
+        with self.turn():
+            other.assembler = self.assembler.apart()
         return other
 
     def memory(self) -> dict[str, int]:
@@ -227,11 +188,17 @@ class LanguageModel:
 
     def forget(self) -> None:
         """Drop everything computed so far. The next answers take longer and are the same."""
-        self.assembler.forget()
+        with self.turn():
+            self.assembler.forget()
 
     def close(self) -> None:
         """Write what databases on disk have not yet written, and what was learnt. The model can still be used."""
-        self.assembler.close()
+        with self.turn():
+            self.assembler.close()
+
+    def __repr__(self) -> str:
+        layers, products = self.config.layers, self.decoder.products
+        return f"LanguageModel({self.name!r}, {layers} layers, {products}, backend {self.decoder.backend.name})"
 
     def __enter__(self) -> LanguageModel:
         return self

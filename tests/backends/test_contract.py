@@ -171,8 +171,10 @@ def test_picks_of_all_asks_at_once_are_the_reference_picks(backend, distribution
     rows = sum(1 + len(ask.proposal) for ask in asks)
     logits = 3 * torch.randn(rows, CONFIG.vocabulary, generator=generator)
     expected = TorchBackend().pick(asks, logits)
-    answers = backend.pick(asks, logits.to(backend.device))
+    given = logits.clone().to(backend.device)
+    answers = backend.pick(asks, given)
     assert len(answers) == len(asks)
+    assert torch.equal(given.cpu(), logits)
     for ask, found, right in zip(asks, answers, expected, strict=True):
         if distributions:
             assert np.allclose(found.distributions, right.distributions, atol=1e-6)

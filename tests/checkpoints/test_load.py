@@ -185,7 +185,7 @@ def test_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("org/name", ["*.safetensors", "*.json", "*.jinja"])]
     _assert_one_sentence("org/absent", r"the hub did not give it \(Repository not found\)")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    _assert_one_sentence("org/name", "pip install huggingface_hub")
+    _assert_one_sentence("org/name", r"pip install 'hierspec\[hub\]'")
 
 
 def test_the_real_hub_library_respects_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,8 @@ class Backend(Protocol):
         """A matrix on a decoder's embeddings and states."""
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
-        """Answers to all asks of a pass, from logits [rows, vocabulary]: 1 + nodes rows for each ask, in order."""
+        """Answers to all asks of a pass, from logits [rows, vocabulary]: 1 + nodes rows for each ask, in order. The
+        logits stay as they are: log-probabilities are of what the model computed."""
 
     def bytes_per_weight(self, format: str) -> float:
         """Of a weight in memory, with its share of scales."""

@@ -145,7 +145,7 @@ def _download(name: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise HierspecError(
-            f"There is no folder {name}, and fetching it from the hub needs: pip install huggingface_hub."
+            f"There is no folder {name}, and fetching it from the hub needs: pip install 'hierspec[hub]'."
         ) from error
     try:
         # Files in subfolders and "consolidated" ones repeat the weights in other layouts.

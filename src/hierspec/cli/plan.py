@@ -74,7 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.core.sampling import Sampling
     from hierspec.machine import machine
     from hierspec.prompts import own_prompts, read_prompts, spread
-    from hierspec.sizes import parse_size
 
     sampling = Sampling(temperature=arguments.temperature, seed=arguments.seed)
     prompts = spread(own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts), arguments.limit)

@@ -26,6 +26,7 @@ from hierspec.core.interfaces import (
     Store,
     Written,
 )
+from hierspec.core.logprobs import TokenLogprobs, token_logprobs
 from hierspec.core.proposal import NOTHING, Candidate, Distribution, Proposal
 from hierspec.core.request_store import RequestStore
 from hierspec.core.sampling import NO_TOKEN
@@ -105,6 +106,7 @@ class Hierarchy:
         pace, written = tier.pace, block.written
         distributions = self.rule in BY_DISTRIBUTION
         leads = level > 0 and not distributions
+        logits = level == 0 and request.sampling.logprobs is not None
         while True:
             here = context
             if written:
@@ -117,7 +119,7 @@ class Hierarchy:
                 drafted = yield from self.extend(level + 1 + lower.skipped, here, round.room, lower, request)
                 self._add_draft(drafted, round)
             round.draft = draft = pace.choose(round)
-            answer = yield Ask(tier.scorer, here, draft, request, tier.candidates, distributions, stats, leads)
+            answer = yield Ask(tier.scorer, here, draft, request, tier.candidates, distributions, stats, leads, logits)
             stopped = self._write(round, answer)
             pace.learn(round)
             block.seconds += round.seconds
@@ -159,12 +161,13 @@ class Hierarchy:
         row = 0  # of the answer that a token comes from
         for depth, candidates in enumerate(verdict.written[: len(tokens)]):
             lead = _lead_class(answer, row, candidates[0]) if round.level else 0
+            logprobs = None if round.level else _logprobs(tier, request, answer, row, tokens[depth])
             if depth < len(accepted):
-                position = Written(candidates, draft.sources[accepted[depth]], ACCEPTED, lead)
+                position = Written(candidates, draft.sources[accepted[depth]], ACCEPTED, lead, logprobs)
                 row = accepted[depth] + 1
             else:  # the scorer's own token
                 how = CORRECTED if row - 1 in draft.parents else UNDRAFTED
-                position = Written(candidates, tier.scorer.name, how, lead)
+                position = Written(candidates, tier.scorer.name, how, lead, logprobs)
             round.block.written.append(position)
         request.stats.tiers[round.level].count(draft, accepted, len(tokens))
         return stopped
@@ -216,6 +219,16 @@ def _lead_class(answer: Answer, row: int, written: Candidate) -> int:
         return 0
     probability = min(float(distribution[token]), 1 - 1e-9)
     return bisect(_LEADS, math.log(max(probability, 1e-9) / (1 - probability)))
+
+
+def _logprobs(tier: Tier, request: RequestView, answer: Answer, row: int, token: int) -> TokenLogprobs | None:
+    """Those of a written token, where the request wants them: from the row that it comes from, drafted or not."""
+    count = request.sampling.logprobs
+    if count is None:
+        return None
+    if answer.logits is None:
+        raise HierspecError(f"The scorer {tier.scorer.name} gives no logits, so there are no logprobs; leave them out.")
+    return token_logprobs(answer.logits[row], token, count)
 
 
 def _proposal(written: list[Written], tier: str) -> Proposal:

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from hierspec.core.logprobs import TokenLogprobs
 from hierspec.core.proposal import NOTHING, Candidate, Proposal
 from hierspec.core.sampling import Dice, Sampling
 from hierspec.core.stats import Stats, TierStats
@@ -48,6 +49,7 @@ class Ask:
     distributions: bool  # the rule needs whole distributions, not picks
     stats: TierStats
     leads: bool = False  # also answer how far ahead each pick was: the tier above may learn from it
+    logits: bool = False  # also answer the raw logits, for log-probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Answer:
     picks: np.ndarray | None = None
     distributions: np.ndarray | None = None
     leads: np.ndarray | None = None  # [rows]: how far each pick's score is ahead of the next best, where asked for
+    logits: np.ndarray | None = None  # [rows, vocabulary]: as the model computed them, where asked for
 
 
 class Scorer(Protocol):
@@ -119,6 +122,7 @@ class Written(NamedTuple):
     source: str
     how: int
     lead: int = 0  # class of how far the token was ahead of all others, from 0 (hardly) up
+    logprobs: TokenLogprobs | None = None  # where the request wants them, of what the target writes
 
     @property
     def token(self) -> int:

@@ -40,7 +40,7 @@ _LARGEST_COUNT = 1_000_000  # of tokens, nodes or layers: no draft is as long
 _MOST_TIERS = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TierPlan:
     """A tier below the target: an exit of the target, the target without some layers, another model, or a drafter on
     the target's own states."""
@@ -97,8 +97,11 @@ class TierPlan:
         if max(self.exit_layer or 0, *self.skip_layers, 0) > _LARGEST_COUNT:
             raise HierspecError(f"Layers are counted from 0 up to {_LARGEST_COUNT:,} at most.")
 
+    def __repr__(self) -> str:
+        return _changed_fields(self)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Plan:
     """The target's settings, then the tiers below it, nearest first. An empty plan is plain decoding."""
 
@@ -200,10 +203,21 @@ class Plan:
             tiers=tuple(_tier(number, tier) for number, tier in enumerate(tiers, 1)),
         )
 
+    def __repr__(self) -> str:
+        return _changed_fields(self)
+
     def to_toml(self) -> str:
         parts = [_table(self, leave_out="tiers")]
         parts += ["[[tier]]\n" + _table(tier) for tier in self.tiers]
         return "\n".join(part for part in parts if part)
+
+
+def _changed_fields(plan: Plan | TierPlan) -> str:
+    """As it could be written in Python: only what differs from the defaults."""
+    values = [(option.name, getattr(plan, option.name)) for option in fields(plan) if option.repr]
+    usual = {option.name: option.default for option in fields(plan)}
+    changed = (f"{name}={value!r}" for name, value in values if value != usual[name])
+    return f"{type(plan).__name__}({', '.join(changed)})"
 
 
 @cache  # a request may name its plan

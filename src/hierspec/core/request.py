@@ -14,6 +14,7 @@ import numpy as np
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Extension, Hierarchy
 from hierspec.core.interfaces import Answer, Ask, Block, PassTime, Store, Written
+from hierspec.core.logprobs import TokenLogprobs
 from hierspec.core.request_store import RequestStore
 from hierspec.core.sampling import Dice, Sampling
 
@@ -25,6 +26,7 @@ class Step:
     tokens: tuple[int, ...]
     sources: tuple[str, ...]
     seconds: float  # since the step before
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of each token, where the request wants them
 
 
 class Request:
@@ -39,8 +41,11 @@ class Request:
         context: int | None = None,  # positions the model has
         namespace: str = "",  # whose text it is: stores never serve one namespace to another
     ) -> None:
-        ids = np.asarray(prompt, np.int64)
         vocabulary = hierarchy.tiers[0].scorer.vocabulary
+        try:
+            ids = np.asarray(prompt, np.int64)
+        except OverflowError:
+            ids = np.array([vocabulary])  # one of them is beyond any vocabulary
         if not len(ids):
             raise HierspecError("The prompt is empty; give at least one token.")
         if ids.min() < 0 or ids.max() >= vocabulary:
@@ -112,7 +117,8 @@ class Request:
         elif len(self.output) >= self.limit:
             self._end("length")
         now = time.perf_counter()
-        step = Step(tokens, sources, now - self._last_step)
+        logprobs = tuple(position.logprobs for position in written if position.logprobs is not None)
+        step = Step(tokens, sources, now - self._last_step, logprobs)
         self._last_step = now
         return step
 

@@ -39,13 +39,14 @@ class Sampling:
     seed: int | None = None  # None: a new one for every request
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()  # besides the model's own
+    logprobs: int | None = None  # also give each token's log-probability, and so many of the most likely ones
 
     def __post_init__(self) -> None:
         def check(valid: bool, name: str, rule: str) -> None:
             if not valid:
                 raise HierspecError(f"{name} must be {rule}, not {_shown(getattr(self, name))}.")
 
-        for name in (*_WHOLE_NUMBERS, *_NUMBERS, "seed"):
+        for name in (*_WHOLE_NUMBERS, *_NUMBERS, "seed", "logprobs"):
             object.__setattr__(self, name, _unboxed(getattr(self, name)))
         for name in ("stop", "stop_ids"):
             value = getattr(self, name)
@@ -56,6 +57,8 @@ class Sampling:
         for name in _NUMBERS:
             check(_is_number(getattr(self, name)), name, "a number")
         check(self.seed is None or _is_whole(self.seed), "seed", "a whole number or None")
+        counted = self.logprobs is None or (_is_whole(self.logprobs) and self.logprobs >= 0)
+        check(counted, "logprobs", "None or a whole number from 0 up")
         check(self.max_tokens >= 1, "max_tokens", "at least 1")
         check(0 <= self.temperature < math.inf, "temperature", "a finite number from 0 up")
         check(self.top_k >= 0, "top_k", "0 (all) or more")

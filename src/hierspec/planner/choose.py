@@ -33,7 +33,8 @@ from hierspec.progress import Progress, silent
 from hierspec.scorers.base import StateScorer
 
 if TYPE_CHECKING:
-    from hierspec.language_model import LanguageModel, Prompt
+    from hierspec.language_model import LanguageModel
+    from hierspec.prompt_ids import Prompt
 
 PLAIN = "plain"
 _CONTEXT = 256  # tokens before the passes whose costs the search uses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -75,7 +75,7 @@ class StateScorer(ABC):
         spent = (time.perf_counter() - began) / len(asks)
         for ask in asks:
             ask.stats.pick_seconds += spent
-        return answers
+        return _with_logits(asks, answers, logits) if any(ask.logits for ask in asks) else answers
 
     def logits(self, asks: Sequence[Ask]) -> Tensor:
         """[rows, vocabulary]. For each ask: what follows the context, then what follows each node."""
@@ -101,6 +101,15 @@ class StateScorer(ABC):
     def forget(self) -> None:
         """Drop everything computed so far."""
         self.pool.clear()
+
+
+def _with_logits(asks: Sequence[Ask], answers: Sequence[Answer], logits: Tensor) -> list[Answer]:
+    """The answers, with a copy of the logits where they were asked for: the next pass may write over these."""
+    parts = logits.split([1 + len(ask.proposal) for ask in asks])
+    return [
+        replace(answer, logits=part.cpu().numpy().copy()) if ask.logits else answer
+        for ask, answer, part in zip(asks, answers, parts, strict=True)
+    ]
 
 
 class ModelScorer(StateScorer):

@@ -112,7 +112,7 @@ class Synthetics:
     def know(self, request: Request) -> bool:
         """Tell the synthetic tiers of this request what its target will write. True where it had to be
         written first, by plain decoding."""
-        sampling = replace(request.sampling, seed=request.seed)
+        sampling = replace(request.sampling, seed=request.seed, logprobs=None)
         key = request.prompt.tobytes(), repr(sampling)
         new = key not in self._written
         if new:

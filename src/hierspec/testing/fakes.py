@@ -81,12 +81,13 @@ class FakeScorer:
     def _answer(self, ask: Ask) -> Answer:
         sampling, seed = ask.request.sampling, ask.request.seed
         rows = [self.adjusted(text, ask.request) for text in texts(ask)]
+        raw = np.array([self.logits(text) for text in texts(ask)]) if ask.logits else None
         if ask.distributions:
-            return Answer(distributions=np.array([distribution(row, sampling) for row in rows]))
+            return Answer(distributions=np.array([distribution(row, sampling) for row in rows]), logits=raw)
         start = len(ask.context)
         depths = [0, *(depth + 1 for depth in ask.proposal.depths())]
         picked = [picks(z, sampling, seed, start + d, ask.candidates) for z, d in zip(rows, depths, strict=True)]
-        return Answer(picks=np.array(picked, np.int32))
+        return Answer(picks=np.array(picked, np.int32), logits=raw)
 
 
 def texts(ask: Ask) -> list[np.ndarray]:

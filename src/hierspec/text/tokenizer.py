@@ -144,7 +144,10 @@ class Tokenizer:
                  `transformers` it decides, not add_bos_token of the configuration beside it.
         """
         backend = self._backend if special else self._literal_backend
-        ids: list[int] = backend.encode(text, add_special_tokens=begin).ids
+        try:
+            ids: list[int] = backend.encode(text, add_special_tokens=begin).ids
+        except TypeError as error:  # the library takes only what UTF-8 can write
+            raise HierspecError("The text holds half of a surrogate pair, which is no character; remove it.") from error
         return ids
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:

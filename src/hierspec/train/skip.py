@@ -22,9 +22,10 @@ from hierspec.core.proposal import Proposal
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
-from hierspec.language_model import LanguageModel, Prompt
+from hierspec.language_model import LanguageModel
 from hierspec.pacing.costs import Costs
 from hierspec.progress import Progress, silent
+from hierspec.prompt_ids import Prompt
 from hierspec.scorers.base import ModelScorer
 from hierspec.scorers.skipping import skipping_scorer
 from hierspec.scorers.timing import PassTimer

@@ -27,7 +27,8 @@ from hierspec.scorers.base import StateScorer
 from hierspec.scorers.drafters import FeatureScorer
 
 if TYPE_CHECKING:
-    from hierspec.language_model import LanguageModel, Prompt
+    from hierspec.language_model import LanguageModel
+    from hierspec.prompt_ids import Prompt
 
 DEPTHS = 8  # recorded apart for drafts from their own states; deeper ones are assumed to be like the deepest
 CANDIDATES = 3  # the pick and its runners-up
