@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hierspec.assembly.ahead import start_compiling
 from hierspec.assembly.assembler import Assembler
 from hierspec.assembly.auto import AUTO, default_plan, saved_plan
 from hierspec.assembly.drafts import DEFAULT_KV_MEMORY, LoadOptions, open_catalogue
@@ -66,6 +67,8 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise HierspecError("No CUDA GPU can be used here; choose device cpu.")
+    if device == "cpu" and backend != "torch":
+        start_compiling()
     dtypes = DtypeChooser(dtype, device, backend, weights, progress or silent)
     checkpoint = load_checkpoint(source, dtypes.choose if dtype == "auto" else DTYPES[dtype], progress, pack)
     tokenizer = Tokenizer.from_folder(checkpoint.folder)

@@ -9,6 +9,7 @@ import json
 import shlex
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_file
-from hierspec.progress import Progress, silent
+from hierspec.progress import COMPILING, Progress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,13 +32,14 @@ _COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """Bars on stderr for what takes longer than a second; nothing where stderr is not a terminal."""
+    """Bars on stderr for what takes longer than a second. Where stderr is not a terminal, lines about compiling only:
+    it takes longest, and happens when somebody tries hierspec for the first time."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
     except ImportError:
-        yield silent
+        yield _CompilingLines()
         return
     columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%")
     bars = Bars(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
@@ -45,8 +47,10 @@ def progress_bars() -> Iterator[Progress]:
     # A timer, not a check in `progress`: some work reports once and is then silent for seconds.
     start = threading.Timer(1.0, bars.start)
     start.daemon = True
-    if bars.console.is_terminal:
-        start.start()
+    if not bars.console.is_terminal:
+        yield _CompilingLines()
+        return
+    start.start()
 
     def progress(what: str, done: int, total: int) -> None:
         if what not in tasks:
@@ -59,6 +63,22 @@ def progress_bars() -> Iterator[Progress]:
         start.cancel()
         if bars.live.is_started:  # stopping what was never shown would print an empty line
             bars.stop()
+
+
+class _CompilingLines:
+    """A line on stderr when compiling begins, and one when it ends."""
+
+    def __init__(self) -> None:
+        self._began: dict[str, float] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if not what.startswith(COMPILING.split(":")[0]):
+            return
+        if what not in self._began:
+            self._began[what] = time.monotonic()
+            print(what, file=sys.stderr, flush=True)
+        if done == total:
+            print(f"Compiled in {time.monotonic() - self._began[what]:.0f} s", file=sys.stderr, flush=True)
 
 
 class Colours:

@@ -80,6 +80,7 @@ def add_sampling(parser: argparse.ArgumentParser, several: bool = False) -> None
 
 def load_model(arguments: argparse.Namespace) -> LanguageModel:
     """The model that the options name, with progress on stderr. torch is imported here, not for --help."""
+    _start_compiling(arguments)
     import torch
 
     from hierspec.language_model import load
@@ -104,6 +105,16 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
             pack=arguments.pack,
             progress=progress,
         )
+
+
+def _start_compiling(arguments: argparse.Namespace) -> None:
+    """Before torch is imported, which takes seconds too; where it is likely that a CPU will run the model."""
+    likely = arguments.device == "cpu" or (arguments.device == "auto" and not Path("/dev/nvidiactl").exists())
+    if likely and arguments.backend != "torch":
+        from hierspec.assembly.ahead import start_compiling
+
+        greedy = str(getattr(arguments, "temperature", 0)) in ("0", "0.0")
+        start_compiling(stores=getattr(arguments, "plan", "") != "plain", sampling=not greedy)
 
 
 def load_home(arguments: argparse.Namespace) -> tuple[Tokenizer, int, Home]:

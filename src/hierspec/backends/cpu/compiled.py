@@ -31,7 +31,6 @@ _KERNEL_FILES = (
     "compiled.py",
     "product.py",
     "layers.py",
-    "memory.py",
     "threads.py",
 )
 _FILTER_FILES = ("filters.py", "exponentials.py")

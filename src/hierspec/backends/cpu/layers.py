@@ -40,11 +40,11 @@ from hierspec.backends.cpu.kernels import (
     yield_core,
 )
 from hierspec.backends.cpu.llvm import LANES
-from hierspec.backends.cpu.memory import PAGE
 from hierspec.backends.cpu.product import Code
 from hierspec.backends.cpu.routines import call_routine
 from hierspec.backends.cpu.threads import ARRIVED, BROKEN, GENERATION
 
+PAGE = 64  # slots of a page: a prefix of so many tokens can be shared; a multiple of 16
 QUERIES = 16  # rows of one text that attend together: as many as keep their scores in the cache
 _FLOAT = 4  # bytes
 _PATIENCE = 20_000  # looks at a barrier before the core is offered to others

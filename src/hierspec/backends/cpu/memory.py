@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from hierspec.backends.cpu.layers import PAGE
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.core.errors import HierspecError
 
-PAGE = 64  # slots of a page: a prefix of so many tokens can be shared; a multiple of 16
 _FLOAT = 4  # bytes
 
 
