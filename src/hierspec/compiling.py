@@ -36,10 +36,10 @@ log = logging.getLogger("hierspec")
 
 
 class Compilable(Protocol):
-    """Something to compile. Its name, MODULE:ATTRIBUTE, is where a worker finds it; `seconds`: about, on a slow core."""
+    """Something to compile."""
 
-    name: str
-    seconds: float
+    name: str  # MODULE:ATTRIBUTE: where a worker finds it
+    seconds: float  # that compiling takes, about, on a slow core
 
     def cached(self) -> bool:
         """Whether it need not be compiled."""
@@ -172,7 +172,9 @@ def _end(worker: subprocess.Popen[str]) -> None:
 def _work(names: list[str]) -> None:
     """A worker: compiles, and says after each name that it is done."""
     with suppress(ValueError):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Control-C is for the process that started it, which ends this one
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # Control-C is for the process that started it, which ends this one
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     for name in names:
         module, attribute = name.split(":")

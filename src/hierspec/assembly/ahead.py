@@ -7,7 +7,6 @@ from threading import Event
 from hierspec import compiling
 from hierspec.stores.tree import DRAFTING
 
-
 _started = Event()
 
 

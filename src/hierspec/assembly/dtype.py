@@ -75,7 +75,9 @@ def choose_dtype(config: DecoderConfig, backend: str = "auto", progress: Progres
     def measure() -> DtypeChoice:
         compiling.finish(progress=progress)  # nothing else should run while passes are timed
         progress("Choosing a dtype (once)", 0, 0)
-        return fastest(request_seconds(_products(config, backend, code is not None), count))
+        choice = fastest(request_seconds(_products(config, backend, code is not None), count))
+        progress("Choosing a dtype (once)", 1, 1)
+        return choice
 
     return file.read_or_measure(
         from_json=lambda document: fastest({dtype: float(document["seconds"][dtype]) for dtype in CANDIDATES}),

@@ -12,6 +12,7 @@ from hierspec.cli.console import progress_bars
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import NAMED, Plan, TierPlan
 from hierspec.core.sampling import Sampling
+from hierspec.progress import Timings
 
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
@@ -78,8 +79,9 @@ def add_sampling(parser: argparse.ArgumentParser, several: bool = False) -> None
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text (repeatable)")
 
 
-def load_model(arguments: argparse.Namespace) -> LanguageModel:
+def load_model(arguments: argparse.Namespace, timings: Timings | None = None) -> LanguageModel:
     """The model that the options name, with progress on stderr. torch is imported here, not for --help."""
+    timings = timings or Timings()
     _start_compiling(arguments)
     import torch
 
@@ -93,8 +95,9 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
         if arguments.threads < 1:
             raise HierspecError(f"--threads must be at least 1, not {arguments.threads}.")
         torch.set_num_threads(arguments.threads)
+    timings.add("set-up")
     with progress_bars() as progress:
-        return load(
+        model = load(
             source,
             dtype=arguments.dtype,
             device=arguments.device,
@@ -103,8 +106,10 @@ def load_model(arguments: argparse.Namespace) -> LanguageModel:
             kv_memory=kv_memory,
             stores=arguments.stores,
             pack=arguments.pack,
-            progress=progress,
+            progress=timings.reporting(progress),
         )
+    timings.add("load")
+    return model
 
 
 def _start_compiling(arguments: argparse.Namespace) -> None:

@@ -44,7 +44,7 @@ def compiled_brief(function: Function) -> Function:
 
 def compiled_part(function: Function) -> Function:
     """For what only compiled functions call: compiled into them, and cached with them."""
-    return function if njit is None else njit(no_cfunc_wrapper=True, no_cpython_wrapper=True)(function)
+    return function if njit is None else njit(no_cfunc_wrapper=True)(function)
 
 
 class CompiledCalls:

@@ -32,9 +32,7 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
     leads = np.empty(rows if ask.leads else 0)
     distributions = np.empty((rows if ask.distributions else 0, vocabulary), np.float64)
     numbers = logits.contiguous().numpy()
-    penalties = tuple(
-        map(float, (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty))
-    )
+    penalties = tuple(map(float, (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)))
     changes = penalties, context, len(ask.request.prompt), tokens, parents, bias_tokens, bias_values
     if sampling.temperature == 0:
         if len(context) or len(bias_tokens) or vocabulary % LANES:

@@ -45,8 +45,8 @@ FLOATS, FLOATS_2D, FLOATS_3D = types.float32[::1], types.float32[:, ::1], types.
 FLOATS_4D = types.float32[:, :, :, ::1]
 DOUBLES, DOUBLES_2D, TRIPLE = types.float64[::1], types.float64[:, ::1], types.UniTuple(types.float64, 3)
 
-# Compiled into its callers and cached with them: Python never calls it, so that it needs no wrappers.
-part = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+# Compiled into its callers, and cached with them. It keeps its wrapper for Python: without one a call would crash.
+part = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)
 
 
 @cache
@@ -102,7 +102,9 @@ class CompiledFunction:
         """Whether it need not be compiled."""
         with self._making:
             made = self._made()
-            return self._dispatcher is not None or made._cache.load_overload(self._signature(), made.targetctx) is not None
+            return (
+                self._dispatcher is not None or made._cache.load_overload(self._signature(), made.targetctx) is not None
+            )
 
     def load(self) -> None:
         """Compile it, or read it compiled; where another process is compiling it, wait for that one."""

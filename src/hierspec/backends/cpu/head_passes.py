@@ -61,9 +61,7 @@ def run_draft_head(
         while block < last:
             until = min(last, block + step // LANES)
             target = out - block * _BLOCK
-            call_routine(
-                code[_PRODUCT], (begin, ready, record, count, weights, size, target, step, block, until)
-            )
+            call_routine(code[_PRODUCT], (begin, ready, record, count, weights, size, target, step, block, until))
             for row in range(count):
                 for i in range((until - block) * LANES):
                     logits[first_row + row, tokens[first_token + block * LANES + i]] = scores[row, i]

@@ -50,7 +50,9 @@ _FLOAT = 4  # bytes
 _PATIENCE = 20_000  # looks at a barrier before the core is offered to others
 
 # numba takes constants, not enumerations.
-_PREPARE, _PRODUCT, _ADD_PRODUCT, _GATED = (int(code) for code in (Code.PREPARE, Code.PRODUCT, Code.ADD_PRODUCT, Code.GATED))
+_PREPARE, _PRODUCT, _ADD_PRODUCT, _GATED = (
+    int(code) for code in (Code.PREPARE, Code.PRODUCT, Code.ADD_PRODUCT, Code.GATED)
+)
 _BEGIN, _END, _NORMALISE = int(Code.BEGIN), int(Code.END), int(Code.NORMALISE)
 _TILES, _TILES_ONTO = int(Code.TILES), int(Code.TILES_ONTO)
 
@@ -299,9 +301,7 @@ def run_layers(
         call_routine(code[_PREPARE], (x, rows, size, ready, record))
         first, last = _share(intermediate // LANES, thread, threads)
         one, two, y = weights[layer, 2], weights[layer, 3], gated.ctypes.data
-        call_routine(
-            code[_GATED], (x, ready, record, rows, one, two, size, small, y, intermediate, first, last)
-        )
+        call_routine(code[_GATED], (x, ready, record, rows, one, two, size, small, y, intermediate, first, last))
         _barrier(sync, threads)
         first, last = _share(size // LANES, thread, threads)
         call_routine(code[_PREPARE], (y, rows, intermediate, ready, record))

@@ -179,9 +179,7 @@ def over_quantised_rows(
 int8_tiles = over_quantised_rows(INT8_GROUP, int8_tile_8, int8_tile_4, int8_tile_3, int8_tile_2, int8_tile_1)
 int4_tiles = over_quantised_rows(INT4_GROUP, int4_tile_8, int4_tile_4, int4_tile_3, int4_tile_2, int4_tile_1)
 
-_tile_products = {
-    (row_tiles, blocks): tile_product(row_tiles, blocks) for row_tiles in (1, 2) for blocks in (1, 2)
-}
+_tile_products = {(row_tiles, blocks): tile_product(row_tiles, blocks) for row_tiles in (1, 2) for blocks in (1, 2)}
 
 
 @routine(10)
@@ -315,7 +313,9 @@ def _product(kind: int) -> Routine:
             start, left = w.plus(weights, block, step), w.b.sub(last, block)
             blocks = w.b.select(w.b.icmp_signed("<", left, i64(2)), left, i64(2))
             target, second = w.plus(out, block, LANES * _FLOAT), w.b.add(start, step)
-            amx_tiles(w, prepared, rows, start, second, blocks, size, target, out_step, i64(LANES * _FLOAT), group_scales)
+            amx_tiles(
+                w, prepared, rows, start, second, blocks, size, target, out_step, i64(LANES * _FLOAT), group_scales
+            )
 
         def one_block(number: Any) -> None:
             block = w.b.add(first, number)

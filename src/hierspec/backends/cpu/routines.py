@@ -69,9 +69,7 @@ class Routine:
         return call
 
 
-def routine(
-    arguments: int, optimised: Callable[[], bool] = lambda: True
-) -> Callable[[Callable[..., None]], Routine]:
+def routine(arguments: int, optimised: Callable[[], bool] = lambda: True) -> Callable[[Callable[..., None]], Routine]:
     """A routine that emit(writer, *arguments) writes. `optimised` is asked when it is emitted: not all need be fast."""
     return lambda emit: Routine(emit, arguments, optimised)
 

@@ -38,6 +38,8 @@ class CompiledProducts:
         weights, memory = self._weights.ctypes.data, (scratch.normed, scratch.inputs, scratch.records)
         for _ in range(_ROUNDS + 1):  # the first has cold caches, or pages not yet mapped
             began = time.perf_counter()
-            self._team.run(run_head, hidden, norm, np.array([1e-5], np.float32), weights, product_code(kind), *memory, logits)
+            self._team.run(
+                run_head, hidden, norm, np.array([1e-5], np.float32), weights, product_code(kind), *memory, logits
+            )
             best = min(best, time.perf_counter() - began)
         return best / (outputs * self._hidden)
