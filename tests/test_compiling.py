@@ -127,7 +127,9 @@ def test_an_interrupt_ends_the_workers(jobs):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_with_the_process_that_started_them(jobs, how):
-    script = "import made_up_jobs as jobs, time; from hierspec.compiling import start; start([jobs.ENDLESS]); time.sleep(300)"
+    script = (
+        "import time, made_up_jobs as m; from hierspec import compiling; compiling.start([m.ENDLESS]); time.sleep(300)"
+    )
     path = os.pathsep.join([os.environ["PYTHONPATH"], str(Path(compiling.__file__).parents[1])])
     starter = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path})
     try:

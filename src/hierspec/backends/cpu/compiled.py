@@ -15,7 +15,8 @@ from functools import cache, update_wrapper
 from pathlib import Path
 from typing import Any
 
-from numba import njit, types
+import numba
+from numba import types
 
 from hierspec.backends.cpu import amx
 from hierspec.backends.cpu.routines import Routine, RoutineLibrary
@@ -36,6 +37,7 @@ _KERNEL_FILES = (
 _FILTER_FILES = ("filters.py", "exponentials.py")
 
 log = logging.getLogger("hierspec")
+njit: Any = numba.njit  # its types do not list all of its options
 
 # Types of arguments. Arrays are contiguous.
 INT, FLOAT, DOUBLE = types.int64, types.float32, types.float64

@@ -1,4 +1,4 @@
-"""Which compiled functions are needed for what. Importing this needs no torch, so workers that compile start at once."""
+"""Which compiled functions are needed for what. This imports no torch: workers that compile start at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from hierspec.backends.cpu.pick import greedy_rows, sample_rows
 
 
 def needed_functions(draft_heads: bool, sampling: bool = False) -> list[CompiledFunction]:
-    """For passes and greedy picks; with `draft_heads` for trained drafters, with `sampling` for temperatures above 0."""
+    """For passes and greedy picks; `draft_heads`: for trained drafters; `sampling`: for temperatures above 0."""
     heads = [run_draft_head, run_join] if draft_heads else []
     return [run_head, run_layers, greedy_rows, *heads, *([sample_rows] if sampling else [])]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -103,7 +103,7 @@ def _by_four(
     fours = w.b.sdiv(rows, i64(4))
     w.repeat(fours, lambda number: four(w.times(number, 4)))
     row = w.times(fours, 4)
-    w.when_equal(w.b.sub(rows, row), {count: lambda of=of: tile(of, row) for count, of in rest.items()})
+    w.when_equal(w.b.sub(rows, row), {count: partial(tile, of, row) for count, of in rest.items()})
 
 
 def over_transposed_rows(sixteen: Routine, eight: Routine, rest: Routine) -> Routine:
@@ -214,7 +214,7 @@ def amx_tiles(
         given = w.plus(x, row, steps, 2 * DEPTH), weights, second_weights, steps, target, step, offset
         w.when_equal(
             w.plus(blocks, row_tiles, 2),
-            {2 * high + wide: lambda of=of: of(w, *given) for (high, wide), of in _tile_products.items()},
+            {2 * high + wide: partial(of, w, *given) for (high, wide), of in _tile_products.items()},
         )
 
         def copy(i: Any) -> None:

@@ -144,8 +144,7 @@ def _target_machine() -> binding.TargetMachine:
     )
 
 
-@intrinsic
-def call_routine(typing_context: Any, address: Any, arguments: Any) -> Any:
+def _call_routine(typing_context: Any, address: Any, arguments: Any) -> Any:
     """Call the routine at an address with a tuple of int64, from a function that numba compiles."""
     signature = types.void(types.int64, types.UniTuple(types.int64, len(arguments)))
 
@@ -157,3 +156,6 @@ def call_routine(typing_context: Any, address: Any, arguments: Any) -> Any:
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+call_routine: Any = intrinsic(_call_routine)
