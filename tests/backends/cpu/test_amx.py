@@ -21,8 +21,9 @@ from hierspec.backends.cpu.amx import (
 )
 from hierspec.backends.cpu.llvm import VectorWriter, i64
 from hierspec.backends.cpu.packing import to_tiles
-from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES, amx_steps, amx_tiles, prepare_for_amx
+from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES, prepare_for_amx
 from hierspec.backends.cpu.routines import routine
+from hierspec.backends.cpu.tiles import amx_steps, amx_tiles
 
 _shapes = ((1, 1), (1, 2), (2, 1), (2, 2))
 

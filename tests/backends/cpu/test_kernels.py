@@ -9,7 +9,7 @@ from hierspec.backends.cpu.compiled import filter_version, kernel_version
 from hierspec.backends.cpu.head_passes import run_draft_head, run_join
 from hierspec.backends.cpu.layers import run_head, run_layers
 from hierspec.backends.cpu.pick import adjust_rows, greedy_rows, sample_rows
-from hierspec.backends.cpu.product import (
+from hierspec.backends.cpu.tiles import (
     bfloat16_tiles,
     tiles,
     transpose_rows,

@@ -10,7 +10,7 @@ from hierspec.assembly.opening import open_decoder
 from hierspec.backends.cpu import packing, quantised
 from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.cpu.packing import pack_in_memory, packed_weights
-from hierspec.backends.cpu.product import INT4, INT8, int4_tiles, int8_tiles
+from hierspec.backends.cpu.product import INT4, INT8
 from hierspec.backends.cpu.quantised import (
     GROUPS,
     INT8_GROUP,
@@ -20,6 +20,7 @@ from hierspec.backends.cpu.quantised import (
     quantise_for_int8,
     quantise_weights,
 )
+from hierspec.backends.cpu.tiles import int4_tiles, int8_tiles
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan

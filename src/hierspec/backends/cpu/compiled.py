@@ -30,6 +30,7 @@ _KERNEL_FILES = (
     "quantised.py",
     "amx.py",
     "compiled.py",
+    "tiles.py",
     "product.py",
     "layers.py",
     "threads.py",
