@@ -42,7 +42,7 @@ class Compilable(Protocol):
     seconds: float  # that compiling takes, about, on a slow core
 
     def cached(self) -> bool:
-        """Whether it need not be compiled."""
+        """Whether no worker need compile it: it is in the cache, or there is no cache to put it in."""
 
     def load(self) -> None:
         """Compile it, or read it compiled."""
@@ -54,7 +54,12 @@ class _Workers:
     def __init__(self) -> None:
         self._running: dict[str, tuple[Compilable, subprocess.Popen[str]]] = {}
         self._lock = threading.RLock()
-        os.register_at_fork(after_in_child=self._running.clear)  # they are not the copy's to end
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """In a copy of the process: the workers are not the copy's to end."""
+        self._running, self._lock = {}, threading.RLock()
 
     def start(self, jobs: Iterable[Compilable]) -> None:
         """Have these compiled, and do not wait."""

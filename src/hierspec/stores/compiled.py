@@ -55,7 +55,7 @@ class CompiledCalls:
         self._loaded = False
 
     def cached(self) -> bool:
-        """Whether they need not be compiled."""
+        """Whether no worker need compile them: they are in the cache, or there is no cache to put them in."""
         return njit is None or self._loaded or all(_cached(*call) for call in self._calls())
 
     def load(self) -> None:
@@ -68,5 +68,7 @@ class CompiledCalls:
 
 
 def _cached(function: Any, arguments: tuple[Any, ...]) -> bool:
+    if function.stats.cache_path is None:
+        return True
     signature = tuple(typeof(argument) for argument in arguments)
     return function._cache.load_overload(signature, function.targetctx) is not None

@@ -67,3 +67,23 @@ def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(monkeypatch):
 
     monkeypatch.setattr(compiled, "njit", refuse)
     assert stored_by(library("one", {"store": store_number})) == 42
+
+
+def test_workers_compile_nothing_for_a_process_that_cannot_read_it(monkeypatch):
+    from hierspec.backends.cpu import compiled
+
+    jit = compiled.njit
+
+    def without_a_folder(cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function")
+        return jit(**options)
+
+    def add_one(number, version=0):
+        return number + 1
+
+    monkeypatch.setattr(compiled, "njit", without_a_folder)
+    function = compiled.compiled(compiled.kernel_version, compiled.INT, seconds=1)(add_one)
+    assert function.cached()
+    function.load()
+    assert function.dispatcher()(41) == 42

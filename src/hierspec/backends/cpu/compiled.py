@@ -102,12 +102,12 @@ class CompiledFunction:
         return self._dispatcher
 
     def cached(self) -> bool:
-        """Whether it need not be compiled."""
+        """Whether no worker need compile it: it is in the cache, or there is no cache to put it in."""
         with self._making:
             made = self._made()
-            return (
-                self._dispatcher is not None or made._cache.load_overload(self._signature(), made.targetctx) is not None
-            )
+            if self._dispatcher is not None or made.stats.cache_path is None:
+                return True
+            return made._cache.load_overload(self._signature(), made.targetctx) is not None
 
     def load(self) -> None:
         """Compile it, or read it compiled; where another process is compiling it, wait for that one."""
