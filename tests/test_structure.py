@@ -14,6 +14,7 @@ FLOORS = [
     ["hierspec.core", "hierspec.progress", "hierspec.plot", "hierspec.coloured_html"],
     [
         "hierspec.paths",
+        "hierspec.compiling",
         "hierspec.in_use",
         "hierspec.sizes",
         "hierspec.machine",

@@ -11,6 +11,7 @@ from typing import Unpack
 
 import torch
 
+from hierspec.assembly.ahead import start_compiling
 from hierspec.assembly.assembler import Assembler
 from hierspec.assembly.auto import AUTO, default_plan, saved_plan
 from hierspec.assembly.drafts import DEFAULT_KV_MEMORY, LoadOptions, open_catalogue
@@ -71,6 +72,8 @@ def load(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise HierspecError("No CUDA GPU can be used here; choose device cpu.")
+    if device == "cpu" and backend != "torch":
+        start_compiling()
     with progress_bar(progress) as shown:
         dtypes = DtypeChooser(dtype, device, backend, weights, shown)
         checkpoint = load_checkpoint(source, dtypes.choose if dtype == "auto" else DTYPES[dtype], shown, pack)

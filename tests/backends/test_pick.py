@@ -10,7 +10,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hierspec.backends.cpu import answers
-from hierspec.backends.cpu.pick import best_tokens
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch import pick
 from hierspec.core import sampling as reference
@@ -199,13 +198,11 @@ def test_best_tokens_are_the_reference_s(temperature):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(40, LARGE, generator=generator) * torch.linspace(0.01, 12, 40)[:, None]
     logits[3, 0], logits[4, -1], logits[5] = 90.0, 90.0, 1.0
-    keys = np.array([reference.noise_keys(seed, row) for row in range(40)], np.int64)
-    picks = np.empty(40, np.int64)
-    best_tokens(logits.numpy(), np.float32(temperature), keys, picks)
-    sampling = Sampling(temperature=float(np.float32(temperature)))
+    chain = Proposal((0,) * 39, tuple(range(-1, 38)))
+    ask = ask_for(Sampling(temperature=temperature, seed=seed), [0], tree=chain, vocabulary=LARGE)
+    picks = answers.answer(ask, logits).picks[:, 0]
     for row in range(40):
-        z = reference.adjust(logits[row].numpy(), np.array([0]), 1, sampling)
-        assert [picks[row]] == reference.picks(z, sampling, seed, row)
+        assert [picks[row]] == expected_picks(ask, expected_row(ask, logits.numpy(), row), row)
 
 
 def test_all_tokens_are_in_order_of_their_scores():
@@ -279,8 +276,7 @@ def test_any_temperature_gives_a_pick(temperature):
 def test_equal_logits_give_the_lowest_token():
     logits = torch.zeros(1, 64)
     logits[0, [37, 21, 53]] = 2.0
-    picks = np.empty(1, np.int64)
-    best_tokens(logits.numpy(), np.float32(0), np.zeros((1, 2), np.int64), picks)
+    picks = answers.answer(ask_for(Sampling(), [0], vocabulary=64), logits).picks
     assert picks[0] == 21
 
 

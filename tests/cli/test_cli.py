@@ -48,6 +48,7 @@ def test_json_is_one_document(tiny, capsys):
     assert found["identical"] is True
     assert len(found["tokens"]) == 9
     assert [tier["tier"] for tier in found["tiers"]] == ["target", "exit 2"]
+    assert {"set-up", "load", "measure", "plain", "answer"} <= set(found["timings"])
 
 
 def test_colour_marks_drafted_tokens(tiny, capsys, monkeypatch):

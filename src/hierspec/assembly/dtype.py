@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from hierspec import compiling
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 from hierspec.core.errors import HierspecError
 from hierspec.kept import KeptFile
@@ -72,8 +73,11 @@ def choose_dtype(config: DecoderConfig, backend: str = "auto", progress: Progres
     file = KeptFile.here("costs", backend, code, config.hidden, count, _VERSION, name="dtype-{key}.json")
 
     def measure() -> DtypeChoice:
+        compiling.finish(progress=progress)  # nothing else should run while passes are timed
         progress("Choosing a dtype (once)", 0, 0)
-        return fastest(request_seconds(_products(config, backend, code is not None), count))
+        choice = fastest(request_seconds(_products(config, backend, code is not None), count))
+        progress("Choosing a dtype (once)", 1, 1)
+        return choice
 
     return file.read_or_measure(
         from_json=lambda document: fastest({dtype: float(document["seconds"][dtype]) for dtype in CANDIDATES}),

@@ -33,8 +33,7 @@ def open_decoder(
             reason = compiled.refuses(checkpoint.config, format)
             if not reason:
                 decoder = compiled.decoder(checkpoint.config, checkpoint.weights, format, checkpoint, progress)
-                progress("Compiling for this CPU (once)", 0, 0)
-                compiled.compile(decoder, draft_heads=checkpoint.pack is not None)
+                compiled.compile(draft_heads=checkpoint.pack is not None, progress=progress)
                 return decoder
     if backend.startswith("compiled"):
         raise HierspecError(f"The compiled backend cannot run {checkpoint.name} here: {reason}; use --backend torch.")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hierspec.core.errors import HierspecError
-from hierspec.progress import Progress
+from hierspec.progress import COMPILING, Progress
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -67,11 +68,19 @@ def _bars() -> Iterator[Progress]:
 
 @contextmanager
 def _lines() -> Iterator[Progress]:
-    """For a log: work that is not done after two seconds is named once."""
+    """For a log: work that is not done after two seconds is named once. Compiling, which takes longest and happens when
+    somebody tries hierspec for the first time, is named at once, and when it is done."""
     timers: dict[str, threading.Timer] = {}
+    compiling: dict[str, float] = {}
 
     def progress(what: str, done: int, total: int) -> None:
-        if total and done >= total:
+        if what.startswith(COMPILING.split(":")[0]):
+            if what not in compiling:
+                compiling[what] = time.monotonic()
+                note(f"{what} …")
+            if done == total:
+                note(f"Compiled in {time.monotonic() - compiling[what]:.0f} s")
+        elif total and done >= total:
             if what in timers:
                 timers[what].cancel()
         elif what not in timers:

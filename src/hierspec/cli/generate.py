@@ -31,6 +31,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan
 from hierspec.core.sampling import Sampling
 from hierspec.core.text_files import read_text, shown_path, why
+from hierspec.progress import Timings
 
 if TYPE_CHECKING:
     from hierspec.generation import Generation
@@ -64,6 +65,7 @@ class _Question:
     ids: list[int]
     sampling: Sampling
     arguments: argparse.Namespace
+    timings: Timings
 
     def answer(self, plan: Plan, title: str, to_stderr: bool = False) -> Generation:
         """Streamed unless --json."""
@@ -86,9 +88,10 @@ class _Question:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    timings = Timings()
     prompt = _prompt(arguments)
     sampling = options.chosen_sampling(arguments)
-    model = options.load_model(arguments)
+    model = options.load_model(arguments, timings=timings)
     plan = options.chosen_plan(model, arguments)
     ids = model.encode(_messages(arguments, prompt), arguments.raw)
     if arguments.verbose:
@@ -101,10 +104,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check:
         sampling = replace(sampling, seed=sampling.seed if sampling.seed is not None else 0)
         _warm_up(model, ids, plan, replace(sampling, max_tokens=min(8, sampling.max_tokens)))
-    question = _Question(model, ids, sampling, arguments)
+    timings.add("measure")
+    question = _Question(model, ids, sampling, arguments, timings)
     plain = question.answer(Plan(), "plain decoding", to_stderr=True) if arguments.check else None
     with model:
+        if plain is not None:
+            timings.add("plain")
         answer = question.answer(plan, f"plan {arguments.plan}")
+        timings.add("answer")
     return _report(question, plan, answer, plain)
 
 
@@ -184,6 +191,8 @@ def _report(question: _Question, plan: Plan, answer: Generation, plain: Generati
     if arguments.verbose:
         parts = [f"{name} {size / 1e6:,.0f} MB" for name, size in model.memory().items()]
         note("memory: " + ", ".join(parts))
+        steps = (f"{step} {seconds:.1f} s" for step, seconds in question.timings.seconds.items())
+        note("time: " + ", ".join(steps))
         note(f"dtype: {model.dtype_choice}; products: {model.decoder.products}")
         for tier in answer.stats.to_json():
             note(json.dumps(tier))
@@ -211,4 +220,5 @@ def _document(question: _Question, answer: Generation) -> dict[str, Any]:
         "tiers": answer.stats.to_json(),
         "memory": model.memory(),
         "synthetic": answer.synthetic,
+        "timings": {step: round(seconds, 3) for step, seconds in question.timings.seconds.items()},
     }

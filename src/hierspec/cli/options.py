@@ -13,6 +13,7 @@ from hierspec.cli.parser import completes, name, text
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import NAMED, Plan, TierPlan
 from hierspec.core.sampling import Sampling
+from hierspec.progress import Timings
 from hierspec.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -133,7 +134,9 @@ def add_sampling(parser: argparse.ArgumentParser, several: bool = False) -> None
     )
 
 
-def load_model(arguments: argparse.Namespace, *, plans: tuple[str, ...] | None = None) -> LanguageModel:
+def load_model(
+    arguments: argparse.Namespace, *, plans: tuple[str, ...] | None = None, timings: Timings | None = None
+) -> LanguageModel:
     """The model that the options name, with progress on stderr. torch is imported here, not for --help.
 
     Every name is looked at first: `plans` are those of the command, by default what --plan says.
@@ -149,14 +152,17 @@ def load_model(arguments: argparse.Namespace, *, plans: tuple[str, ...] | None =
         source = only.model
     _check_pack(arguments.pack)
     _check_tiers(source, [*(plan for plan in read.values() if plan is not None), Plan(tiers=added_tiers(arguments))])
+    timings = timings or Timings()
+    _start_compiling(arguments)
     import torch
 
     from hierspec.language_model import load
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
+    timings.add("set-up")
     with progress_bars() as progress:
-        return load(
+        model = load(
             source,
             dtype=arguments.dtype,
             device=arguments.device,
@@ -165,8 +171,20 @@ def load_model(arguments: argparse.Namespace, *, plans: tuple[str, ...] | None =
             kv_memory=kv_memory,
             stores=arguments.stores,
             pack=arguments.pack,
-            progress=progress,
+            progress=timings.reporting(progress),
         )
+    timings.add("load")
+    return model
+
+
+def _start_compiling(arguments: argparse.Namespace) -> None:
+    """Before torch is imported, which takes seconds too; where it is likely that a CPU will run the model."""
+    likely = arguments.device == "cpu" or (arguments.device == "auto" and not Path("/dev/nvidiactl").exists())
+    if likely and arguments.backend != "torch":
+        from hierspec.assembly.ahead import start_compiling
+
+        greedy = str(getattr(arguments, "temperature", 0)) in ("0", "0.0")
+        start_compiling(stores=getattr(arguments, "plan", "") != "plain", sampling=not greedy)
 
 
 def load_home(arguments: argparse.Namespace) -> tuple[Tokenizer, int, Home]:

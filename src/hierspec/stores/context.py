@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 
 from hierspec.core.interfaces import Store
 from hierspec.core.proposal import Proposal
 from hierspec.stores.ngram_index import NgramIndex
-from hierspec.stores.tree import draft_from_index
+from hierspec.stores.tree import DRAFTING, draft_from_index
 
 _MIN_CAPACITY = 512  # tokens of the first index: allocating it takes microseconds
 
@@ -23,7 +22,7 @@ class ContextStore(Store):
     drafted_matches: int | None = None  # of the matches found, how many become drafts; None: all
 
     def __init__(self, max_matches: int = 32) -> None:
-        _warm_up()
+        DRAFTING.load()
         self.max_matches = max_matches
         self._index = NgramIndex(_MIN_CAPACITY)
         self._size = 0  # tokens in the index
@@ -58,11 +57,3 @@ class CopyStore(ContextStore):
 
     name = "copy"
     drafted_matches = 1
-
-
-@cache
-def _warm_up() -> None:
-    """Compiles, or loads from the numba cache, when the first store is opened and not while a request waits."""
-    index, context = NgramIndex(8), np.array([1], np.int32)
-    index.append([1, 2])
-    draft_from_index(index, context, 1, 1, "")

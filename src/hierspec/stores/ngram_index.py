@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hierspec.stores.compiled import compiled_brief
+from hierspec.stores.compiled import compiled_brief, compiled_part
 
 LONGEST = 64  # tokens of a match that are compared, at most
 SEPARATOR = -1  # between documents, and after the newest token
@@ -91,14 +91,14 @@ class NgramIndex:
         return Matches(ends[:count], lengths[:count])
 
 
-@compiled_brief
+@compiled_part
 def _extend_hash(ngram_hash: int, token: int) -> int:
     """Hashes one token more, from the end of the n-gram backwards. 31 bits, so that no product overflows 64."""
     ngram_hash = ((ngram_hash ^ (token + 1)) * 0x5BD1E995) & _MASK31
     return ngram_hash ^ (ngram_hash >> 15)
 
 
-@compiled_brief
+@compiled_part
 def _bucket(ngram_hash: int, bits: int, offset: int) -> int:
     return offset + (((ngram_hash * 0x6C8E9CF5) & _MASK31) >> (31 - bits))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from hierspec.core.proposal import NOTHING, Proposal
-from hierspec.stores.compiled import compiled_brief
+from hierspec.stores.compiled import CompiledCalls, compiled_brief, compiled_part
 from hierspec.stores.ngram_index import LONGEST, NgramIndex, append_tokens, find_matches
 
 _INT32 = np.dtype(np.int32)
@@ -19,7 +21,7 @@ _PRIOR = np.array(
 )
 
 
-@compiled_brief
+@compiled_part
 def evidence(match_length: int, parent_matches: int, share: float) -> int:
     """The class of evidence, 1 to 40, of a node behind a match of `match_length` tokens.
 
@@ -91,7 +93,7 @@ def _proposal(nodes: np.ndarray, count: int, source: str) -> Proposal:
     return Proposal(tuple(tokens), tuple(parents), (source,) * count, (None,) * count, tuple(classes))
 
 
-@compiled_brief
+@compiled_part
 def _weigh(lengths: np.ndarray, weights: np.ndarray) -> None:
     """Weights of the matches: each length gets the probability that no longer one is right, shared by its matches."""
     count = lengths.shape[0]
@@ -182,3 +184,14 @@ def _find_and_build(
     ends, lengths = np.empty(max_matches, np.int64), np.empty(max_matches, np.int32)
     count = min(drafted_matches, find_matches(state, ring, older, heads, context, ends, lengths))
     return _build_tree(ring, ends[:count], lengths[:count], depth, nodes) if count else 0
+
+
+def _typical_calls() -> list[tuple[Any, tuple[Any, ...]]]:
+    index, token, nodes = NgramIndex(8), np.array([1], _INT32), np.empty((3, 1), _INT32)
+    return [
+        (append_tokens, (*index.arrays, token)),
+        (_find_and_build, (*index.arrays, _NO_TOKENS, token, 1, 1, 1, nodes)),
+    ]
+
+
+DRAFTING = CompiledCalls(f"{__name__}:DRAFTING", 4.0, _typical_calls)  # what every lookup needs

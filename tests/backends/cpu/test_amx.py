@@ -8,39 +8,43 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llvmlite import binding, ir
-from numba import njit
 
 from hierspec.backends.cpu import amx
 from hierspec.backends.cpu.amx import (
     DEPTH,
+    TILE_BYTES,
     ProductArguments,
     TileRegisters,
     begin_tiles,
     emit_product,
     end_tiles,
-    to_tiles,
 )
-from hierspec.backends.cpu.llvm import VectorWriter
-from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES, BFLOAT16_AMX, amx_tiles, prepare_inputs
+from hierspec.backends.cpu.llvm import VectorWriter, i64
+from hierspec.backends.cpu.packing import to_tiles
+from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES, prepare_for_amx
+from hierspec.backends.cpu.routines import routine
+from hierspec.backends.cpu.tiles import amx_steps, amx_tiles
 
 _shapes = ((1, 1), (1, 2), (2, 1), (2, 2))
 
 
-@njit
-def _multiply(x, prepared, scratch, weights, together, out):
-    """The first `together` blocks (1 or 2) in one product, the others one by one."""
-    rows, size = x.shape
-    inputs, memory = prepared.ctypes.data, scratch.ctypes.data
-    prepare_inputs(x.ctypes.data, rows, size, BFLOAT16_AMX, inputs, memory)
-    begin_tiles(memory)
-    block = 0
-    while block < len(weights):
-        first, target = weights[block].ctypes.data, out.ctypes.data + block * 64
-        second = weights[min(block + 1, len(weights) - 1)].ctypes.data
-        amx_tiles(inputs, rows, first, second, together, size, target, out.shape[1], 64, memory)
-        block += together
-        together = 1
-    end_tiles(memory)
+@routine(9)
+def _multiply(w, x, rows, size, prepared, scratch, weights, blocks, together, out):
+    """`together` (1 or 2) blocks in one product, then the others. All in one routine: tiles belong to a thread."""
+    step = w.times(amx_steps(w, size), TILE_BYTES)
+    out_step = w.times(blocks, 16)
+    prepare_for_amx(w, x, rows, size, prepared, scratch)
+    begin_tiles(w, scratch)
+    second = w.b.add(weights, step)
+    amx_tiles(w, prepared, rows, weights, second, together, size, out, out_step, i64(64), scratch)
+
+    def one(number):
+        block = w.b.add(together, number)
+        start, target = w.plus(weights, block, step), w.plus(out, block, 64)
+        amx_tiles(w, prepared, rows, start, start, i64(1), size, target, out_step, i64(64), scratch)
+
+    w.repeat(w.b.sub(blocks, together), one)
+    end_tiles(w, scratch)
 
 
 def product(x: np.ndarray, tiles: np.ndarray, together: int = 1) -> np.ndarray:
@@ -48,7 +52,9 @@ def product(x: np.ndarray, tiles: np.ndarray, together: int = 1) -> np.ndarray:
     # Inputs of earlier passes that are still in memory must not matter.
     prepared = np.full((-(-rows // 16) * 16, -(-size // DEPTH) * DEPTH), 0x7FC0, np.uint16)
     out = np.full((rows, 16 * len(tiles)), np.nan, np.float32)
-    _multiply(x, prepared, np.zeros(AMX_SCRATCH_BYTES, np.int8), tiles, together, out)
+    scratch = np.zeros(AMX_SCRATCH_BYTES, np.int8)
+    addresses = [array.ctypes.data for array in (prepared, scratch, tiles)]
+    _multiply.from_python(x.ctypes.data, rows, size, *addresses, len(tiles), together, out.ctypes.data)
     return out
 
 
@@ -112,11 +118,7 @@ def test_inputs_are_rounded_to_nearest_even():
     row[8] = torch.tensor([0x7F800001], dtype=torch.int32).view(torch.float32)[0]
     prepared, scratch = np.full((16, DEPTH), 0x7FC0, np.uint16), np.zeros(AMX_SCRATCH_BYTES, np.int8)
 
-    @njit
-    def prepare(x, prepared, scratch):
-        prepare_inputs(x.ctypes.data, 1, x.shape[1], BFLOAT16_AMX, prepared.ctypes.data, scratch.ctypes.data)
-
-    prepare(row[None].numpy(), prepared, scratch)
+    prepare_for_amx.from_python(row.data_ptr(), 1, len(row), prepared.ctypes.data, scratch.ctypes.data)
     rounded = torch.from_numpy(prepared[0].view(np.int16).copy()).view(torch.bfloat16)
     assert torch.equal(rounded[:8], row[:8].bfloat16())
     assert torch.equal(rounded[9:16], row[9:].bfloat16())

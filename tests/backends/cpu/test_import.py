@@ -39,7 +39,7 @@ assert not compiled.buffer and not passes.buffer
 
 from hierspec.backends.cpu import amx, compiled, features, layers, llvm, pick
 
-for function in (layers.run_layers, layers.run_head, pick.answer_rows):
+for function in (layers.run_layers, layers.run_head, pick.greedy_rows, pick.sample_rows):
     assert function._dispatcher is None  # numba has not even looked for it on disk
 uses = [
     amx.available, compiled.kernel_version, compiled.filter_version, features.has_wide_registers, features.is_arm,

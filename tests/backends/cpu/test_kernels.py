@@ -4,53 +4,37 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import njit
 
 from hierspec.backends.cpu.compiled import filter_version, kernel_version
-from hierspec.backends.cpu.heads import run_draft_head, run_join
-from hierspec.backends.cpu.kernels import (
-    transpose_8,
-    transpose_16,
-    transposed_bfloat16_tile_8,
-    transposed_bfloat16_tile_16,
-    transposed_tile_8,
-    transposed_tile_16,
-)
+from hierspec.backends.cpu.head_passes import run_draft_head, run_join
 from hierspec.backends.cpu.layers import run_head, run_layers
-from hierspec.backends.cpu.pick import answer_rows
-from hierspec.backends.cpu.product import bfloat16_tiles, over_transposed_rows, tiles
-
-_transposed = over_transposed_rows("test", transposed_tile_16, transposed_tile_8, tiles)
-_transposed_bfloat16 = over_transposed_rows(
-    "test_bfloat16", transposed_bfloat16_tile_16, transposed_bfloat16_tile_8, bfloat16_tiles
+from hierspec.backends.cpu.pick import adjust_rows, greedy_rows, sample_rows
+from hierspec.backends.cpu.tiles import (
+    bfloat16_tiles,
+    tiles,
+    transpose_rows,
+    transposed_bfloat16_tiles,
+    transposed_tiles,
 )
 
 
-@njit
+def address(array: np.ndarray) -> int:
+    return array.ctypes.data
+
+
 def row_by_row(x, weights, bfloat16, out):
+    multiply = (bfloat16_tiles if bfloat16 else tiles).from_python
     size = x.shape[1]
     for row in range(len(x)):
-        start, target = x[row].ctypes.data, out[row].ctypes.data
-        if bfloat16:
-            bfloat16_tiles(start, size, 1, weights.ctypes.data, size, target, 16)
-        else:
-            tiles(start, size, 1, weights.ctypes.data, size, target, 16)
+        multiply(address(x[row]), size, 1, address(weights), size, address(out[row]), 16)
 
 
-@njit
 def together(x, prepared, weights, bfloat16, out):
     """As CPUs with registers of 16 lanes do it."""
     rows, size = x.shape
-    start, transposed, row = x.ctypes.data, prepared.ctypes.data, 0
-    while row + 16 <= rows:
-        transpose_16(start + 4 * row * size, size, transposed + 4 * row * size)
-        row += 16
-    if row + 8 <= rows:
-        transpose_8(start + 4 * row * size, size, transposed + 4 * row * size)
-    if bfloat16:
-        _transposed_bfloat16(start, transposed, rows, weights.ctypes.data, size, out.ctypes.data, 16)
-    else:
-        _transposed(start, transposed, rows, weights.ctypes.data, size, out.ctypes.data, 16)
+    transpose_rows.from_python(address(x), rows, size, address(prepared))
+    multiply = (transposed_bfloat16_tiles if bfloat16 else transposed_tiles).from_python
+    multiply(address(x), address(prepared), rows, address(weights), size, address(out), 16)
 
 
 @settings(max_examples=40, deadline=None)
@@ -75,5 +59,6 @@ def test_compiled_functions_share_one_number_as_their_default():
     compiled = [run_layers, run_head, run_join, run_draft_head]
     assert {function.dispatcher().__defaults__ for function in compiled} == {(kernel_version(),)}
     assert isinstance(kernel_version(), int)
-    assert answer_rows.dispatcher().__defaults__ == (filter_version(),)
+    picks = [greedy_rows, adjust_rows, sample_rows]
+    assert {function.dispatcher().__defaults__ for function in picks} == {(filter_version(),)}
     assert isinstance(filter_version(), float)

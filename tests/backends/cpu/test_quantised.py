@@ -5,16 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numba import njit
 
 from hierspec.assembly.opening import open_decoder
 from hierspec.backends.cpu import packing, quantised
 from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.cpu.packing import pack_in_memory, packed_weights
-from hierspec.backends.cpu.product import INT4, INT8, int4_tiles, int8_tiles
+from hierspec.backends.cpu.product import INT4, INT8
 from hierspec.backends.cpu.quantised import (
     GROUPS,
-    INT4_GROUP,
     INT8_GROUP,
     WORDS_PER_GROUP,
     dequantise_weights,
@@ -22,6 +20,7 @@ from hierspec.backends.cpu.quantised import (
     quantise_for_int8,
     quantise_weights,
 )
+from hierspec.backends.cpu.tiles import int4_tiles, int8_tiles
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
@@ -29,20 +28,14 @@ from hierspec.language_model import load
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 
-@njit
-def multiply(x, quantised, group_scales, weights, bits, out):
+def multiply(x, inputs, scales, weights, bits, out):
     rows, size = x.shape
-    inputs, scales = quantised.ctypes.data, group_scales.ctypes.data
-    if bits == 8:
-        quantise_for_int8(x.ctypes.data, rows * size // INT8_GROUP, inputs, scales)
-    else:
-        quantise_for_int4(x.ctypes.data, rows * size // INT4_GROUP, inputs, scales)
+    quantise, tiles = (quantise_for_int8, int8_tiles) if bits == 8 else (quantise_for_int4, int4_tiles)
+    ready, group_scales = inputs.ctypes.data, scales.ctypes.data
+    quantise.from_python(x.ctypes.data, rows * size // GROUPS[bits], ready, group_scales)
     for block in range(len(weights)):
         target = out.ctypes.data + block * 64
-        if bits == 8:
-            int8_tiles(inputs, rows, scales, weights[block].ctypes.data, size, target, out.shape[1])
-        else:
-            int4_tiles(inputs, rows, scales, weights[block].ctypes.data, size, target, out.shape[1])
+        tiles.from_python(ready, rows, group_scales, weights[block].ctypes.data, size, target, out.shape[1])
 
 
 def product(x: np.ndarray, weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
@@ -188,16 +181,7 @@ def test_without_a_dot_instruction_the_bits_are_the_same(monkeypatch):
     weights = {bits: quantise_weights(values[bits], bits) for bits in (8, 4)}
     expected = {bits: product(x, weights[bits], bits)[0] for bits in (8, 4)}
     monkeypatch.setattr(quantised, "dot_instruction", lambda: "")
-    int8_tile, int4_tile = quantised._quantised_tile(1, 8), quantised._quantised_tile(1, 4)
-
-    @njit
-    def multiply_row(inputs, scales, weights, bits, out):
-        groups = len(scales)
-        arguments = (inputs.ctypes.data, 0, scales.ctypes.data, 0, weights.ctypes.data, groups, out.ctypes.data, 16)
-        if bits == 8:
-            int8_tile(*arguments)
-        else:
-            int4_tile(*arguments)
+    tiles = {bits: quantised._quantised_tile(1, bits).from_python for bits in (8, 4)}
 
     for bits in (8, 4):
         for row in range(3):
@@ -205,5 +189,6 @@ def test_without_a_dot_instruction_the_bits_are_the_same(monkeypatch):
             scales = np.empty((len(inputs) // GROUPS[bits], WORDS_PER_GROUP), np.float32)
             out, unused = np.empty(16, np.float32), np.empty((1, 16), np.float32)
             multiply(x[row : row + 1], inputs[None], scales[None], weights[bits], bits, unused)
-            multiply_row(inputs, scales, weights[bits], bits, out)
+            addresses = [array.ctypes.data for array in (inputs, scales, weights[bits], out)]
+            tiles[bits](addresses[0], 0, addresses[1], 0, addresses[2], len(scales), addresses[3], 16)
             assert (out.view(np.int32) == expected[bits][row].view(np.int32)).all()

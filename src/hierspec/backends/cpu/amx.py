@@ -23,12 +23,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
 from llvmlite import binding, ir
 from numba import config
-from torch import Tensor
 
-from hierspec.backends.cpu.llvm import LANES, V16F32, V16I32, VectorWriter, i64, kernel, splat_f32, splat_i32
+from hierspec.backends.cpu.llvm import LANES, V16F32, V16I32, VectorWriter, i64, splat_f32, splat_i32
+from hierspec.backends.cpu.routines import Routine, routine
 
 DEPTH = 32  # inputs that one tile holds
 TILE_BYTES = 2 * LANES * DEPTH
@@ -65,20 +64,12 @@ def emulated() -> bool:
     return not available()
 
 
-def to_tiles(weight: Tensor) -> Tensor:
-    """[outputs, inputs] as tiles [outputs / 16, inputs / 32, 16 pairs, 16 outputs, 2], in bfloat16."""
-    outputs, inputs = weight.shape
-    padded = torch.nn.functional.pad(weight.to(torch.bfloat16), (0, -inputs % DEPTH))
-    parts = padded.view(outputs // LANES, LANES, -1, DEPTH // 2, 2)
-    return parts.permute(0, 2, 3, 1, 4).contiguous()
-
-
 def steps(size: int) -> int:
     """Tiles for inputs of this size: steps of a product."""
     return -(-size // DEPTH)
 
 
-@kernel(3, noinline=True)
+@routine(3)
 def round_row(w: VectorWriter, x: Any, groups: Any, out: Any) -> None:
     """16 * groups floats, rounded to nearest even, as one row of each of the tiles that begin at `out`."""
 
@@ -97,7 +88,6 @@ def round_row(w: VectorWriter, x: Any, groups: Any, out: Any) -> None:
     w.loop(groups, [], group)
 
 
-@kernel(1)
 def store_zeros(w: VectorWriter, target: Any) -> None:
     """16 zeros in bfloat16."""
     w.b.store(ir.Constant(ir.VectorType(_I16, LANES), [0] * LANES), w.at(target, i64(0)), align=2)
@@ -209,13 +199,13 @@ def _tiles(w: VectorWriter) -> TileRegisters:
     return EmulatedTiles(w) if emulated() else TileRegisters(w)
 
 
-@kernel(1)
+@routine(1)
 def begin_tiles(w: VectorWriter, scratch: Any) -> None:
     """Before products of a thread: configures its tiles. `scratch` has room for 64 bytes."""
     _tiles(w).begin(scratch)
 
 
-@kernel(1)
+@routine(1)
 def end_tiles(w: VectorWriter, unused: Any) -> None:
     """After products of a thread: otherwise the system would keep saving tiles that nobody needs."""
     _tiles(w).end()
@@ -265,10 +255,10 @@ def emit_product(w: VectorWriter, tiles: TileRegisters, row_tiles: int, blocks: 
             tiles.store(2 * r + c, w.b.add(target, given.second_offset) if c else target, stride)
 
 
-def tile_product(row_tiles: int, blocks: int) -> Any:
+def tile_product(row_tiles: int, blocks: int) -> Routine:
     """out = rows of one or two tiles times one or two blocks of 16 outputs. Arguments as in `ProductArguments`."""
 
-    @kernel(7, noinline=True, optnone=emulated)
+    @routine(7, optimised=available)
     def product(w: VectorWriter, *arguments: Any) -> None:
         emit_product(w, _tiles(w), row_tiles, blocks, ProductArguments(*arguments))
 

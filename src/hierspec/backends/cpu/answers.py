@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from hierspec.backends.cpu.pick import answer_rows
+from hierspec.backends.cpu.llvm import LANES
+from hierspec.backends.cpu.pick import adjust_rows, greedy_rows, sample_rows
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.pick import picks_wanted
 from hierspec.core.interfaces import Answer, Ask
@@ -27,35 +28,31 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
     if sampling.logit_bias:
         bias_tokens = np.array(list(sampling.logit_bias), np.int32)
         bias_values = np.array(list(sampling.logit_bias.values()), np.float64)
-    keys = np.zeros((rows, 2), np.int64)
-    if sampling.temperature > 0 and not ask.distributions:
-        seed, first = ask.request.seed, len(ask.context)
-        depths = [0, *(depth + 1 for depth in proposal.depths())]
-        by_depth = [noise_keys(seed, first + depth) for depth in range(max(depths) + 1)]
-        keys[:] = [by_depth[depth] for depth in depths]
     picks = np.empty((rows, min(picks_wanted(ask), vocabulary)), np.int64)
     leads = np.empty(rows if ask.leads else 0)
     distributions = np.empty((rows if ask.distributions else 0, vocabulary), np.float64)
-    arguments = (
-        logits.contiguous().numpy(),
-        float(sampling.temperature),
-        (min(sampling.top_k, vocabulary), float(sampling.top_p), float(sampling.min_p)),
-        (float(sampling.repetition_penalty), float(sampling.presence_penalty), float(sampling.frequency_penalty)),
-        context,
-        len(ask.request.prompt),
-        tokens,
-        parents,
-        bias_tokens,
-        bias_values,
-        keys,
-        picks,
-        leads,
-        distributions,
-    )
-    if team is None or rows < _SHARED or sampling.temperature == 0:
-        answer_rows(0, 1, *arguments)
+    numbers = logits.contiguous().numpy()
+    penalties = tuple(map(float, (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)))
+    changes = penalties, context, len(ask.request.prompt), tokens, parents, bias_tokens, bias_values
+    if sampling.temperature == 0:
+        if len(context) or len(bias_tokens) or vocabulary % LANES:
+            padded = np.empty((rows, -(-vocabulary // LANES) * LANES), np.float32)
+            adjust_rows(numbers, *changes, padded)
+            numbers = padded
+        pick_greedily(numbers, vocabulary, picks, leads, distributions)
     else:
-        team.run(answer_rows, *arguments)
+        keys = np.zeros((rows, 2), np.int64)
+        if not ask.distributions:
+            seed, first = ask.request.seed, len(ask.context)
+            depths = [0, *(depth + 1 for depth in proposal.depths())]
+            by_depth = [noise_keys(seed, first + depth) for depth in range(max(depths) + 1)]
+            keys[:] = [by_depth[depth] for depth in depths]
+        filters = min(sampling.top_k, vocabulary), float(sampling.top_p), float(sampling.min_p)
+        arguments = numbers, float(sampling.temperature), filters, *changes, keys, picks, leads, distributions
+        if team is None or rows < _SHARED:
+            sample_rows(0, 1, *arguments)
+        else:
+            team.run(sample_rows, *arguments)
     if picks[:, 0].min() == NO_TOKEN:
         not_numbers = picks[:, 0] == NO_TOKEN
         picks[not_numbers] = NO_TOKEN
@@ -65,3 +62,11 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
         if ask.distributions
         else Answer(picks=picks, leads=leads if ask.leads else None)
     )
+
+
+def pick_greedily(
+    logits: np.ndarray, vocabulary: int, picks: np.ndarray, leads: np.ndarray, distributions: np.ndarray
+) -> None:
+    """`greedy_rows` with its scratch memory."""
+    maxima, scores = np.empty(logits.shape[1] // LANES, np.float32), np.empty(picks.shape[1])
+    greedy_rows(logits, vocabulary, maxima, scores, picks, leads, distributions)

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hierspec import compiling
 from hierspec.backends.base import Decoder, Join, Shortlist
 from hierspec.backends.cpu.answers import answer
 from hierspec.backends.cpu.decoder import CpuDecoder
-from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist, compile_heads
+from hierspec.backends.cpu.functions import needed_functions
+from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.packing import KINDS, PackedWeights, kind_for, pack_in_memory, pack_layers, packed_weights
 from hierspec.backends.cpu.quantised import BLOCK_BYTES, GROUPS, INT8_GROUP
@@ -99,8 +101,7 @@ class CpuBackend:
     def synchronize(self) -> None:
         return
 
-    def compile(self, decoder: CpuDecoder, draft_heads: bool = False) -> None:
-        """Have everything compiled now: seconds on the first use on a machine, later read from a file."""
-        if draft_heads:
-            compile_heads(self.team)
-        decoder.compile()
+    def compile(self, draft_heads: bool = False, progress: Progress = silent) -> None:
+        """Have everything compiled now that greedy decoding needs: seconds on the first use on a machine, later read
+        from files."""
+        compiling.finish(needed_functions(draft_heads), progress)

@@ -1,33 +1,55 @@
-"""Functions that numba compiles at their first call and caches on disk."""
+"""Functions that numba compiles at their first use, and code of routines: both are kept on disk.
+
+A function's argument types are declared with it, so that it can be compiled before there is anything to call it with,
+and in another process (`hierspec.compiling`).
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, update_wrapper
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+import numba
+from numba import types
 
 from hierspec.backends.cpu import amx
+from hierspec.backends.cpu.routines import Routine, RoutineLibrary
+from hierspec.compiling import locked
 
 _KERNEL_FILES = (
     "llvm.py",
+    "routines.py",
     "features.py",
     "kernels.py",
     "quantised.py",
     "amx.py",
     "compiled.py",
+    "tiles.py",
     "product.py",
     "layers.py",
-    "memory.py",
     "threads.py",
 )
 _FILTER_FILES = ("filters.py", "exponentials.py")
 
-part = njit(nogil=True, error_model="numpy")  # compiled into its callers, and cached with them
+log = logging.getLogger("hierspec")
+njit: Any = numba.njit  # its types do not list all of its options
+
+# Types of arguments. Arrays are contiguous.
+INT, FLOAT, DOUBLE = types.int64, types.float32, types.float64
+INTS, INTS_2D, INT32S, BOOLS = types.int64[::1], types.int64[:, ::1], types.int32[::1], types.boolean[::1]
+BYTES_2D, BYTES_3D = types.int8[:, ::1], types.int8[:, :, ::1]
+FLOATS, FLOATS_2D, FLOATS_3D = types.float32[::1], types.float32[:, ::1], types.float32[:, :, ::1]
+FLOATS_4D = types.float32[:, :, :, ::1]
+DOUBLES, DOUBLES_2D, TRIPLE = types.float64[::1], types.float64[:, ::1], types.UniTuple(types.float64, 3)
+
+# Compiled into its callers, and cached with them. It keeps its wrapper for Python: without one a call would crash.
+part = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)
 
 
 @cache
@@ -47,7 +69,7 @@ def _checksum(names: tuple[str, ...], start: int = 0) -> int:
 
 
 class CompiledFunction:
-    """A function that is given to numba at its first call.
+    """A function that is given to numba at its first use.
 
     numba caches compiled functions under their own source and signature, and does not see changes in the kernels that
     they call. So the last argument has a default, which becomes `version()`: a change in a file of kernels is a new
@@ -55,12 +77,17 @@ class CompiledFunction:
     one type, each call of some functions would take 0.3 ms more. So there is one version that is an int, and one float.
     """
 
-    def __init__(self, function: Callable[..., None], version: Callable[[], float]) -> None:
+    def __init__(
+        self, function: Callable[..., None], version: Callable[[], float], arguments: tuple[Any, ...], seconds: float
+    ) -> None:
         update_wrapper(self, function)
         self.py_func = function
-        self._version = version
+        self.name = f"{function.__module__}:{function.__name__}"
+        self.seconds = seconds
+        self._version, self._arguments = version, arguments
         self._dispatcher: Any = None
-        self._making = threading.Lock()
+        self._unready: Any = None  # the dispatcher before its code is loaded
+        self._making = threading.RLock()
 
     def __call__(self, *arguments: Any) -> None:
         (self._dispatcher or self.dispatcher())(*arguments)
@@ -69,10 +96,59 @@ class CompiledFunction:
         """numba's compiled function; all threads of a team may come here at once."""
         with self._making:
             if self._dispatcher is None:
-                self.py_func.__defaults__ = (self._version(),)
-                self._dispatcher = njit(nogil=True, cache=True, error_model="numpy")(self.py_func)
+                if not self.cached():
+                    log.info("Compiling for this processor, once: about %.0f s", self.seconds)
+                self.load()
         return self._dispatcher
 
+    def cached(self) -> bool:
+        """Whether no worker need compile it: it is in the cache, or there is no cache to put it in."""
+        with self._making:
+            made = self._made()
+            if self._dispatcher is not None or made.stats.cache_path is None:
+                return True
+            return made._cache.load_overload(self._signature(), made.targetctx) is not None
 
-def compiled(version: Callable[[], float]) -> Callable[[Callable[..., None]], CompiledFunction]:
-    return lambda function: CompiledFunction(function, version)
+    def load(self) -> None:
+        """Compile it, or read it compiled; where another process is compiling it, wait for that one."""
+        with self._making:
+            made = self._made()
+            with locked(made.stats.cache_path, self.py_func.__qualname__):
+                made.compile(self._signature())
+            self._dispatcher = made
+
+    def _signature(self) -> tuple[Any, ...]:
+        return (*self._arguments, types.Omitted(self._version()))
+
+    def _made(self) -> Any:
+        if self._unready is None:
+            self.py_func.__defaults__ = (self._version(),)
+            options = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+            try:
+                self._unready = njit(cache=True, **options)(self.py_func)
+            except RuntimeError:  # no folder to cache in: every process compiles again
+                self._unready = njit(**options)(self.py_func)
+        return self._unready
+
+
+def compiled(
+    version: Callable[[], float], *arguments: Any, seconds: float
+) -> Callable[[Callable[..., None]], CompiledFunction]:
+    """`arguments` are the types of all but the last one; `seconds`: about what compiling takes, on a slow core."""
+    return lambda function: CompiledFunction(function, version, arguments, seconds)
+
+
+def library(name: str, routines: Mapping[str, Routine]) -> RoutineLibrary:
+    """Routines whose object code is kept where numba keeps its own."""
+
+    def file(key: str) -> Path | None:
+        with suppress(RuntimeError):  # no folder to cache in
+            folder = njit(cache=True)(_nothing).stats.cache_path
+            return Path(folder) / f"{name}-{kernel_version():08x}-{key}.o"
+        return None
+
+    return RoutineLibrary(name, routines, file)
+
+
+def _nothing() -> None:
+    """numba's folder for what belongs to this file is its folder for this function."""

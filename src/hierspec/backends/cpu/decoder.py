@@ -21,8 +21,7 @@ from hierspec.backends.cpu.layers import QUERIES, run_head, run_layers
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.memory import CpuMemory
 from hierspec.backends.cpu.packing import PackedWeights
-from hierspec.backends.cpu.pick import best_tokens
-from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES
+from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES, product_code
 from hierspec.backends.cpu.quantised import INT4_GROUP, WORDS_PER_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
@@ -52,7 +51,8 @@ class CpuDecoder:
         self.products = packed.name  # how they are computed: a name of KINDS
         self._team = team
         self._norm = _floats(self.norm)
-        self._eps = np.float32(config.norm_eps)
+        self._eps = np.array([config.norm_eps], np.float32)
+        self._code, self._head_code = product_code(packed.kind), product_code(packed.head_kind)
 
         def stacked(present: bool, *names: str) -> np.ndarray:
             """[layers, names, size]; empty where the architecture has none."""
@@ -76,15 +76,6 @@ class CpuDecoder:
         nothing = np.empty((0, config.head_size // 2), np.float32)
         self._rotary_table = nothing, nothing  # cosines and sines by position; one pair, so that both are there or none
         self._scratch = Scratch(config, team.threads)
-
-    def compile(self) -> None:
-        """Have a pass, the head and the picks compiled now, or read compiled."""
-        config, none, zero = self.config, np.zeros(0, np.int64), np.zeros(1, np.int64)
-        nothing = Batch(none, none, zero, np.zeros((0, 0), np.int64), none, zero, none)
-        with torch.inference_mode():
-            self.run(self.memory((config.layers,), 0), nothing, torch.zeros(0, config.hidden), 0, 0)
-            logits = self.logits(torch.zeros(1, config.hidden)).numpy()
-            best_tokens(logits, 0.0, np.zeros((1, 2), np.int64), np.empty((1, 1), np.int64)[:, 0])
 
     def memory(self, taps: tuple[int, ...], most_bytes: int) -> CpuMemory:
         return CpuMemory(self.config, taps, most_bytes)
@@ -122,7 +113,7 @@ class CpuDecoder:
             batch.path_starts,
             batch.paths,
             self._packed.layers,
-            self._packed.kind,
+            self._code,
             self._norms,
             self._head_norms,
             self._biases,
@@ -154,7 +145,7 @@ class CpuDecoder:
             weight,
             self._eps,
             self._packed.head,
-            self._packed.head_kind,
+            self._head_code,
             scratch.normed,
             scratch.inputs,
             scratch.records,

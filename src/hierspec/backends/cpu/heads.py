@@ -1,6 +1,5 @@
-"""What drafters need on a CPU, compiled: the head of a draft vocabulary, and what joins tokens and features."""
+"""What drafters need on a CPU: the head of a draft vocabulary, and what joins tokens and features."""
 
-# mypy: allow-untyped-defs
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -10,113 +9,25 @@ import torch
 from torch import Tensor
 
 from hierspec.backends.base import Decoder, ExtraRows
-from hierspec.backends.cpu.compiled import compiled, kernel_version
 from hierspec.backends.cpu.features import has_wide_registers
-from hierspec.backends.cpu.layers import normalise, share
+from hierspec.backends.cpu.head_passes import run_draft_head, run_join
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.packing import packed
-from hierspec.backends.cpu.product import FLOAT32, prepare_inputs, product
+from hierspec.backends.cpu.product import product_code
 from hierspec.backends.cpu.quantised import INT4_GROUP, WORDS_PER_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 
-_FLOAT = 4  # bytes
 _AT_ONCE = 32  # rows that are joined together
 _FEW = 6  # rows up to which waking the others takes longer than what they would take over
-
-
-@compiled(kernel_version)
-def run_draft_head(
-    thread, threads, hidden, norm, eps, kind, parts, tokens, normed, inputs, records, small, logits, version=0
-):
-    """logits[row, token] for the tokens of each part; norm is empty where there is none.
-
-    parts [n, 5]: first row, rows, address of the weights, blocks of 16 tokens, index of the first in `tokens`.
-    """
-    rows, size = hidden.shape
-    mine, scores = normed[thread], small[thread]
-    x, ready, record, out = (
-        mine.ctypes.data,
-        inputs[thread].ctypes.data,
-        records[thread].ctypes.data,
-        scores.ctypes.data,
-    )
-    for row in range(rows):
-        if len(norm):
-            normalise(hidden[row], norm, eps, mine[row])
-        else:
-            mine[row] = hidden[row]
-    for part in range(len(parts)):
-        start, count, weights, blocks, first_token = parts[part]
-        begin = x + start * size * _FLOAT
-        prepare_inputs(begin, count, size, kind, ready, record)
-        first, last = share(blocks, thread, threads)
-        step = scores.shape[1]
-        # As many blocks at once as the thread's scratch memory holds, from its beginning on.
-        block = first
-        while block < last:
-            until = min(last, block + step // LANES)
-            product(begin, ready, record, count, weights, size, kind, out - block * LANES * _FLOAT, step, block, until)
-            for row in range(count):
-                for i in range((until - block) * LANES):
-                    logits[start + row, tokens[first_token + block * LANES + i]] = scores[row, i]
-            block = until
-
-
-@compiled(kernel_version)
-def run_join(
-    thread,
-    threads,
-    embedded,
-    states,
-    taps,
-    slots,
-    norms,
-    eps,
-    weights,
-    kind,
-    joined,
-    inputs,
-    records,
-    out,
-    version=0,
-):
-    """out = (embedded rows, beside them features) times packed weights.
-
-    Features are states[tap, slot] at each of `taps` and a row's slot, through one of `norms`; where there are no norms,
-    as they are; zeros for a slot below zero. As many rows at once as `joined` has room for.
-    """
-    rows, size = embedded.shape
-    width, mine = (1 + len(taps)) * size, joined[thread]
-    x, ready, record = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
-    first, last = share(size // LANES, thread, threads)
-    start = 0
-    while start < rows:
-        count = min(len(mine), rows - start)
-        for row in range(count):
-            mine[row, :size] = embedded[start + row]
-            slot = slots[start + row]
-            for number in range(len(taps)):
-                part = mine[row, (1 + number) * size : (2 + number) * size]
-                if slot < 0:
-                    part[:] = 0
-                elif len(norms):
-                    normalise(states[taps[number], slot], norms[number], eps, part)
-                else:
-                    part[:] = states[taps[number], slot]
-        prepare_inputs(x, count, width, kind, ready, record)
-        product(
-            x, ready, record, count, weights, width, kind, out.ctypes.data + start * size * _FLOAT, size, first, last
-        )
-        start += count
 
 
 class CpuJoin:
     """`Join`, compiled."""
 
     def __init__(self, decoder: Decoder, matrix: Tensor, bias: Tensor | None, kind: int, team: ThreadTeam) -> None:
-        self._decoder, self._team, self._kind, self._packed = decoder, team, kind, packed(matrix, kind)
+        self._decoder, self._team, self._code, self._packed = decoder, team, product_code(kind), packed(matrix, kind)
         self._bias = None if bias is None else bias.float()
-        self._eps = np.float32(decoder.config.norm_eps)
+        self._eps = np.array([decoder.config.norm_eps], np.float32)
         self.bytes = self._packed.nbytes
         self._address, self._norms = self._packed.ctypes.data, Norms()
         self._scratch = _join_scratch(self._team.threads, matrix.shape[1])
@@ -133,7 +44,7 @@ class CpuJoin:
             self._norms.floats(norms, 2),
             self._eps,
             self._address,
-            self._kind,
+            self._code,
             *self._scratch,
             out,
         )
@@ -172,7 +83,8 @@ class CpuShortlist:
     """Rows in 8 bits (a draft may always be), or as the target has them where its sizes do not allow that."""
 
     def __init__(self, weight: Tensor, tokens: np.ndarray, eps: float, kind: int, team: ThreadTeam) -> None:
-        self._weight, self._eps, self._kind, self._team = weight, np.float32(eps), kind, team
+        self._weight, self._eps, self._kind, self._team = weight, np.array([eps], np.float32), kind, team
+        self._code = product_code(kind)
         self.tokens = tokens
         self._frequent = self.gather(tokens)
         assert isinstance(self._frequent.rows, np.ndarray)
@@ -201,7 +113,7 @@ class CpuShortlist:
             states.contiguous().numpy(),
             self._norms.floats(norm),
             self._eps,
-            self._kind,
+            self._code,
             self._parts,
             self._tokens,
             self._normed,
@@ -251,27 +163,3 @@ def _address(extra: ExtraRows) -> tuple[int, int]:
     """Of the rows, and how many blocks of 16 there are."""
     assert isinstance(extra.rows, np.ndarray)
     return extra.rows.ctypes.data, len(extra.tokens) // LANES
-
-
-def compile_heads(team: ThreadTeam) -> None:
-    """Compile what is in this file, or read it compiled."""
-    weight = torch.zeros(LANES, LANES)
-    with torch.inference_mode():
-        row, no_norms = weight[:1].numpy(), np.empty((0, 0), np.float32)
-        joint, zero = packed(torch.zeros(LANES, 2 * LANES), FLOAT32), np.zeros(1, np.int64)
-        run_join(
-            0,
-            1,
-            row,
-            row[None],
-            zero,
-            zero,
-            no_norms,
-            np.float32(0),
-            joint.ctypes.data,
-            FLOAT32,
-            *_join_scratch(1, 2 * LANES),
-            row.copy(),
-        )
-        head = CpuShortlist(weight, np.arange(LANES, dtype=np.int32), 1e-5, FLOAT32, team)
-        head.logits(weight[:1], weight[0], [head.gather(np.empty(0, np.int32))], [1])

@@ -4,7 +4,7 @@ Every kernel works on 16 lanes of float32, which LLVM maps to the registers ther
 explicit fused multiply-adds in a fixed order. No sum is ever regrouped, so a result depends on its own inputs alone
 and never on how many other rows were computed beside it.
 
-Arguments are addresses and sizes as int64: kernels are called from compiled code only, in `product.py` and `layers.py`.
+Arguments are addresses and sizes as int64. Routines are called by `product.py`, kernels by what numba compiles.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from hierspec.backends.cpu.llvm import (
     splat_f32,
     splat_i32,
 )
+from hierspec.backends.cpu.routines import Routine, routine
 
 _I16, _I64, _F32, _POINTER = ir.IntType(16), ir.IntType(64), ir.FloatType(), ir.PointerType()
 # Rows of weights to prefetch, where there is so much arithmetic that the CPU by itself looks less far ahead: 4% of a
@@ -43,8 +44,8 @@ def _load_weights(w: VectorWriter, weights: Any, i: Any, bfloat16: bool) -> Any:
     return w.b.load(w.at(weights, i, FLOAT_BYTES * LANES), typ=V16F32, align=FLOAT_BYTES)
 
 
-def _tile(rows: int, bfloat16: bool, onto: bool = False) -> Any:
-    @kernel(6, noinline=True)
+def _tile(rows: int, bfloat16: bool, onto: bool = False) -> Routine:
+    @routine(6)
     def tile(w: VectorWriter, x: Any, x_step: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
         """out[row, 0:16] = sum over i < size of x[row, i] * weights[i, 0:16], in the order of i, for each row.
 
@@ -77,8 +78,8 @@ def _tile(rows: int, bfloat16: bool, onto: bool = False) -> Any:
     return tile
 
 
-def _transposed_tile(rows: int, bfloat16: bool) -> Any:
-    @kernel(5, noinline=True)
+def _transposed_tile(rows: int, bfloat16: bool) -> Routine:
+    @routine(5)
     def tile(w: VectorWriter, x: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
         """The same bits as `_tile`, for rows that `transpose` has put side by side: x[i, row]."""
 
@@ -94,8 +95,8 @@ def _transposed_tile(rows: int, bfloat16: bool) -> Any:
     return tile
 
 
-def _transpose(rows: int) -> Any:
-    @kernel(3, noinline=True)
+def _transpose(rows: int) -> Routine:
+    @routine(3)
     def transpose(w: VectorWriter, x: Any, size: Any, out: Any) -> None:
         """out[i, row] = x[row, i] for i < size: a tile then reads from one stream, not from one per row."""
 
@@ -165,18 +166,48 @@ def add_weighted_value(w: VectorWriter, weight: Any, value: Any, out: Any) -> No
     w.store(w.fma(factor, w.load(value, i64(0)), w.load(out, i64(0))), out, i64(0))
 
 
-@kernel(3)
-def gate(w: VectorWriter, gates: Any, ups: Any, out: Any) -> None:
+def emit_gate(w: VectorWriter, gates: Any, ups: Any, out: Any) -> None:
     """out[0:16] = silu(gates[0:16]) * ups[0:16]."""
     g = w.load(gates, i64(0))
     silu = w.b.fdiv(g, w.b.fadd(splat_f32(1.0), w.exp(w.b.fsub(splat_f32(-0.0), g))))
     w.store(w.b.fmul(silu, w.load(ups, i64(0))), out, i64(0))
 
 
+@routine(5)
+def normalise(w: VectorWriter, x: Any, weight: Any, size: Any, eps: Any, out: Any) -> None:
+    """Root-mean-square norm of one row; the sum of squares always in the same eight parts. `eps`: of a float."""
+    eight = ir.VectorType(_F32, 8)
+
+    def load(address: Any, step: Any) -> Any:
+        return w.b.load(w.at(address, step, 8 * FLOAT_BYTES), typ=eight, align=FLOAT_BYTES)
+
+    def add(step: Any, sums: list[Any]) -> list[Any]:
+        values = load(x, step)
+        return [w.b.fadd(sums[0], w.b.fmul(values, values))]
+
+    steps = w.b.sdiv(size, i64(8))
+    [squares] = w.loop(steps, [ir.Constant(eight, [0.0] * 8)], add)
+    mean = w.b.fdiv(w.fold(squares, w.b.fadd), w.b.sitofp(size, _F32))
+    root = w.call("llvm.sqrt.f32", w.b.fadd(mean, w.load_float(eps, i64(0))))
+    factor = w.splat(w.b.fdiv(ir.Constant(_F32, 1.0), root))
+
+    def scale(block: Any) -> None:
+        first = w.times(block, LANES)
+        w.store(w.b.fmul(w.b.fmul(w.load(x, first), factor), w.load(weight, first)), out, first)
+
+    w.repeat(w.b.sdiv(size, i64(LANES)), scale)
+
+
 @kernel(2)
 def copy_lanes(w: VectorWriter, source: Any, target: Any) -> None:
     """target[0:16] = source[0:16]."""
     w.store(w.load(source, i64(0)), target, i64(0))
+
+
+@kernel(1)
+def zero_lanes(w: VectorWriter, target: Any) -> None:
+    """target[0:16] = 0."""
+    w.store(splat_f32(0.0), target, i64(0))
 
 
 @kernel(3)

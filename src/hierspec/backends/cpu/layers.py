@@ -13,15 +13,26 @@ products too, and one `tile` does all the work.
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
-from hierspec.backends.cpu.amx import begin_tiles, end_tiles
-from hierspec.backends.cpu.compiled import compiled, kernel_version
-from hierspec.backends.cpu.compiled import part as _part
+from hierspec.backends.cpu.compiled import (
+    BOOLS,
+    BYTES_2D,
+    FLOATS,
+    FLOATS_2D,
+    FLOATS_3D,
+    FLOATS_4D,
+    INT,
+    INTS,
+    INTS_2D,
+    compiled,
+    kernel_version,
+    part,
+)
 from hierspec.backends.cpu.kernels import (
     add_atomically,
     add_weighted_value,
     copy_lanes,
-    gate,
     query_dot_key,
     read_atomically,
     scatter,
@@ -29,26 +40,24 @@ from hierspec.backends.cpu.kernels import (
     yield_core,
 )
 from hierspec.backends.cpu.llvm import LANES
-from hierspec.backends.cpu.memory import PAGE
-from hierspec.backends.cpu.product import (
-    BFLOAT16_AMX,
-    block_bytes,
-    prepare_inputs,
-    product,
-    tiles,
-    tiles_onto,
-    two_products,
-)
+from hierspec.backends.cpu.product import Code
+from hierspec.backends.cpu.routines import call_routine
 from hierspec.backends.cpu.threads import ARRIVED, BROKEN, GENERATION
 
+PAGE = 64  # slots of a page: a prefix of so many tokens can be shared; a multiple of 16
 QUERIES = 16  # rows of one text that attend together: as many as keep their scores in the cache
 _FLOAT = 4  # bytes
 _PATIENCE = 20_000  # looks at a barrier before the core is offered to others
 
-_compiled = compiled(kernel_version)
+# numba takes constants, not enumerations.
+_PREPARE, _PRODUCT, _ADD_PRODUCT, _GATED = (
+    int(code) for code in (Code.PREPARE, Code.PRODUCT, Code.ADD_PRODUCT, Code.GATED)
+)
+_BEGIN, _END, _NORMALISE = int(Code.BEGIN), int(Code.END), int(Code.NORMALISE)
+_TILES, _TILES_ONTO = int(Code.TILES), int(Code.TILES_ONTO)
 
 
-@_part
+@part
 def _barrier(sync, threads):
     """Wait until all threads are here, unless the barrier is broken. See `ThreadTeam`."""
     if threads == 1:
@@ -69,45 +78,13 @@ def _barrier(sync, threads):
             yield_core(0)
 
 
-@_part
+@part
 def _share(count, thread, threads):
     """First and last of this thread's part of `count` things."""
     return count * thread // threads, count * (thread + 1) // threads
 
 
-@_part
-def _add_product(x, ready, records, weights, kind, delta, hidden, first, last):
-    """hidden += x times weights, for this thread's blocks of columns."""
-    rows, size = x.shape
-    start = x.ctypes.data
-    prepare_inputs(start, rows, size, kind, ready, records)
-    product(start, ready, records, rows, weights, size, kind, delta.ctypes.data, hidden.shape[1], first, last)
-    for row in range(rows):
-        for i in range(first * LANES, last * LANES):
-            hidden[row, i] += delta[row, i]
-
-
-@_part
-def _normalise(x, weight, eps, out):
-    """Root-mean-square norm of one row; the sum of squares always in the same eight parts."""
-    size = len(x)
-    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = np.float32(0)
-    for i in range(0, size - 7, 8):
-        s0 += x[i] * x[i]
-        s1 += x[i + 1] * x[i + 1]
-        s2 += x[i + 2] * x[i + 2]
-        s3 += x[i + 3] * x[i + 3]
-        s4 += x[i + 4] * x[i + 4]
-        s5 += x[i + 5] * x[i + 5]
-        s6 += x[i + 6] * x[i + 6]
-        s7 += x[i + 7] * x[i + 7]
-    total = ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7))
-    factor = np.float32(1) / np.sqrt(total / np.float32(size) + eps)
-    for i in range(size):
-        out[i] = x[i] * factor * weight[i]
-
-
-@_part
+@part
 def _rotate(x, cos, sin):
     half = len(cos)
     for i in range(half):
@@ -116,15 +93,15 @@ def _rotate(x, cos, sin):
         x[i + half] = second * cos[i] + first * sin[i]
 
 
-@_part
+@part
 def _keys_at(arena, page, layer, head, shape):
     """Address of a page's keys for a layer and head; its values come right behind them."""
     _, kv_heads, head_size, _, layers = shape
     return arena + ((page * layers + layer) * kv_heads + head) * 2 * PAGE * head_size * _FLOAT
 
 
-@_part
-def _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps):
+@part
+def _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps, code):
     """Norm and rotate queries and keys, and write keys and values to their slots."""
     heads, kv_heads, head_size, _, _ = shape
     every = heads + 2 * kv_heads
@@ -135,7 +112,8 @@ def _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, arena, rot
         is_value = head >= heads + kv_heads
         if not is_value:
             if head_norms.size:
-                _normalise(x, head_norms[layer, 0 if head < heads else 1], eps, x)
+                norm = head_norms[layer, 0 if head < heads else 1].ctypes.data
+                call_routine(code[_NORMALISE], (x.ctypes.data, norm, head_size, eps.ctypes.data, x.ctypes.data))
             if rotary[layer]:
                 _rotate(x, cos[row], sin[row])
         if head < heads:
@@ -151,10 +129,10 @@ def _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, arena, rot
             scatter(x.ctypes.data, key, head_size)
 
 
-@_part
+@part
 def _attend(
     thread, threads, sync, first_row, last_row, layer, window, shape, qkv, positions, arena, table,
-    ends, path_starts, paths, scale, scores, totals, attended,
+    ends, path_starts, paths, scale, scores, totals, attended, code,
 ):  # fmt: skip
     """Attention for at most QUERIES rows of one text: scores, their exponentials, and the weighted sums.
 
@@ -183,11 +161,11 @@ def _attend(
         out = scores.ctypes.data + (head * group * QUERIES * length + block * LANES) * _FLOAT
         q = q_start + head * group * head_size * _FLOAT
         if rows == 1:
-            tiles(q, head_size, group, key_block, head_size, out, QUERIES * length)
+            call_routine(code[_TILES], (q, head_size, group, key_block, head_size, out, QUERIES * length))
         else:
             for number in range(group):
                 mine, its = q + number * head_size * _FLOAT, out + number * QUERIES * length * _FLOAT
-                tiles(mine, width, rows, key_block, head_size, its, length)
+                call_routine(code[_TILES], (mine, width, rows, key_block, head_size, its, length))
     _barrier(sync, threads)
 
     first, last = _share(rows * heads, thread, threads)
@@ -229,18 +207,13 @@ def _attend(
             count = min(common - begin, PAGE - slot)
             seen = _keys_at(arena, page, layer, head, shape) + to_values + slot * LANES * _FLOAT
             x = heads_scores + begin * _FLOAT
+            multiply = code[_TILES] if begin == first_seen else code[_TILES_ONTO]
             if rows == 1:
-                if begin == first_seen:
-                    tiles(x, QUERIES * length, group, seen, count, heads_out, head_size)
-                else:
-                    tiles_onto(x, QUERIES * length, group, seen, count, heads_out, head_size)
+                call_routine(multiply, (x, QUERIES * length, group, seen, count, heads_out, head_size))
             else:
                 for number in range(group):
                     its, out = x + number * QUERIES * length * _FLOAT, heads_out + number * head_size * _FLOAT
-                    if begin == first_seen:
-                        tiles(its, length, rows, seen, count, out, heads * head_size)
-                    else:
-                        tiles_onto(its, length, rows, seen, count, out, heads * head_size)
+                    call_routine(multiply, (its, length, rows, seen, count, out, heads * head_size))
             begin += count
         for q_head in range(head * group, (head + 1) * group):
             out = heads_out + (q_head - head * group) * head_size * _FLOAT
@@ -261,7 +234,15 @@ def _attend(
     _barrier(sync, threads)
 
 
-@_compiled
+@compiled(
+    kernel_version,
+    INT, INT, INTS, INT, INT,
+    FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INTS, INT, INTS_2D, INTS, INTS, INTS, INTS, INTS,
+    INTS_2D, INTS, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS,
+    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D, FLOATS,
+    INTS_2D,
+    seconds=5,
+)  # fmt: skip
 def run_layers(
     thread, threads, sync, start, stop,
     hidden, cos, sin,  # [rows, hidden] changed in place; [rows, head_size / 2]
@@ -269,9 +250,9 @@ def run_layers(
     arena, tables,  # address of all keys and values; [texts, pages]: those of each text
     groups, group_texts,  # [groups + 1]: rows that attend together; [groups]: their text
     ends, path_starts, paths,  # a row sees tokens below ends[row], then paths[path_starts[row]:path_starts[row + 1]]
-    weights, kind,  # [layers, 5]: addresses of qkv, output, gate, up, down; how they are stored
+    weights, code,  # [layers, 5]: addresses of qkv, output, gate, up, down; of the routines for them, see `Code`
     norms, head_norms, biases,  # [layers, 2, hidden]; [layers, 2, head_size] or empty; [layers, qkv] or empty
-    windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate, layers
+    windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate, layers; [1]
     normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, scale,
     taps,  # [n, 2]: layers, and addresses of [slots, hidden] where the states after each go
     version=0,
@@ -280,47 +261,54 @@ def run_layers(
     rows, size = hidden.shape
     heads, kv_heads, head_size, intermediate, _ = shape
     width = (heads + 2 * kv_heads) * head_size
-    mine, my_gates = normed[thread], gates[thread]
-    x, g, u = mine.ctypes.data, my_gates[0].ctypes.data, my_gates[1].ctypes.data
-    ready, record = inputs[thread].ctypes.data, records[thread].ctypes.data
-    if kind == BFLOAT16_AMX:
-        begin_tiles(record)
+    x, small, tail = normed[thread].ctypes.data, gates[thread].ctypes.data, eps.ctypes.data
+    ready, record, begun = inputs[thread].ctypes.data, records[thread].ctypes.data, hidden.ctypes.data
+    scratch, row_bytes = delta.ctypes.data, size * _FLOAT
+    call_routine(code[_BEGIN], (record,))
     for layer in range(start, stop):
+        norm = norms[layer, 0].ctypes.data
         for row in range(rows):  # every thread for itself: cheaper than another barrier
-            _normalise(hidden[row], norms[layer, 0], eps, mine[row])
-        prepare_inputs(x, rows, size, kind, ready, record)
+            call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, tail, x + row * row_bytes))
+        call_routine(code[_PREPARE], (x, rows, size, ready, record))
         first, last = _share(width // LANES, thread, threads)
-        product(x, ready, record, rows, weights[layer, 0], size, kind, qkv.ctypes.data, width, first, last)
+        call_routine(
+            code[_PRODUCT], (x, ready, record, rows, weights[layer, 0], size, qkv.ctypes.data, width, first, last)
+        )
         if biases.size:
             for row in range(rows):
                 for i in range(first * LANES, last * LANES):
                     qkv[row, i] += biases[layer, i]
         _barrier(sync, threads)
-        _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps)
+        _place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps, code)
         _barrier(sync, threads)
         for group in range(len(groups) - 1):
             _attend(
                 thread, threads, sync, groups[group], groups[group + 1], layer, windows[layer], shape, qkv, positions,
-                arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals, attended,
+                arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals, attended, code,
             )  # fmt: skip
         first, last = _share(size // LANES, thread, threads)
-        _add_product(attended, ready, record, weights[layer, 1], kind, delta, hidden, first, last)
+        inside, y = heads * head_size, attended.ctypes.data
+        call_routine(code[_PREPARE], (y, rows, inside, ready, record))
+        call_routine(
+            code[_ADD_PRODUCT],
+            (y, ready, record, rows, weights[layer, 1], inside, scratch, size, first, last, begun),
+        )
         _barrier(sync, threads)
 
+        norm = norms[layer, 1].ctypes.data
         for row in range(rows):
-            _normalise(hidden[row], norms[layer, 1], eps, mine[row])
-        prepare_inputs(x, rows, size, kind, ready, record)
+            call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, tail, x + row * row_bytes))
+        call_routine(code[_PREPARE], (x, rows, size, ready, record))
         first, last = _share(intermediate // LANES, thread, threads)
-        step = block_bytes(size, kind)
-        for block in range(first, last):
-            one, two = weights[layer, 2] + block * step, weights[layer, 3] + block * step
-            two_products(x, ready, record, rows, one, two, size, kind, g, u)
-            for row in range(rows):
-                out = gated.ctypes.data + (row * intermediate + block * LANES) * _FLOAT
-                gate(g + row * LANES * _FLOAT, u + row * LANES * _FLOAT, out)
+        one, two, y = weights[layer, 2], weights[layer, 3], gated.ctypes.data
+        call_routine(code[_GATED], (x, ready, record, rows, one, two, size, small, y, intermediate, first, last))
         _barrier(sync, threads)
         first, last = _share(size // LANES, thread, threads)
-        _add_product(gated, ready, record, weights[layer, 4], kind, delta, hidden, first, last)
+        call_routine(code[_PREPARE], (y, rows, intermediate, ready, record))
+        call_routine(
+            code[_ADD_PRODUCT],
+            (y, ready, record, rows, weights[layer, 4], intermediate, scratch, size, first, last, begun),
+        )
         _barrier(sync, threads)
         for tap in range(len(taps)):
             if taps[tap, 0] == layer + 1:
@@ -329,25 +317,27 @@ def run_layers(
                     target = taps[tap, 1] + slots[row] * size * _FLOAT
                     for i in range(0, size, LANES):
                         copy_lanes(hidden[row].ctypes.data + i * _FLOAT, target + i * _FLOAT)
-    if kind == BFLOAT16_AMX:
-        end_tiles(record)
+    call_routine(code[_END], (record,))
 
 
-@_compiled
-def run_head(thread, threads, hidden, norm, eps, weights, kind, normed, inputs, records, logits, version=0):
+@compiled(
+    kernel_version,
+    INT, INT, FLOATS_2D, FLOATS, FLOATS, INT, INTS, FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D,
+    seconds=1,
+)  # fmt: skip
+def run_head(thread, threads, hidden, norm, eps, weights, code, normed, inputs, records, logits, version=0):
     """Logits [rows, vocabulary] of hidden states: the last norm and the head."""
-    rows, size = hidden.shape
-    mine, out = normed[thread], logits.ctypes.data
-    x, ready, record = mine.ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
+    (rows, size), outputs = hidden.shape, logits.shape[1]
+    x, out = normed[thread].ctypes.data, logits.ctypes.data
+    ready, record = inputs[thread].ctypes.data, records[thread].ctypes.data
+    start, weight, tail, row_bytes = hidden.ctypes.data, norm.ctypes.data, eps.ctypes.data, size * _FLOAT
     for row in range(rows):
-        _normalise(hidden[row], norm, eps, mine[row])
-    prepare_inputs(x, rows, size, kind, ready, record)
-    first, last = _share(logits.shape[1] // LANES, thread, threads)
-    if kind == BFLOAT16_AMX:
-        begin_tiles(record)
-    product(x, ready, record, rows, weights, size, kind, out, logits.shape[1], first, last)
-    if kind == BFLOAT16_AMX:
-        end_tiles(record)
+        call_routine(code[_NORMALISE], (start + row * row_bytes, weight, size, tail, x + row * row_bytes))
+    call_routine(code[_PREPARE], (x, rows, size, ready, record))
+    first, last = _share(outputs // LANES, thread, threads)
+    call_routine(code[_BEGIN], (record,))
+    call_routine(code[_PRODUCT], (x, ready, record, rows, weights, size, out, outputs, first, last))
+    call_routine(code[_END], (record,))
 
 
-normalise, share = _normalise, _share  # for other compiled functions
+share = _share  # for other compiled functions

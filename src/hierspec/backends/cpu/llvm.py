@@ -93,7 +93,7 @@ class VectorWriter:
 
     def fold(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
         """Reduce all lanes to one float. Halves are combined with halves, so the order is always the same."""
-        width = LANES
+        width = vector.type.count
         while width > 1:
             width //= 2
             undefined = ir.Constant(ir.VectorType(_F32, 2 * width), ir.Undefined)
@@ -127,6 +127,32 @@ class VectorWriter:
         self.b.cbranch(self.b.icmp_signed("<", following, count), block, after)
         self.b.position_at_end(after)
         return results
+
+    def repeat(self, count: Any, body: Callable[[Any], None]) -> None:
+        """body(index) for every index below `count`, which may be 0."""
+
+        def once(index: Any, carried: list[Any]) -> list[Any]:
+            body(index)
+            return []
+
+        with self.b.if_then(self.b.icmp_signed(">", count, i64(0))):
+            self.loop(count, [], once)
+
+    def when_equal(self, value: Any, cases: dict[int, Callable[[], None]]) -> None:
+        """Whichever of these cases `value` is; nothing where it is none of them."""
+        for number, body in cases.items():
+            with self.b.if_then(self.b.icmp_signed("==", value, i64(number))):
+                body()
+
+    def plus(self, start: Any, *factors: Any) -> Any:
+        """start + the product of all factors, which may be Python's numbers."""
+        return self.b.add(start, self.times(*factors))
+
+    def times(self, *factors: Any) -> Any:
+        product, *others = [i64(factor) if isinstance(factor, int) else factor for factor in factors]
+        for factor in others:
+            product = self.b.mul(product, factor)
+        return product
 
     def log(self, x: Any) -> Any:
         """The natural logarithm of positive normal numbers, to within three units in the last place.
@@ -187,34 +213,16 @@ def splat_f32(value: float) -> Any:
     return ir.Constant(V16F32, [value] * LANES)
 
 
-def kernel(
-    arguments: int, result: Any = types.void, noinline: bool = False, optnone: Callable[[], bool] = lambda: False
-) -> Callable[[Callable[..., Any]], Any]:
-    """Make emit(writer, *addresses and sizes) callable from compiled code.
+def kernel(arguments: int, result: Any = types.void) -> Callable[[Callable[..., Any]], Any]:
+    """Make emit(writer, *addresses and sizes) callable from compiled code: its LLVM code is put into the caller.
 
-    `noinline`: as a function that is not copied into its callers. Large kernels would otherwise be compiled once for
-    every call, and compiling is what the first start on a machine waits for. `optnone`, with it: whether to leave it
-    unoptimised, for kernels that need not be fast; asked when the kernel is emitted.
+    For small ones. Large kernels are a `Routine`: a copy for every call would be compiled with every caller.
     """
 
     def wrap(emit: Callable[..., Any]) -> Any:
         signature = result(*[types.int64] * arguments)
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            if noinline:
-                name = f"hierspec_{emit.__name__}_{id(emit)}"
-                function = builder.module.globals.get(name)
-                if function is None:
-                    function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [_I64] * arguments), name)
-                    function.linkage = "internal"
-                    function.attributes.add("noinline")
-                    if optnone():
-                        function.attributes.add("optnone")
-                    inner = ir.IRBuilder(function.append_basic_block("entry"))
-                    emit(VectorWriter(inner), *function.args)
-                    inner.ret_void()
-                builder.call(function, values)
-                return context.get_dummy_value()
             value = emit(VectorWriter(builder), *values)
             return context.get_dummy_value() if value is None else value
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from hierspec.backends.arena import reserve
+from hierspec.backends.cpu.layers import PAGE
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.checkpoints.config import DecoderConfig
 
-PAGE = 64  # slots of a page: a prefix of so many tokens can be shared; a multiple of 16
 _FLOAT = 4  # bytes
 
 

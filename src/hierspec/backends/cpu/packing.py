@@ -148,11 +148,19 @@ def packed(weight: Tensor, kind: int) -> np.ndarray:
     if kind in (INT8, INT4):
         return quantise_weights(weight.float().numpy(), 8 if kind == INT8 else 4)
     if kind == BFLOAT16_AMX:
-        tiles: np.ndarray = amx.to_tiles(weight).view(torch.int16).numpy()
+        tiles: np.ndarray = to_tiles(weight).view(torch.int16).numpy()
         return tiles
     blocks = weight.view(len(weight) // LANES, LANES, weight.shape[1]).transpose(1, 2).contiguous()
     lanes: np.ndarray = (blocks.view(torch.int16) if kind == BFLOAT16 else blocks).numpy()
     return lanes
+
+
+def to_tiles(weight: Tensor) -> Tensor:
+    """[outputs, inputs] as the tiles of `amx.py`, [outputs / 16, inputs / 32, 16 pairs, 16 outputs, 2], in bfloat16."""
+    outputs, inputs = weight.shape
+    padded = torch.nn.functional.pad(weight.to(torch.bfloat16), (0, -inputs % amx.DEPTH))
+    parts = padded.view(outputs // LANES, LANES, -1, amx.DEPTH // 2, 2)
+    return parts.permute(0, 2, 3, 1, 4).contiguous()
 
 
 def _key(checkpoint: Checkpoint, kind: int) -> str:

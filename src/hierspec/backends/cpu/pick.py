@@ -13,7 +13,20 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from hierspec.backends.cpu.compiled import compiled, filter_version, part
+from hierspec.backends.cpu.compiled import (
+    DOUBLE,
+    DOUBLES,
+    DOUBLES_2D,
+    FLOATS,
+    FLOATS_2D,
+    INT,
+    INT32S,
+    INTS_2D,
+    TRIPLE,
+    compiled,
+    filter_version,
+    part,
+)
 from hierspec.backends.cpu.exponentials import block_maxima, reduce_lanes
 from hierspec.backends.cpu.filters import adjust, count_tokens, exponentiate, filter_cutoff, passes_filters
 from hierspec.backends.cpu.llvm import LANES, V16F32, V16I32, VectorWriter, i64, kernel, splat_f32, splat_i32
@@ -202,8 +215,60 @@ def _fill(picks, scores):
         token += 1
 
 
-@compiled(filter_version)
-def answer_rows(
+@compiled(
+    filter_version,
+    FLOATS_2D, INT, FLOATS, DOUBLES, INTS_2D, DOUBLES, DOUBLES_2D,
+    seconds=1.5,
+)  # fmt: skip
+def greedy_rows(logits, vocabulary, maxima, scores, picks, leads, distributions, version=0):
+    """`sample_rows` at temperature 0, for rows that are padded to whole blocks with -inf.
+
+    maxima [blocks] and scores [candidates] are scratch memory.
+    """
+    rows, size = logits.shape
+    blocks = size // LANES
+    for row in range(rows):
+        x = logits[row]
+        largest = block_maxima(x.ctypes.data, blocks, maxima.ctypes.data)
+        picks[row, 0] = -1
+        if not np.isfinite(largest):
+            continue
+        for rank in range(len(scores)):
+            picks[row, rank], scores[rank] = vocabulary, -np.inf
+        _pick_largest(x, maxima, blocks, picks[row], scores)
+        if len(distributions):
+            for token in range(vocabulary):
+                distributions[row, token] = token == picks[row, 0]
+            continue
+        if len(leads):
+            leads[row] = scores[0] - scores[min(1, len(scores) - 1)]
+        _fill(picks[row], scores)
+
+
+@compiled(
+    filter_version,
+    FLOATS_2D, TRIPLE, INT32S, INT, INT32S, INT32S, INT32S, DOUBLES, FLOATS_2D,
+    seconds=2,
+)  # fmt: skip
+def adjust_rows(logits, penalties, context, prompt, tokens, parents, bias_tokens, bias_values, out, version=0):
+    """out [rows, blocks * 16] = logits with penalties and bias, padded with -inf. Arguments as of `sample_rows`."""
+    vocabulary, penalised = logits.shape[1], len(context) > 0
+    counts = np.zeros(vocabulary, np.int32)
+    touched = np.empty(vocabulary + 1 if penalised else 0, np.int32)
+    number = count_tokens(context, prompt, penalties[0], counts, touched) if penalised else 0
+    for row in range(len(logits)):
+        node = row - 1 if penalised else -1
+        x = logits[row]
+        adjust(x, node, tokens, parents, counts, touched, number, penalties, bias_tokens, bias_values, out[row])
+
+
+@compiled(
+    filter_version,
+    INT, INT, FLOATS_2D, DOUBLE, types.Tuple((INT, DOUBLE, DOUBLE)), TRIPLE, INT32S, INT, INT32S, INT32S, INT32S,
+    DOUBLES, INTS_2D, INTS_2D, DOUBLES, DOUBLES_2D,
+    seconds=7,
+)  # fmt: skip
+def sample_rows(
     thread,
     threads,
     logits,
@@ -238,14 +303,15 @@ def answer_rows(
         maxima[block] = -np.inf
     scores = np.empty(picks.shape[1])
     top_k, top_p, min_p = filters
-    top_k = top_k if top_k < vocabulary and temperature > 0 else 0
+    top_k = top_k if top_k < vocabulary else 0
+    bounded = max(temperature, _MIN_TEMPERATURE)
     penalised = len(context) > 0
     changed = penalised or len(bias_tokens) > 0 or size != vocabulary
     counts = np.zeros(vocabulary if changed else 0, np.int32)
     touched = np.empty(vocabulary + 1 if penalised else 0, np.int32)
     number = count_tokens(context, prompt, penalties[0], counts, touched) if penalised else 0
     adjusted = np.empty(size if changed else 0, np.float32)
-    weights = np.empty(size if temperature > 0 and (top_k > 0 or top_p < 1 or len(distributions)) else 0)
+    weights = np.empty(size if top_k > 0 or top_p < 1 or len(distributions) else 0)
     sums = np.empty(blocks)
     for row in range(thread, rows, threads):
         x = logits[row]
@@ -259,48 +325,16 @@ def answer_rows(
             continue
         for rank in range(len(scores)):
             picks[row, rank], scores[rank] = vocabulary, -np.inf
-        if temperature > 0:
-            bounded = max(temperature, _MIN_TEMPERATURE)
-            cutoff = filter_cutoff(x, maxima, blocks, np.float64(largest), bounded, top_k, top_p, min_p, weights, sums)
-            if len(distributions):
-                if top_p == 1:
-                    scale = np.empty(2)
-                    scale[0], scale[1] = largest, 1 / bounded
-                    exponentiate(x, maxima, blocks, scale, cutoff[0], cutoff[0], weights, sums)
-                _distribution(x, maxima, blocks, bounded, cutoff, weights, distributions[row])
-                continue
-            low, high = keys[row]
-            _sample(x, maxima, blocks, np.float64(largest), bounded, cutoff, low, high, picks[row], scores)
-        else:
-            _pick_largest(x, maxima, blocks, picks[row], scores)
-            if len(distributions):
-                for token in range(vocabulary):
-                    distributions[row, token] = token == picks[row, 0]
-                continue
+        cutoff = filter_cutoff(x, maxima, blocks, np.float64(largest), bounded, top_k, top_p, min_p, weights, sums)
+        if len(distributions):
+            if top_p == 1:
+                scale = np.empty(2)
+                scale[0], scale[1] = largest, 1 / bounded
+                exponentiate(x, maxima, blocks, scale, cutoff[0], cutoff[0], weights, sums)
+            _distribution(x, maxima, blocks, bounded, cutoff, weights, distributions[row])
+            continue
+        low, high = keys[row]
+        _sample(x, maxima, blocks, np.float64(largest), bounded, cutoff, low, high, picks[row], scores)
         if len(leads):
             leads[row] = scores[0] - scores[min(1, len(scores) - 1)]
         _fill(picks[row], scores)
-
-
-def best_tokens(logits: np.ndarray, temperature: float, keys: np.ndarray, out: np.ndarray) -> None:
-    """out [rows] = the picks where there are no penalties, bias or filters."""
-    tokens, picks = np.empty(0, np.int32), np.empty((len(logits), 1), np.int64)
-    answer_rows(
-        0,
-        1,
-        logits,
-        float(temperature),
-        (0, 1.0, 0.0),
-        (1.0, 0.0, 0.0),
-        tokens,
-        0,
-        tokens,
-        tokens,
-        tokens,
-        np.empty(0),
-        keys,
-        picks,
-        np.empty(0),
-        np.empty((0, logits.shape[1])),
-    )
-    out[:] = picks[:, 0]

@@ -16,7 +16,8 @@ import numpy as np
 from llvmlite import ir
 
 from hierspec.backends.cpu.features import dot_instruction
-from hierspec.backends.cpu.llvm import LANES, V16F32, V16I32, VectorWriter, i64, kernel, splat_i32
+from hierspec.backends.cpu.llvm import LANES, V16F32, V16I32, VectorWriter, i64, splat_i32
+from hierspec.backends.cpu.routines import Routine, routine
 
 # Inputs that share a scale. What a group costs beside its products is a third of the work with 32 of them; 8 bits are
 # enough for 64, 4 are not.
@@ -42,8 +43,8 @@ def _initial_sum() -> int:
     return int(np.float32(_MAGIC).view(np.int32)) if dot_instruction() == "sdot" else 0
 
 
-def _input_quantiser(size: int) -> Any:
-    @kernel(4, noinline=True)
+def _input_quantiser(size: int) -> Routine:
+    @routine(4)
     def quantise_inputs(w: VectorWriter, x: Any, groups: Any, out: Any, group_scales: Any) -> None:
         """The floats of x in 8 bits in `out`, and WORDS_PER_GROUP words about each group in `group_scales`."""
 
@@ -108,10 +109,10 @@ def _dot(w: VectorWriter, total: Any, weights: Any, four: Any, lane: int) -> Any
     return total
 
 
-def _quantised_tile(rows: int, bits: int) -> Any:
+def _quantised_tile(rows: int, bits: int) -> Routine:
     size = GROUPS[bits]
 
-    @kernel(8, noinline=True)
+    @routine(8)
     def tile(
         w: VectorWriter,
         x: Any,

@@ -10,6 +10,7 @@ from hierspec.backends.cpu.decoder import Scratch
 from hierspec.backends.cpu.layers import run_head
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.packing import kind_for, packed_bytes
+from hierspec.backends.cpu.product import product_code
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.checkpoints.config import DecoderConfig
 
@@ -37,6 +38,8 @@ class CompiledProducts:
         weights, memory = self._weights.ctypes.data, (scratch.normed, scratch.inputs, scratch.records)
         for _ in range(_ROUNDS + 1):  # the first has cold caches, or pages not yet mapped
             began = time.perf_counter()
-            self._team.run(run_head, hidden, norm, np.float32(1e-5), weights, kind, *memory, logits)
+            self._team.run(
+                run_head, hidden, norm, np.array([1e-5], np.float32), weights, product_code(kind), *memory, logits
+            )
             best = min(best, time.perf_counter() - began)
         return best / (outputs * self._hidden)

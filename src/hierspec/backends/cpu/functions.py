@@ -1,0 +1,14 @@
+"""Which compiled functions are needed for what. This imports no torch: workers that compile start at once."""
+
+from __future__ import annotations
+
+from hierspec.backends.cpu.compiled import CompiledFunction
+from hierspec.backends.cpu.head_passes import run_draft_head, run_join
+from hierspec.backends.cpu.layers import run_head, run_layers
+from hierspec.backends.cpu.pick import greedy_rows, sample_rows
+
+
+def needed_functions(draft_heads: bool, sampling: bool = False) -> list[CompiledFunction]:
+    """For passes and greedy picks; `draft_heads`: for trained drafters; `sampling`: for temperatures above 0."""
+    heads = [run_draft_head, run_join] if draft_heads else []
+    return [run_head, run_layers, greedy_rows, *heads, *([sample_rows] if sampling else [])]

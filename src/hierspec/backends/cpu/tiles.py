@@ -1,0 +1,212 @@
+"""One block of 16 outputs for all rows of a product, in tiles as large as the registers allow.
+
+Whatever tile a row is in, each of its outputs is the same chain of steps, so its bits do not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hierspec.backends.cpu.amx import DEPTH, tile_product
+from hierspec.backends.cpu.features import has_wide_registers
+from hierspec.backends.cpu.kernels import (
+    bfloat16_tile_1,
+    bfloat16_tile_2,
+    bfloat16_tile_3,
+    bfloat16_tile_4,
+    onto_1,
+    onto_2,
+    onto_3,
+    onto_4,
+    tile_1,
+    tile_2,
+    tile_3,
+    tile_4,
+    transpose_8,
+    transpose_16,
+    transposed_bfloat16_tile_8,
+    transposed_bfloat16_tile_16,
+    transposed_tile_8,
+    transposed_tile_16,
+)
+from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
+from hierspec.backends.cpu.quantised import (
+    INT4_GROUP,
+    INT8_GROUP,
+    WORDS_PER_GROUP,
+    int4_tile_1,
+    int4_tile_2,
+    int4_tile_3,
+    int4_tile_4,
+    int4_tile_8,
+    int8_tile_1,
+    int8_tile_2,
+    int8_tile_3,
+    int8_tile_4,
+    int8_tile_8,
+)
+from hierspec.backends.cpu.routines import Routine, routine
+
+_FLOAT = 4  # bytes
+
+
+def over_rows(four: Routine, three: Routine, two: Routine, one: Routine) -> Routine:
+    """One block of 16 outputs for all rows, in tiles of four, and one tile for the rest."""
+
+    @routine(7)
+    def over(w: VectorWriter, x: Any, x_step: Any, rows: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
+        """x, weights and out are addresses; steps and sizes count floats."""
+
+        def tile(of: Routine, row: Any) -> None:
+            of(w, w.plus(x, row, x_step, _FLOAT), x_step, weights, size, w.plus(out, row, out_step, _FLOAT), out_step)
+
+        _by_four(w, rows, lambda row: tile(four, row), {3: three, 2: two, 1: one}, tile)
+
+    return over
+
+
+def _by_four(
+    w: VectorWriter, rows: Any, four: Callable[[Any], None], rest: dict[int, Routine], tile: Callable[..., None]
+) -> None:
+    """four(first row) for each four rows, then tile(routine, first row) with the routine for the rest."""
+    fours = w.b.sdiv(rows, i64(4))
+    w.repeat(fours, lambda number: four(w.times(number, 4)))
+    row = w.times(fours, 4)
+    w.when_equal(w.b.sub(rows, row), {count: partial(tile, of, row) for count, of in rest.items()})
+
+
+def over_transposed_rows(sixteen: Routine, eight: Routine, rest: Routine) -> Routine:
+    """The same where `transposed` holds as many rows as possible transposed, 16 by 16 and perhaps 8 more."""
+
+    @routine(7)
+    def over(w: VectorWriter, x: Any, transposed: Any, rows: Any, weights: Any, size: Any, out: Any, out_step: Any):  # type: ignore[no-untyped-def]
+        def at(row: Any, start: Any) -> tuple[Any, Any]:
+            return w.plus(start, row, size, _FLOAT), w.plus(out, row, out_step, _FLOAT)
+
+        def tile(of: Routine, row: Any) -> None:
+            inputs, target = at(row, transposed)
+            of(w, inputs, weights, size, target, out_step)
+
+        row = _over_wide(w, rows, lambda row: tile(sixteen, row), lambda row: tile(eight, row))
+        inputs, target = at(row, x)
+        rest(w, inputs, size, w.b.sub(rows, row), weights, size, target, out_step)
+
+    return over
+
+
+def _over_wide(w: VectorWriter, rows: Any, sixteen: Callable[[Any], None], eight: Callable[[Any], None]) -> Any:
+    """sixteen(first row) for each 16 rows, eight(first row) for 8 more; the row after them."""
+    sixteens = w.b.sdiv(rows, i64(16))
+    w.repeat(sixteens, lambda number: sixteen(w.times(number, 16)))
+    row = w.times(sixteens, 16)
+    eights = w.b.sdiv(w.b.sub(rows, row), i64(8))
+    w.repeat(eights, lambda _: eight(row))
+    return w.plus(row, eights, 8)
+
+
+tiles = over_rows(tile_4, tile_3, tile_2, tile_1)
+tiles_onto = over_rows(onto_4, onto_3, onto_2, onto_1)  # sums go on from what is there
+bfloat16_tiles = over_rows(bfloat16_tile_4, bfloat16_tile_3, bfloat16_tile_2, bfloat16_tile_1)
+transposed_tiles = over_transposed_rows(transposed_tile_16, transposed_tile_8, tiles)
+transposed_bfloat16_tiles = over_transposed_rows(
+    transposed_bfloat16_tile_16, transposed_bfloat16_tile_8, bfloat16_tiles
+)
+
+
+def over_quantised_rows(
+    group: int, eight: Routine, four: Routine, three: Routine, two: Routine, one: Routine
+) -> Routine:
+    """The same for inputs of 8 bits."""
+
+    @routine(7)
+    def over(w: VectorWriter, x: Any, rows: Any, group_scales: Any, weights: Any, size: Any, out: Any, out_step: Any):  # type: ignore[no-untyped-def]
+        groups = w.b.sdiv(size, i64(group))
+        step = w.times(groups, WORDS_PER_GROUP)
+
+        def tile(of: Routine, row: Any) -> None:
+            scales, target = w.plus(group_scales, row, step, _FLOAT), w.plus(out, row, out_step, _FLOAT)
+            of(w, w.plus(x, row, size), size, scales, step, weights, groups, target, out_step)
+
+        rest: dict[int, Routine] = {3: three, 2: two, 1: one}
+        if not has_wide_registers():
+            _by_four(w, rows, lambda row: tile(four, row), rest, tile)
+            return
+        eights = w.b.sdiv(rows, i64(8))
+        w.repeat(eights, lambda number: tile(eight, w.times(number, 8)))
+        done = w.times(eights, 8)
+        _by_four(
+            w,
+            w.b.sub(rows, done),
+            lambda row: tile(four, w.b.add(done, row)),
+            rest,
+            lambda of, row: tile(of, w.b.add(done, row)),
+        )
+
+    return over
+
+
+int8_tiles = over_quantised_rows(INT8_GROUP, int8_tile_8, int8_tile_4, int8_tile_3, int8_tile_2, int8_tile_1)
+int4_tiles = over_quantised_rows(INT4_GROUP, int4_tile_8, int4_tile_4, int4_tile_3, int4_tile_2, int4_tile_1)
+
+_tile_products = {(row_tiles, blocks): tile_product(row_tiles, blocks) for row_tiles in (1, 2) for blocks in (1, 2)}
+
+
+@routine(10)
+def amx_tiles(
+    w: VectorWriter,
+    x: Any,
+    rows: Any,
+    weights: Any,
+    second_weights: Any,
+    blocks: Any,
+    size: Any,
+    out: Any,
+    out_step: Any,
+    second_offset: Any,
+    scratch: Any,
+) -> None:
+    """One block of 16 outputs, or two at once, for all rows, in tiles of 16 rows and two of those where possible.
+
+    Arguments as in `ProductArguments`. Tiles that rows do not fill go to `scratch` first.
+    """
+    b, steps = w.b, amx_steps(w, size)
+
+    def some_rows(number: Any) -> None:
+        row = w.times(number, 2 * LANES)
+        left = b.sub(rows, row)
+        count = b.select(b.icmp_signed("<", left, i64(2 * LANES)), left, i64(2 * LANES))
+        filled = b.icmp_signed("==", b.srem(count, i64(LANES)), i64(0))
+        target = b.select(filled, w.plus(out, row, out_step, _FLOAT), scratch)
+        step = b.select(filled, out_step, i64(2 * LANES))
+        offset = b.select(filled, second_offset, i64(LANES * _FLOAT))
+        row_tiles = b.sdiv(w.plus(count, LANES - 1), i64(LANES))
+        given = w.plus(x, row, steps, 2 * DEPTH), weights, second_weights, steps, target, step, offset
+        w.when_equal(
+            w.plus(blocks, row_tiles, 2),
+            {2 * high + wide: partial(of, w, *given) for (high, wide), of in _tile_products.items()},
+        )
+
+        def copy(i: Any) -> None:
+            source, to = w.plus(scratch, i, 2 * LANES * _FLOAT), w.plus(out, b.add(row, i), out_step, _FLOAT)
+            w.store(w.load(source, i64(0)), to, i64(0))
+            with b.if_then(b.icmp_signed("==", blocks, i64(2))):
+                w.store(w.load(source, i64(LANES)), b.add(to, second_offset), i64(0))
+
+        with b.if_then(b.not_(filled)):
+            w.repeat(count, copy)
+
+    w.repeat(b.sdiv(w.plus(rows, 2 * LANES - 1), i64(2 * LANES)), some_rows)
+
+
+def amx_steps(w: VectorWriter, size: Any) -> Any:
+    return w.b.sdiv(w.plus(size, DEPTH - 1), i64(DEPTH))
+
+
+@routine(4)
+def transpose_rows(w: VectorWriter, x: Any, rows: Any, size: Any, out: Any) -> None:
+    def transpose(of: Routine, row: Any) -> None:
+        of(w, w.plus(x, row, size, _FLOAT), size, w.plus(out, row, size, _FLOAT))
+
+    _over_wide(w, rows, lambda row: transpose(transpose_16, row), lambda row: transpose(transpose_8, row))
