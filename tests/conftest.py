@@ -4,6 +4,9 @@ import pytest
 import torch
 
 import hierspec
+from hierspec.assembly.measured_costs import CostBook
+from hierspec.pacing.costs import Costs
+from hierspec.scorers.base import StateScorer
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +23,25 @@ def _threads(request):
 def _no_lines_of_progress(monkeypatch):
     """Commands name what takes longer than two seconds, on stderr: no test may depend on what that is here."""
     monkeypatch.setattr("hierspec.cli.console._LINES_AFTER_SECONDS", 3600.0)
+
+
+def _made_up_costs(book: CostBook, scorer: StateScorer, computed_layers: int = 0) -> Costs:
+    """Costs by the number of layers that a pass runs, those of a drafter thin: rows beyond the first cost a twelfth of
+    it each."""
+    branch = getattr(scorer, "layer", None)
+    alone = 1e-3 * (1 + scorer.layers - computed_layers) if branch is None else 1e-4 * branch.decoder.config.layers
+    key = f"{scorer.name}, {scorer.kind}", computed_layers
+    return book._costs.setdefault(key, Costs((1, 32), (alone, alone * (1 + 31 / 12))))
+
+
+@pytest.fixture(autouse=True)
+def _no_clock(request, monkeypatch):
+    """What passes cost is made up and stays so: what is drafted, and how many passes a text takes, must not depend on
+    how fast this machine is now. Nothing is learnt from runs before, or kept for others."""
+    monkeypatch.setenv("HIERSPEC_LEARNT", "off")
+    if request.node.get_closest_marker("measures_costs") is None:
+        monkeypatch.setattr(CostBook, "costs", _made_up_costs)
+        monkeypatch.setattr(CostBook, "keep", lambda book: None)
 
 
 @pytest.fixture(scope="session")

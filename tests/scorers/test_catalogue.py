@@ -481,6 +481,7 @@ def test_named_plans_on_a_pack_write_what_plain_writes(model, name):
     assert name != "hsd" or all(tier.calls for tier in found.stats.tiers)  # the others may find that it does not pay
 
 
+@pytest.mark.measures_costs
 def test_guesses_of_an_adapter_can_be_appraised(model, tmp_path, monkeypatch):
     monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path))
     plan = Plan(adapt=True, tiers=(TierPlan(exit_layer=4, stores=("context",), adapt=True), TierPlan(draft="feature")))

@@ -73,6 +73,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     completes(pack, (_NO_PACK,), files=True)
     group.add_argument("--kv-memory", default="4G", metavar="SIZE", help="most memory for the KV cache (default 4G)")
+    group.add_argument(
+        "--no-learnt", action="store_true", help="do not use or keep how often drafts were accepted in earlier runs"
+    )
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +174,7 @@ def load_model(
             kv_memory=kv_memory,
             stores=arguments.stores,
             pack=arguments.pack,
+            keep_learnt=not arguments.no_learnt,
             progress=timings.reporting(progress),
         )
     timings.add("load")

@@ -10,6 +10,7 @@ examples:
   hierspec train draft --kind feature --depth 2 --taps 8,16,24 --output my-pack
   hierspec train skip --output skip.toml
   hierspec train measure --prompts prompts.jsonl --limit 60
+  hierspec train prior --pack my-pack
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hierspec.cli import options, train_measure, train_skip
+from hierspec.cli import options, train_measure, train_prior, train_skip
 from hierspec.cli.console import note, progress_bars
 from hierspec.cli.files import Folder, InputFile, OutputFolder
 from hierspec.cli.parser import add_command, add_commands
@@ -39,7 +40,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parts = add_commands(parser, "part", "exits|draft|skip|measure")
+    parts = add_commands(parser, "part", "exits|draft|skip|measure|prior")
     help_text = "exits of the model: adapters beside it, or an early-exit variant of it"
     exits = parts.add_parser("exits", help=help_text, description=_EXITS)
     options.add_source(exits)
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "search for layers that the model can leave out when it drafts for itself (no training)"
     add_command(parts, "skip", help_text, train_skip)
     add_command(parts, "measure", "how often a pack's exits and drafts agree with their model, by task", train_measure)
+    add_command(parts, "prior", "let a pack ship how often its drafts are accepted", train_prior)
 
 
 def _add_training(part: argparse.ArgumentParser) -> None:

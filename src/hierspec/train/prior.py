@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hierspec.assembly.paces import ROUTES
-from hierspec.checkpoints.packs import write_pack
+from hierspec.checkpoints.packs import Pack, write_pack
 from hierspec.core.errors import HierspecError
 from hierspec.language_model import LanguageModel
 from hierspec.progress import Progress, silent
@@ -43,11 +43,15 @@ def learn_prior(
     }
 
 
-def add_prior(model: LanguageModel, learnt: dict[str, Any], folder: Path) -> Path:
-    """Write what was learnt into the model's pack."""
-    pack = model.pack
-    if pack is None:
+def pack_of(model: LanguageModel) -> Pack:
+    if model.pack is None:
         raise HierspecError(f"{model.name} has no pack that could ship what was learnt; train a part of it first.")
+    return model.pack
+
+
+def add_prior(model: LanguageModel, learnt: dict[str, Any], folder: Path) -> Path:
+    """Write what was learnt into the model's pack, or a copy of its description in another folder."""
+    pack = pack_of(model)
     return write_pack(
         folder, pack.model, pack.target, {}, hidden=pack.hidden, vocabulary=pack.vocabulary, learnt=learnt
     )
