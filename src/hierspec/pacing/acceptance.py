@@ -45,7 +45,7 @@ class AcceptanceRates:
 
     def counts(self) -> list[tuple[str, int, int, float, float]]:
         """All that is known: source, evidence, depth, trials, accepted."""
-        return [(*key, *counts) for key, counts in self._counts.items()]
+        return [(*key, counts[0], counts[1]) for key, counts in self._counts.items()]
 
     def begin_with(self, counts: Iterable[tuple[str, int, int, float, float]]) -> None:
         """Take what another text or run has shown, as a prior: the text at hand soon weighs more."""

@@ -1,0 +1,124 @@
+"""Is `auto` slower than plain decoding before it has learnt anything, or where its costs are wrong?
+
+For every family of prompts a new process answers the first few, each plainly and under auto, in turn and back to back,
+prefill included. Nothing learnt by earlier runs is used, and each process has stores of its own. With --factor the
+target's costs are multiplied at the start, as if they had been measured wrongly; a factor below 1 is a fraction. The
+texts must be the same. The last line is one JSON document. It made docs/results/first-prompts.json.
+
+example:
+  python experiments/first_prompts.py spec_bench.jsonl --weights auto,int8 --output first-prompts.json
+  python experiments/first_prompts.py spec_bench.jsonl --count 5 --factor 3,0.333 --one-process
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hierspec.machine import machine
+from hierspec.prompts import read_prompts
+
+WORKER = """
+import json, sys, time
+import hierspec
+from hierspec.assembly.measured_costs import CostBook
+from hierspec.pacing.healing import HealingCosts
+
+job = json.loads(sys.stdin.readline())
+model = hierspec.load(weights=job["weights"], stores=job["stores"], keep_learnt=False)
+measured = CostBook.costs
+
+def falsified(book, scorer, computed_layers=0):
+    key = f"{scorer.name}, {scorer.kind}", computed_layers
+    if key not in book._costs:
+        costs = measured(book, scorer, computed_layers)
+        factor = job["factor"] if scorer is model.assembler.target else 1.0
+        book._costs[key] = HealingCosts(costs.rows, [factor * seconds for seconds in costs.measured], costs.spread)
+    return book._costs[key]
+
+CostBook.costs = falsified
+plain = model.apart()
+plain.generate("Hello", plan="plain", max_tokens=8)  # the first passes of a process pay for pages and threads
+model.hierarchy(model.plan("auto"))  # opens stores and drafters
+for number, (task, prompt) in enumerate(job["prompts"]):
+    seconds, tokens = {}, {}
+    for name in ("plain", "auto") if number % 2 else ("auto", "plain"):
+        model.forget()
+        began = time.perf_counter()
+        answer = (plain if name == "plain" else model).generate(prompt, plan=name, max_tokens=job["max_tokens"])
+        seconds[name], tokens[name] = time.perf_counter() - began, answer.tokens
+    same = tokens["plain"] == tokens["auto"]
+    print(json.dumps({"task": task, "same": same, "tokens": len(tokens["plain"]), **seconds}), flush=True)
+"""
+
+
+def answers(prompts: list[tuple[str, str]], weights: str, factor: float, max_tokens: int) -> list[dict[str, Any]]:
+    """Of a new process to these prompts."""
+    with tempfile.TemporaryDirectory() as stores:
+        job = {"prompts": prompts, "weights": weights, "factor": factor, "max_tokens": max_tokens, "stores": stores}
+        environment = {**os.environ, "HIERSPEC_LEARNT": "off"}
+        done = subprocess.run(
+            [sys.executable, "-c", WORKER],
+            input=json.dumps(job) + "\n",
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            check=False,
+        )
+    if done.returncode:
+        sys.exit("A process ended before it had answered; its error is above.")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompts", type=Path, help="JSON lines with task and turns")
+    parser.add_argument("--weights", default="auto,int8", help="formats, separated by commas (auto,int8)")
+    parser.add_argument("--count", type=int, default=6, help="prompts of each family (6)")
+    parser.add_argument("--factor", default="1", help="factors of the target's costs, separated by commas (1)")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--one-process", action="store_true", help="one process for all families, which take turns")
+    parser.add_argument("--output", type=Path, help="add the result to this JSON file")
+    arguments = parser.parse_args(argv)
+    families: dict[str, list[str]] = {}
+    for prompt in read_prompts(arguments.prompts):
+        families.setdefault(prompt.task, []).append(prompt.turns[0])
+    chosen = [(task, prompt) for task, prompts in families.items() for prompt in prompts[: arguments.count]]
+    if arguments.one_process:
+        groups = [sorted(chosen, key=lambda pair: families[pair[0]].index(pair[1]))]
+    else:
+        groups = [[pair for pair in chosen if pair[0] == task] for task in families]
+    runs = []
+    for weights in arguments.weights.split(","):
+        for factor in map(float, arguments.factor.split(",")):
+            done: list[dict[str, Any]] = []
+            for group in groups:
+                done += answers(group, weights, factor, arguments.max_tokens)
+            ratios = {task: _ratio([each for each in done if each["task"] == task]) for task in families}
+            run = {"weights": weights, "factor": factor, "auto_over_plain": ratios, "all": _ratio(done)}
+            run |= {"same_texts": sum(each["same"] for each in done), "texts": len(done)}
+            runs.append(run)
+            print(json.dumps(run), file=sys.stderr, flush=True)
+    command = "python experiments/first_prompts.py " + shlex.join(sys.argv[1:])
+    document = {"command": command, "machine": machine(), "max_tokens": arguments.max_tokens, "runs": runs}
+    if arguments.output is not None:
+        earlier = json.loads(arguments.output.read_text()) if arguments.output.exists() else []
+        arguments.output.write_text(json.dumps([*earlier, document], indent=1) + "\n")
+    print(json.dumps(document))
+    return 0 if all(run["same_texts"] == run["texts"] for run in runs) else 1
+
+
+def _ratio(done: list[dict[str, Any]]) -> float:
+    return round(sum(each["plain"] for each in done) / sum(each["auto"] for each in done), 3)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
