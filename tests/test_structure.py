@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 # From the ground up: a room may import rooms of lower floors and its own. Rooms of one floor do not know each other.
 FLOORS = [
     ["hierspec.core", "hierspec.progress", "hierspec.plot"],
-    ["hierspec.paths", "hierspec.machine", "hierspec.pacing", "hierspec.prompts"],
+    ["hierspec.paths", "hierspec.machine", "hierspec.untrusted", "hierspec.pacing", "hierspec.prompts"],
     ["hierspec.kept", "hierspec.text", "hierspec.prompt_sets"],
     ["hierspec.stores", "hierspec.checkpoints"],
     ["hierspec.backends.base"],

@@ -94,7 +94,7 @@ def changed(folder, **changes):
         ("target", lambda f: changed(f, format=2), "has format 2"),
         ("target", lambda f: changed(f, files={"../x": {"sha256": ""}}), "not a file beside it"),
         ("target", lambda f: changed(f, hidden="64"), "must hold model, target"),
-        ("target", lambda f: (f / "pack.json").write_text("{"), "is damaged or cannot be read"),
+        ("target", lambda f: (f / "pack.json").write_text("{"), "is damaged, it is not JSON"),
         ("target", lambda f: (f / "pack.json").unlink(), "is not a pack"),
     ],
 )
@@ -145,12 +145,16 @@ def test_a_foreign_vocabulary_and_a_wrong_shape_are_reported(folders, copied):
 @pytest.mark.parametrize(
     ("taps", "changes", "message"),
     [
-        ((3, 1), {}, "taps should be rising layer numbers between 1 and 3, not 3, 1"),
+        ((3, 1), {}, "taps should be rising layer numbers between 1 and 3, not 3, 1;"),
         ((1, 4), {}, "between 1 and 3"),
         ((0, 2), {}, "between 1 and 3"),
         ((1,), {}, r"first.weight should be \[64, 192\] and is \[64, 256\]"),
         ((1, 3), {"feature.layers.4.norm": torch.zeros(1)}, "it has 5 layers, and the model 4"),
-        ((1, 3), {"feature.layers.2.norm": torch.zeros(1)}, "feature.layers.2.input_layernorm.weight should be"),
+        (
+            (1, 3),
+            {"feature.layers.2.norm": torch.zeros(1)},
+            r"feature.layers.2.input_layernorm.weight \[64\] is missing",
+        ),
     ],
 )
 def test_a_feature_drafter_that_does_not_fit_is_reported(folders, copied, taps, changes, message):
@@ -187,7 +191,7 @@ def test_eight_bits_are_near_and_a_second_time_the_same(rows):
     vector, whole = matrix[0].to(torch.bfloat16), torch.tensor([[3, 1]], dtype=torch.int32)
     stored = in_eight_bits({"w": matrix, "norm.scale": vector, "taps": whole})
     assert (stored["w"].dtype, stored["w.scale"].shape) == (torch.int8, (len(rows),))
-    read = from_eight_bits(stored)
+    read = from_eight_bits(Path("pack"), stored, "fetch it again")
     assert list(read) == ["w", "norm.scale", "taps"]
     assert torch.equal(read["norm.scale"], vector)
     assert torch.equal(read["taps"], whole)
