@@ -55,7 +55,18 @@ _EXTREMES: tuple[Any, ...] = (
     ),
     {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": -7.213475204444817},
 )
-_PATTERNS = ("(a+)+$", "(.*)*x", "(?:a|a)*b", "(([\\s\\S])*)*z", "(((", "\\p{L}+", "(.+)+\\1$", "(?:.?){30}.{30}x", "")
+_PATTERNS = (
+    "(a+)+$",
+    "(.*)*x",
+    "(?:a|a)*b",
+    "(([\\s\\S])*)*z",
+    "(((",
+    "\\p{L}+",
+    "(.+)+\\1$",
+    "(?:.|.){19}\\d",
+    "(?:.|.){22}\\d",
+    "",
+)
 _BOMBS = (
     "{{ 'x' * 10 ** 9 }}",
     "{{ ('a' * 10 ** 6) | list | map('upper') | join | length }}",
@@ -173,8 +184,7 @@ class _Mutation:
 
     def tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         changed = dict(tensors)
-        for _ in range(self.pick((1, 1, 3))):
-            name = self.pick(list(changed))
+        for name in self.chance.sample(list(changed), min(self.pick((1, 1, 3)), len(changed))):
             tensor = changed.pop(name)
             types = (torch.int8, torch.bool, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
             numbers = (float("nan"), float("inf"), -1.0, 3e38, 0.0, 1e9)

@@ -1,15 +1,17 @@
 """Packs: identified by hash and fingerprint, opened without being named, refused with one sentence; the variant."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 import hierspec
 from hierspec import HierspecError
@@ -256,3 +258,42 @@ def test_a_layerskip_checkpoint_says_where_it_exits(folders, tmp_path):
     assert hierspec.load(folder, backend="torch").plan("layerskip").tiers[0].exit_layer == 1
     (folder / "generation_config.json").write_text(json.dumps({"assistant_early_exit": 2}))
     assert hierspec.load(folder, backend="torch").plan("layerskip").tiers[0].exit_layer == 2
+
+
+MATRIX = torch.zeros(4, 4, dtype=torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("file", "tensors", "message"),
+    [
+        (VOCABULARY, {"x": torch.arange(5)}, "tokens should be a list of whole numbers"),
+        (VOCABULARY, {"tokens": torch.arange(5) + 0.5}, "tokens should be a list of whole numbers"),
+        (VOCABULARY, {"tokens": torch.arange(5).bfloat16()}, "tokens should be a list of whole numbers"),
+        (VOCABULARY, {"tokens": torch.arange(4).reshape(2, 2)}, "tokens should be a list of whole numbers"),
+        (VOCABULARY, {"tokens": torch.tensor([2**40])}, "outside the model's vocabulary"),
+        (VOCABULARY, {"tokens": torch.arange(0)}, "outside the model's vocabulary"),
+        (EXITS, {"exit.2.layer.a": MATRIX, "exit.2.layer.a.scale": torch.zeros(3)}, r"should be \[3, 4\] and is \[4, 4\]"),
+        (EXITS, {"exit.2.layer.a": MATRIX, "exit.2.layer.a.scale": torch.tensor(1.0)}, "does not fit the model"),
+        (EXITS, {"exit.2.layer.a": MATRIX[0], "exit.2.layer.a.scale": torch.zeros(4)}, "does not fit the model"),
+        (EXITS, {"exit.2.layer.a": MATRIX, "exit.2.layer.a.scale": torch.zeros(4, dtype=torch.bool)}, "hold floats"),
+        (EXITS, {"exit." + "9" * 5000 + ".layer.a": torch.zeros(4)}, "has no adapters of exits"),
+        (EXITS, {"exit.\u00b2.layer.a": torch.zeros(4)}, "has no adapters of exits"),
+        (FEATURE, {"feature.layers.\u00b2.a": torch.zeros(4)}, "input_layernorm.weight .* is missing"),
+        (FEATURE, {"feature.taps": torch.tensor([2.5])}, "feature.taps should be a list of whole numbers"),
+        (FEATURE, {"feature.fc.weight": torch.zeros(64, 128, dtype=torch.int32)}, "fc.weight should hold floats"),
+    ],
+)  # fmt: skip
+def test_tensors_of_other_types_and_names_are_one_sentence(folders, copied, file, tensors, message):
+    given = (
+        tensors if file != FEATURE or "feature.layers.\u00b2.a" in tensors else load_file(copied / FEATURE) | tensors
+    )
+    content = save(given)
+    (copied / file).write_bytes(content)
+    described = json.loads((copied / "pack.json").read_text())
+    described["files"][file]["sha256"] = hashlib.sha256(content).hexdigest()
+    (copied / "pack.json").write_text(json.dumps(described))
+    again = load_checkpoint(folders / "target", pack=copied)
+    readers = {VOCABULARY: again.pack.draft_vocabulary, EXITS: lambda: again.pack.adapter(2, again.config)}
+    with pytest.raises(HierspecError, match=message) as error:
+        readers.get(file, lambda: again.pack.feature(again.config))()
+    assert str(error.value).isprintable()

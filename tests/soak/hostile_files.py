@@ -104,7 +104,7 @@ def soak(seed: int, count: int, workers: int) -> tuple[list[dict[str, Any]], dic
 def _started(home: Path, seed: int) -> Iterator[subprocess.Popen[str]]:
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(parents=True)
-    one_thread = {name: "1" for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "MALLOC_ARENA_MAX")}
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
     environment = {**os.environ, **one_thread, "HIERSPEC_CACHE": str(home / "cache"), "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, __file__, "--worker", str(home), "--seed", str(seed)]
     pipe = subprocess.PIPE

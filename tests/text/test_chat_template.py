@@ -150,6 +150,7 @@ def test_tools_parts_and_reasoning_equal_transformers() -> None:
         "{{ '%1000000000d' is odd }}",
         "{{ 1.5 | round(10 ** 9) }}",
         "{{ [1] | batch(10 ** 9, 0) | list | length }}",
+        "{{ 'x' * 600000 }}",
         "{% macro f() %}{% for i in range(90000) %}{{ caller() }}{% endfor %}{% endmacro %}"
         "{% call f() %}" + "y" * 2000 + "{% endcall %}",
     ],

@@ -18,6 +18,7 @@ from hierspec.text.template_budget import too_much
 from hierspec.text.template_sandbox import SandboxedEnvironment
 
 _LONGEST_SOURCE = 1 << 18  # characters; the longest real templates have 30,000
+_LONGEST_TEXT, _LONGEST_SHARE = 500_000, 8  # of the result, and for each character given; encoding it takes time
 _LONGEST_REASON = 300  # characters of a template's own error message
 
 
@@ -55,14 +56,18 @@ class ChatTemplate:
         with self._lock:
             try:
                 given = _plain(names)
-                self._environment.budget.reset(len(messages), _characters(given))
-                return self._template.render(given)
+                characters = _characters(given)
+                self._environment.budget.reset(len(messages), characters)
+                text = self._template.render(given)
             except HierspecError:
                 raise
             except (RecursionError, MemoryError) as error:
                 raise too_much() from error
             except Exception as error:  # a template can fail in any way a program can
                 raise HierspecError(f"The model's chat template refused these messages: {_sentence(error)}") from error
+        if len(text) > _LONGEST_TEXT + _LONGEST_SHARE * characters:
+            raise too_much()
+        return text
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,14 @@ from tokenizers import AddedToken
 
 from hierspec.core.errors import HierspecError
 from hierspec.text.chat_template import ChatTemplate
-from hierspec.text.tokenizers_guard import check_parts, has_patterns, library_errors, part, with_patience
+from hierspec.text.tokenizers_guard import (
+    check_parts,
+    has_patterns,
+    library_errors,
+    part,
+    read_tokenizer,
+    with_patience,
+)
 from hierspec.untrusted import read_object, read_text, shown
 
 _REMEDY = "fetch the model again"
@@ -126,8 +133,7 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise HierspecError(f"There is no tokenizer.json in {folder}; give a folder that holds a whole checkpoint.")
-        with library_errors(f"{path} is damaged, or not a tokenizer that hierspec can read: {_REMEDY}."):
-            backend = tokenizers.Tokenizer.from_file(str(path))
+        backend = read_tokenizer(path, _REMEDY)
         config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
         model = _read_json(folder / "config.json") | _read_json(folder / "generation_config.json")
         special_tokens = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}

@@ -6,18 +6,25 @@ expression for as long as it takes, and lets a normaliser multiply a text as oft
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import tokenizers
 
 from hierspec.core.errors import HierspecError
+from hierspec.untrusted import unreadable
 
 _T = TypeVar("_T")
+_MOST_BYTES = 1 << 28  # of a tokenizer.json; the largest real ones have 40 MB
+# The word itself, or escapes that could hide it: nobody writes letters as escapes.
+_MAY_BE_PRECOMPILED = re.compile(rb'"Precompiled"|\\u00[2-7]')
 _DAMAGED = "The model's tokenizer is damaged or not supported"
 _MOST_GROWTH = 64.0  # of a text by all steps of a normaliser together; real ones replace a space by "▁"
 _MOST_PIECES = 64  # that a post-processor puts around a text
@@ -40,6 +47,36 @@ def library_errors(sentence: str) -> Iterator[None]:
         if type(error).__name__ != "PanicException":  # Ctrl-C and the like
             raise
         raise HierspecError(sentence) from error
+
+
+def read_tokenizer(path: Path, remedy: str) -> tokenizers.Tokenizer:
+    """The tokenizer in a tokenizer.json."""
+    sentence = f"{path} is damaged, or not a tokenizer that hierspec can read: {remedy}."
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise HierspecError(f"{path} is far too large for a tokenizer: {remedy}.")
+        content = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error, remedy) from error
+    with library_errors(sentence):
+        if _MAY_BE_PRECOMPILED.search(content):
+            _check_precompiled(json.loads(content), sentence)
+        return tokenizers.Tokenizer.from_buffer(content)
+
+
+def _check_precompiled(content: Any, sentence: str) -> None:
+    """The library allocates what a table of characters claims as its length before it looks at the table."""
+    waiting = [content]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            waiting += item.values()
+            if item.get("type") == "Precompiled":
+                table = base64.b64decode(item["precompiled_charsmap"], validate=True)
+                if len(table) < 4 or int.from_bytes(table[:4], "little") > len(table) - 4:
+                    raise HierspecError(sentence)
+        elif isinstance(item, list):
+            waiting += item
 
 
 def check_parts(backend: tokenizers.Tokenizer) -> None:
