@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -158,20 +158,26 @@ class Tokenizer:
                  `transformers` it decides, not add_bos_token of the configuration beside it.
         """
         backend = self._backend if special else self._literal_backend
-        ids: list[int] = self._encoded([text], lambda: backend.encode(text, add_special_tokens=begin)).ids
-        return ids
+        return self._encoded(backend, [text], begin)[0]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Ids of many texts at once, without a beginning-of-text token; on all cores."""
-        backend = self._literal_backend
-        encodings = self._encoded(texts, lambda: backend.encode_batch_fast(texts, add_special_tokens=False))
-        return [encoding.ids for encoding in encodings]
+        return self._encoded(self._literal_backend, texts, False)
 
-    def _encoded(self, texts: Sequence[str], encode: Callable[[], Any]) -> Any:
+    def _encoded(self, backend: tokenizers.Tokenizer, texts: list[str], begin: bool) -> list[list[int]]:
         for text in texts:
             _check_text(text)
+
+        def encode() -> list[list[int]]:
+            # The library lets other threads run only while it encodes a batch.
+            return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=begin)]
+
         with library_errors(_NOT_ENCODED):
-            return with_patience(encode, sum(map(len, texts))) if self._has_patterns else encode()
+            if self._has_patterns:
+                return with_patience(encode, sum(map(len, texts)))
+            if len(texts) == 1:
+                return [backend.encode(texts[0], add_special_tokens=begin).ids]
+            return encode()
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Text of ids; broken UTF-8 becomes replacement characters. `special` shows control tokens too."""

@@ -28,9 +28,8 @@ _MAY_BE_PRECOMPILED = re.compile(rb'"Precompiled"|\\u00[2-7]')
 _DAMAGED = "The model's tokenizer is damaged or not supported"
 _MOST_GROWTH = 64.0  # of a text by all steps of a normaliser together; real ones replace a space by "▁"
 _MOST_PIECES = 64  # that a post-processor puts around a text
-# Of processor time, so that a busy machine changes nothing; a million characters take about a second.
+# On the clock and of processor time, so that a busy machine changes nothing; a million characters take about a second.
 _SECONDS, _SECONDS_A_CHARACTER = 2.0, 1e-5
-_PATIENCE = 60  # how many times as long to wait for a thread that has others work for it, as for many texts at once
 _LOOKED_AFTER = 0.05  # seconds
 
 
@@ -117,26 +116,15 @@ def with_patience(task: Callable[[], _T], characters: int) -> _T:
 
     thread = threading.Thread(target=run, daemon=True, name="tokenizer")
     thread.start()
-    limit, started = _SECONDS + _SECONDS_A_CHARACTER * characters, time.monotonic()
-    while not outcome and thread.is_alive():
+    limit, started, used = _SECONDS + _SECONDS_A_CHARACTER * characters, time.monotonic(), time.process_time()
+    while thread.is_alive() and min(time.monotonic() - started, time.process_time() - used) < limit:
         thread.join(_LOOKED_AFTER)
-        if _processor_seconds(thread) > limit or time.monotonic() - started > _PATIENCE * limit:
-            break
     if not outcome:
         raise HierspecError(f"{_DAMAGED}: its patterns take too long on this text; choose another model.")
     result, error = outcome[0]
     if error is not None:
         raise error
     return result  # type: ignore[no-any-return]
-
-
-def _processor_seconds(thread: threading.Thread) -> float:
-    if thread.ident is None or not thread.is_alive() or not hasattr(time, "pthread_getcpuclockid"):
-        return 0.0
-    try:
-        return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
-    except OSError:  # it ended meanwhile
-        return 0.0
 
 
 def _growth(normaliser: dict[str, Any] | None) -> float:
