@@ -118,7 +118,8 @@ def _started(home: Path, seed: int) -> Iterator[subprocess.Popen[str]]:
 
 
 def _ask(worker: subprocess.Popen[str], number: int) -> dict[str, Any]:
-    assert worker.stdin and worker.stdout
+    assert worker.stdin is not None
+    assert worker.stdout is not None
     watchdog = threading.Timer(_WAIT, worker.kill)
     watchdog.start()
     line = ""

@@ -26,6 +26,7 @@ __all__ = ["Checkpoint", "expected_tensors", "known_config", "load_checkpoint", 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _EARLY_EXIT_NAME = "default-ee"  # the default model with the delta of its pack
 _REMEDY = "fetch the model again"
+_LONGEST_NAME = 255  # bytes of a file's name, on every common system
 _OPTIONS = "give a model folder, a .gguf file, a hub name such as org/name, or nothing for the default model"
 
 
@@ -152,7 +153,7 @@ def _weight_files(folder: Path) -> dict[str, str] | str:
             raise HierspecError(f"{index} is damaged: it has no weight_map from tensors to files.")
         for file in sorted(set(shards.values())):
             # A name with folders in it could point anywhere on this machine.
-            if Path(file).name != file or not file.isprintable():
+            if Path(file).name != file or not file.isprintable() or len(file.encode()) > _LONGEST_NAME:
                 raise HierspecError(f"{index} is damaged: {shown(file)} is not the name of a file beside it.")
             if not (folder / file).is_file():
                 raise HierspecError(f"{folder} is incomplete: {file} is missing, fetch the model again.")
