@@ -184,6 +184,18 @@ def test_a_template_cannot_run_code(template: str) -> None:
         ChatTemplate(template).render(TALK)
 
 
+@pytest.mark.parametrize(
+    "use",
+    ["(1)[n.a].x", "messages[n.a].x", "{}[n.a].x", "n[n.a]", "n.a | int", "[1].index(n.a)", "dict(n.a)", "{n.a: 1}"],
+)
+def test_a_message_shows_no_endless_value(use: str) -> None:
+    """Two to the power of sixty items in sixty lists: nothing may look at all of it, errors included."""
+    for pair in ("[n.a, n.a]", "(n.a, n.a)"):
+        nested = f"{{% set n = namespace(a=[1]) %}}{{% for i in range(60) %}}{{% set n.a = {pair} %}}{{% endfor %}}"
+        with suppress(HierspecError):
+            ChatTemplate(f"{nested}{{{{ {use} }}}}").render(TALK)
+
+
 def test_errors_are_one_sentence() -> None:
     with pytest.raises(HierspecError, match=r"cannot be read: .*\.$"):
         ChatTemplate("{% for %}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from math import log2
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Environment, Undefined
 from jinja2 import filters as jinja_filters
@@ -45,7 +45,7 @@ def tests(operations: Operations) -> dict[str, Function]:
         return bool(operations.binary("%", value, number) == 0)
 
     return {
-        **{name: TESTS[name] for name in _FREE_TESTS},
+        **{name: _test(name) for name in _FREE_TESTS},
         **{name: comparing(symbol) for name, symbol in _COMPARING_TESTS.items()},
         "divisibleby": divisible,
         "even": lambda value: divisible(value, 2),
@@ -53,6 +53,11 @@ def tests(operations: Operations) -> dict[str, Function]:
         "lower": lambda value: operations.text(value).islower(),
         "upper": lambda value: operations.text(value).isupper(),
     }
+
+
+def _test(name: str) -> Function:
+    function: Any = TESTS[name]
+    return cast(Function, function)
 
 
 class Filters:
@@ -322,10 +327,10 @@ class Filters:
         ]
         return self._operations.lazy(kept)
 
-    def _named(self, table: Mapping[str, Function], name: Any, kind: str) -> Function:
+    def _named(self, table: Mapping[str, Any], name: Any, kind: str) -> Function:
         if not isinstance(name, str) or name not in table:
             raise TypeError(f"there is no {kind} of this name")
-        return table[name]
+        return cast(Function, table[name])
 
     def _pay_layout(self, value: Any, step: int) -> None:
         """Pays for what indents and separators add to JSON: a line for each item, as deep as it lies."""

@@ -53,8 +53,8 @@ def _search_backwards(operations: Operations, subject: str, arguments: tuple[Any
 def _split(operations: Operations, subject: str, arguments: tuple[Any, ...]) -> None:
     separator = arguments[0] if arguments else None
     _search_backwards(operations, subject, arguments)
-    named = isinstance(separator, str) and separator
-    pieces = 1 + subject.count(separator) if named else lines_and_words(subject)
+    at_words = not isinstance(separator, str) or not separator
+    pieces = lines_and_words(subject) if at_words else 1 + subject.count(str(separator))
     operations.pay(1 + pieces // 8, pieces * ITEM)
 
 

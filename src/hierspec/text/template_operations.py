@@ -25,8 +25,10 @@ _PADDED = 2000  # characters that one placeholder may add: its width and precisi
 _PLACEHOLDER = re.compile(
     r"%(?:%|(?:\([^()%]{0,100}\))?[-+ #0]{0,5}[0-9]{0,3}(?:\.[0-9]{0,3})?[diouxXeEfFgGcrsa])", re.ASCII
 )
-_LAZY = type(iter([]))  # what filters such as map return: true even when empty, and read once, as Jinja's generators
-_ITERABLE = (str, list, tuple, dict, range, Undefined, _LAZY)
+_LAZY: type = type(
+    iter([])
+)  # what filters such as map return: true even when empty, and read once, as Jinja's generators
+_ITERABLE: tuple[Any, ...] = (str, list, tuple, dict, range, Undefined, _LAZY)
 _SCALAR = (str, int, float, type(None))
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add,

@@ -66,9 +66,9 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
             optimized=False,  # nothing is computed while a template is compiled: nobody would pay
             cache_size=0,
         )
-        self.filters = Filters(self, self.operations).all()
-        self.tests = tests(self.operations)
-        functions = {
+        self.filters: dict[str, Any] = Filters(self, self.operations).all()
+        self.tests: dict[str, Any] = tests(self.operations)
+        functions: dict[str, Callable[..., Any]] = {
             "range": self._range,
             "dict": self._dictionary,
             "namespace": self._namespace,
@@ -127,7 +127,7 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
         if type(obj) is _Namespace:
             return self.getattr(obj, self.operations.key(argument))
         if (kind := _kind(obj)) is None:
-            return super().getitem(obj, argument)
+            return super().getitem(obj, argument) if isinstance(argument, str) else self._absent(obj, argument)
         found = self._item(obj, argument)
         method = self._method(obj, kind, argument) if isinstance(found, Undefined) else None
         return found if method is None else method
@@ -136,7 +136,13 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
         try:
             return obj[self.operations.key(key)]
         except (TypeError, LookupError):
-            return self.undefined(obj=obj, name=key if isinstance(key, str) else "that item")
+            return self._absent(obj, key)
+
+    def _absent(self, obj: Any, key: Any) -> Undefined:
+        # Undefined values name what is missing in their message, and a list may be endless in print.
+        if isinstance(key, (str, int)):
+            return self.undefined(obj=obj, name=key)
+        return self.undefined("a value is looked up by something that is neither text nor a number")
 
     def _method(self, obj: Any, kind: type, name: Any) -> Any:
         """What Python calls an attribute: None where there is none, undefined where it is not for templates."""
@@ -166,9 +172,13 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
         return safe_range(*borders)
 
     def _dictionary(self, *arguments: Any, **entries: Any) -> dict[Any, Any]:
-        self.budget.walk(*arguments)
-        made = dict(*[self.operations.items(a) if not isinstance(a, dict) else a for a in arguments])
-        return self.operations.dictionary(*(part for pair in (made | entries).items() for part in pair))
+        made: dict[Any, Any] = {}
+        for argument in arguments:
+            pairs = argument.items() if isinstance(argument, dict) else self.operations.items(argument)
+            for key, value in pairs:
+                made[self.operations.key(key)] = value
+        self.budget.pay(1 + len(entries))
+        return made | entries
 
     def _namespace(self, *arguments: Any, **attributes: Any) -> Namespace:
         return _Namespace(self._dictionary(*arguments, **attributes))
@@ -277,7 +287,7 @@ def _paying(node: nodes.Node) -> nodes.Node:
     return node
 
 
-def _environment_call(attribute: str, arguments: list[nodes.Expr], place: nodes.Node) -> Any:
+def _environment_call(attribute: str, arguments: list[Any], place: nodes.Node) -> Any:
     # A template can redefine names, but not attributes of the environment.
     call = nodes.Call(nodes.EnvironmentAttribute(attribute), arguments, [], None, None)
     return _located(call, place)

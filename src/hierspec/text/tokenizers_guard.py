@@ -106,7 +106,7 @@ def with_patience(task: Callable[[], _T], characters: int) -> _T:
 
     A thread cannot be stopped from outside, but it can be left behind: it ends with the process.
     """
-    outcome: list[Any] = []
+    outcome: list[tuple[Any, BaseException | None]] = []
 
     def run() -> None:
         try:
@@ -124,7 +124,7 @@ def with_patience(task: Callable[[], _T], characters: int) -> _T:
     result, error = outcome[0]
     if error is not None:
         raise error
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 def _growth(normaliser: dict[str, Any] | None) -> float:
