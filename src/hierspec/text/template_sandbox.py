@@ -141,7 +141,8 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
     def _absent(self, obj: Any, key: Any) -> Undefined:
         # Undefined values name what is missing in their message, and a list may be endless in print.
         if isinstance(key, (str, int)):
-            return self.undefined(obj=obj, name=key)
+            name: Any = key  # Jinja takes numbers, too
+            return self.undefined(obj=obj, name=name)
         return self.undefined("a value is looked up by something that is neither text nor a number")
 
     def _method(self, obj: Any, kind: type, name: Any) -> Any:
