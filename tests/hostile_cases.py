@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from hostile_mutations import Mutation
 from hostile_templates import hostile_templates
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save
 
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import EXITS, FEATURE, SMALL, VOCABULARY
@@ -24,37 +24,6 @@ from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.testing.packs import tiny_eagle, tiny_eagle3, tiny_pack
 
 _SIZES = {"hidden": 32, "heads": 2, "kv_heads": 1, "head_size": 16, "intermediate": 32, "layers": 8, "context": 160}
-_EXTREMES: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 2, 7, 0.5, 1e-320, 1e-9, 1e308, -1e308, float("nan"), float("inf"), 2**31, 2**63),
-    *(
-        -(2**63),
-        10**30,
-        10**400,
-        10**4299,
-        "",
-        "x",
-        "default",
-        "none",
-        "yarn",
-        "llama3",
-        "\ud800",
-        "é\n\x00",
-        "x" * 9999,
-    ),
-    *(
-        [],
-        {},
-        [[]],
-        [None],
-        ["a"],
-        [1, 2],
-        [0.5],
-        {"a": 1},
-        {"name": "default"},
-        {"rope_type": "yarn", "factor": 1e-300},
-    ),
-    {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": -7.213475204444817},
-)
 _PATTERNS = (
     "(a+)+$",
     "(.*)*x",
@@ -112,110 +81,7 @@ def make_case(originals: Originals, seed: int, number: int, folder: Path) -> Cas
     """Writes the files of a case into `folder`, which must not exist."""
     chance = random.Random(f"{seed} {number}")
     kind = list(_KINDS)[number % len(_KINDS)]
-    return Case(kind, _KINDS[kind](_Mutation(chance), originals, folder))
-
-
-class _Mutation:
-    """Random changes to bytes, JSON and tensors."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
-        self.pick = chance.choice
-
-    def bytes(self, content: bytes) -> bytes:
-        changed = bytearray(content)
-        for _ in range(self.pick((1, 1, 2, 8))):
-            at = self.chance.randrange(len(changed) + 1) if self.chance.random() < 0.5 else self.chance.randrange(200)
-            at = min(at, max(len(changed) - 8, 0))
-            match self.chance.randrange(7):
-                case 0:
-                    changed[at : at + 1] = bytes([self.chance.randrange(256)])
-                case 1:
-                    del changed[at:]
-                case 2:
-                    changed[at:at] = self.chance.randbytes(self.pick((1, 8, 64)))
-                case 3:
-                    changed[at : at + 8] = self.pick(
-                        (b"\xff" * 8, b"\0" * 8, struct.pack("<Q", 1 << self.pick((16, 31, 40, 62))))
-                    )
-                case 4:
-                    changed[at : at + 4] = b"\xff\xfe\xc0\x80"
-                case 5:
-                    del changed[at : at + self.pick((1, 8, 64))]
-                case 6:
-                    changed[at:at] = changed[at : at + 64]
-        return bytes(changed)
-
-    def json(self, content: Any) -> bytes:
-        """One file in four is broken as text, the others say something else."""
-        if self.chance.random() < 0.25:
-            text = json.dumps(content)
-            match self.chance.randrange(6):
-                case 0:
-                    return self.bytes(text.encode())
-                case 1:
-                    return b'{"a":' * 100_000 + b"1" + b"}" * 100_000
-                case 2:
-                    return b"[" * self.pick((500, 3000, 100_000))
-                case 3:
-                    return text.encode("utf-16")
-                case 4:
-                    return text.replace('"', '"\\ud800', 3).encode()
-                case _:  # every key twice, the second time with another value
-                    return (text[:-1] + ", " + json.dumps(self.tree(content))[1:]).encode()
-        for _ in range(self.pick((1, 1, 1, 2, 3))):
-            content = self.tree(content)
-        return json.dumps(content).encode()
-
-    def tree(self, content: Any) -> Any:
-        """Another value somewhere in a JSON document."""
-        if isinstance(content, (dict, list)) and content and self.chance.random() < 0.9:
-            keys = list(content) if isinstance(content, dict) else list(range(len(content)))
-            key = self.pick(keys)
-            copy = content.copy()
-            if self.chance.random() < 0.1:
-                del copy[key]
-            elif self.chance.random() < 0.1:
-                copy[key] = content[self.pick(keys)]
-            else:
-                copy[key] = self.tree(content[key])
-            return copy
-        return self.pick(_EXTREMES)
-
-    def tensors(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        changed = dict(tensors)
-        for name in self.chance.sample(list(changed), min(self.pick((1, 1, 3)), len(changed))):
-            tensor = changed.pop(name)
-            types = (torch.int8, torch.bool, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8)
-            numbers = (float("nan"), float("inf"), -1.0, 3e38, 0.0, 1e9)
-            match self.chance.randrange(8):
-                case 0:
-                    changed[name] = tensor.to(self.pick(types))
-                case 1:
-                    changed[name] = tensor.reshape(-1)
-                case 2:
-                    changed[name] = tensor[..., :0].clone()
-                case 3:
-                    changed[name] = torch.tensor(1.0)
-                case 4:
-                    changed[name] = torch.full(tensor.shape, self.pick(numbers)).to(
-                        self.pick((torch.float32, tensor.dtype))
-                    )
-                case 5:
-                    changed[
-                        self.pick(("exit.²", "exit." + "9" * 5000, "feature.layers.7", "x", "exit.3")) + ".layer.a"
-                    ] = tensor
-                case 6:
-                    changed[name] = torch.cat([tensor, tensor]) if tensor.ndim else tensor
-                case 7:
-                    pass  # it is gone
-        return changed or {"x": torch.zeros(1)}
-
-    def safetensors(self, content: bytes) -> bytes:
-        """A file with a changed header over the same data."""
-        length = int.from_bytes(content[:8], "little")
-        header = self.json(json.loads(content[8 : 8 + length]))
-        return len(header).to_bytes(8, "little") + header + content[8 + length :]
+    return Case(kind, _KINDS[kind](Mutation(chance), originals, folder))
 
 
 def _loads(folder: Path, plan: Any = "plain", pack: Path | str = "none") -> Callable[[], object]:
@@ -233,8 +99,8 @@ def _copied(source: Path, folder: Path) -> Path:
     return folder
 
 
-def _json_file(*names: str) -> Callable[[_Mutation, Originals, Path], Callable[[], object]]:
-    def make(mutation: _Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
+def _json_file(*names: str) -> Callable[[Mutation, Originals, Path], Callable[[], object]]:
+    def make(mutation: Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
         source = originals.shards if names == ("model.safetensors.index.json",) else originals.model
         path = _copied(source, folder) / mutation.pick(names)
         content = json.loads(path.read_text())
@@ -264,7 +130,7 @@ _YARN = {
 }
 
 
-def _tokenizer(mutation: _Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
+def _tokenizer(mutation: Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
     path = _copied(originals.model, folder) / "tokenizer.json"
     content = json.loads(path.read_text())
     pattern, text = {"Regex": mutation.pick(_PATTERNS)}, mutation.pick(("", "x", "aa", "a" * 99999))
@@ -332,7 +198,7 @@ def _tokenizer(mutation: _Mutation, originals: Originals, folder: Path) -> Calla
     return _loads(folder)
 
 
-def _template(mutation: _Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
+def _template(mutation: Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
     path = _copied(originals.model, folder) / "chat_template.jinja"
     match mutation.chance.randrange(4):
         case 0:
@@ -344,13 +210,13 @@ def _template(mutation: _Mutation, originals: Originals, folder: Path) -> Callab
     return _loads(folder)
 
 
-def _weights(mutation: _Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
+def _weights(mutation: Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
     path = _copied(originals.model, folder) / "model.safetensors"
     path.write_bytes(_changed_file(mutation, path))
     return _loads(folder)
 
 
-def _changed_file(mutation: _Mutation, path: Path) -> bytes:
+def _changed_file(mutation: Mutation, path: Path) -> bytes:
     match mutation.chance.randrange(3):
         case 0:
             return mutation.bytes(path.read_bytes())
@@ -359,7 +225,7 @@ def _changed_file(mutation: _Mutation, path: Path) -> bytes:
     return save(mutation.tensors(load_file(path)))
 
 
-def _pack(mutation: _Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
+def _pack(mutation: Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
     path = _copied(originals.pack, folder) / "pack.json"
     described = json.loads(path.read_text())
     tiers = {
@@ -379,7 +245,7 @@ def _pack(mutation: _Mutation, originals: Originals, folder: Path) -> Callable[[
     return _loads(originals.model, Plan(tiers=(tier,)), folder)
 
 
-def _eagle(mutation: _Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
+def _eagle(mutation: Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
     _copied(mutation.pick(originals.eagles), folder)
     path = folder / mutation.pick(("config.json", "model.safetensors", "model.safetensors"))
     if path.suffix == ".json":
@@ -389,7 +255,7 @@ def _eagle(mutation: _Mutation, originals: Originals, folder: Path) -> Callable[
     return _loads(originals.model, Plan(tiers=(TierPlan(draft=str(folder)),)))
 
 
-def _gguf_file(mutation: _Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
+def _gguf_file(mutation: Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
     folder.mkdir()
     path = folder / "model.gguf"
     if mutation.chance.random() < 0.5:
@@ -399,7 +265,7 @@ def _gguf_file(mutation: _Mutation, originals: Originals, folder: Path) -> Calla
     return _loads(path)
 
 
-def _plan(mutation: _Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
+def _plan(mutation: Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
     folder.mkdir()
     path = folder / "plan.toml"
     text = (originals.folder / "plan.toml").read_bytes()
@@ -425,7 +291,7 @@ def _plan(mutation: _Mutation, originals: Originals, folder: Path) -> Callable[[
     return lambda: Plan.read(path)
 
 
-def _prompts(mutation: _Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
+def _prompts(mutation: Mutation, originals: Originals, folder: Path) -> Callable[[], object]:
     folder.mkdir()
     path = folder / "prompts.jsonl"
     lines = (originals.folder / "prompts.jsonl").read_bytes().splitlines()
@@ -435,7 +301,7 @@ def _prompts(mutation: _Mutation, originals: Originals, folder: Path) -> Callabl
     return lambda: read_prompts(path)
 
 
-_KINDS: dict[str, Callable[[_Mutation, Originals, Path], Callable[[], object]]] = {
+_KINDS: dict[str, Callable[[Mutation, Originals, Path], Callable[[], object]]] = {
     "gguf": _gguf_file,
     "safetensors": _weights,
     "config": _json_file("config.json"),
@@ -450,7 +316,7 @@ _KINDS: dict[str, Callable[[_Mutation, Originals, Path], Callable[[], object]]] 
 }
 
 
-def _gguf(model: Path, config: Any, mutation: _Mutation | None = None) -> bytes:
+def _gguf(model: Path, config: Any, mutation: Mutation | None = None) -> bytes:
     """The model as a GGUF file; a mutation changes some of its values, shapes and types."""
     from hierspec.checkpoints.families import family_named
 
@@ -527,6 +393,3 @@ def _gguf_bytes(metadata: dict[str, Any], tensors: dict[str, tuple[Any, int, byt
         offset += len(padded)
     header = b"".join(parts)
     return header + b"\0" * (-len(header) % 32) + b"".join(stored)
-
-
-__all__ = ["Case", "Originals", "make_case", "save_file"]
