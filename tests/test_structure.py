@@ -17,6 +17,7 @@ FLOORS = [
         "hierspec.compiling",
         "hierspec.in_use",
         "hierspec.sizes",
+        "hierspec.untrusted",
         "hierspec.machine",
         "hierspec.pacing",
         "hierspec.prompts",

@@ -1,6 +1,7 @@
 """Configurations: read as transformers reads them, written so that transformers reads them back."""
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,7 @@ def test_rotary_parameters_per_type_of_layer() -> None:
         from_huggingface(raw)
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 BAD = [
     ({"model_type": "gpt2"}, "llama, mistral, qwen2, qwen3, seed_oss and smollm3"),
     ({"model_type": None}, "llama, mistral, qwen2, qwen3, seed_oss and smollm3"),
@@ -187,6 +189,18 @@ BAD = [
     ({"rope_theta": float("nan")}, "rope_theta"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ({"quantization_config": {"bits": 4}}, "Quantised"),
+    ({"rope_theta": 10**400}, "rope_theta must be a number"),
+    ({"rms_norm_eps": 10**400}, "rms_norm_eps must be a number"),
+    ({"rms_norm_eps": [1] * 10**5}, "rms_norm_eps must be a number, not .{1,200}$"),
+    ({"max_position_embeddings": 10**30}, "max_position_embeddings must lie between"),
+    ({"model_type": "mistral", "sliding_window": 10**30}, "sliding_window must lie between"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 1e-300}}, "factor must lie between"),
+    ({"rope_scaling": {**YARN, "original_max_position_embeddings": 10**400}}, "must lie between"),
+    ({"rope_scaling": {**YARN, "factor": 1e308}}, "factor must lie between"),
+    ({"rope_scaling": {**YARN, "factor": -1.0}}, "factor must lie between"),
+    ({"rope_scaling": {**YARN, "beta_fast": 1e308}}, "beta_fast must lie between"),
+    ({"rope_scaling": {**YARN, "beta_slow": 5e-324}}, "beta_slow must lie between"),
+    ({"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": -10 / math.log(4)}}, "cannot be negative"),
     ({"vocab_size": 0}, "vocabulary must be positive"),
     ({"vocab_size": "many"}, "vocab_size must be a whole number"),
     ({"hidden_size": 65}, "no multiple"),

@@ -386,15 +386,6 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     assert convert(path, torch.float32).is_dir()
 
 
-def test_a_bad_tokenizer_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(metadata: dict[str, Any], folder: Path) -> None:
-        raise KeyError("tokenizer.ggml.merges")
-
-    monkeypatch.setattr(sys.modules["hierspec.text.gguf_tokenizer"], "write_tokenizer", fail)
-    write_gguf(tmp_path / "m.gguf", tiny_config("llama", **SMALL))
-    _assert_one_sentence(tmp_path / "m.gguf", "tokenizer")
-
-
 def test_an_unsupported_dtype(tmp_path: Path) -> None:
     with pytest.raises(HierspecError, match="float32, bfloat16 and float16"):
         convert(tmp_path / "m.gguf", torch.int8)

@@ -108,6 +108,15 @@ def test_sources_that_are_no_model(tmp_path: Path) -> None:
     _assert_one_sentence(tiny_checkpoint(tmp_path / "m"), "torch.int8", torch.int8)
 
 
+@pytest.mark.parametrize("file", ["x" * 300, "../x", "a\nb", "a\0b", ""])
+def test_an_index_names_files_beside_it(file: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "m", shards=2)
+    index = folder / "model.safetensors.index.json"
+    shards = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": shards | {next(iter(shards)): file}}))
+    _assert_one_sentence(folder, "is not the name of a file|is missing")
+
+
 def test_damaged_folders(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "m")
     weights, config = folder / "model.safetensors", folder / "config.json"

@@ -1,15 +1,17 @@
 """Packs: identified by hash and fingerprint, opened without being named, refused with one sentence; the variant."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 import hierspec
 from hierspec import HierspecError
@@ -94,7 +96,7 @@ def changed(folder, **changes):
         ("target", lambda f: changed(f, format=2), "has format 2"),
         ("target", lambda f: changed(f, files={"../x": {"sha256": ""}}), "not a file beside it"),
         ("target", lambda f: changed(f, hidden="64"), "must hold model, target"),
-        ("target", lambda f: (f / "pack.json").write_text("{"), "is damaged or cannot be read"),
+        ("target", lambda f: (f / "pack.json").write_text("{"), "is damaged, it is not JSON"),
         ("target", lambda f: (f / "pack.json").unlink(), "is not a pack"),
     ],
 )
@@ -145,12 +147,16 @@ def test_a_foreign_vocabulary_and_a_wrong_shape_are_reported(folders, copied):
 @pytest.mark.parametrize(
     ("taps", "changes", "message"),
     [
-        ((3, 1), {}, "taps should be rising layer numbers between 1 and 3, not 3, 1"),
+        ((3, 1), {}, "taps should be rising layer numbers between 1 and 3, not 3, 1;"),
         ((1, 4), {}, "between 1 and 3"),
         ((0, 2), {}, "between 1 and 3"),
         ((1,), {}, r"first.weight should be \[64, 192\] and is \[64, 256\]"),
         ((1, 3), {"feature.layers.4.norm": torch.zeros(1)}, "it has 5 layers, and the model 4"),
-        ((1, 3), {"feature.layers.2.norm": torch.zeros(1)}, "feature.layers.2.input_layernorm.weight should be"),
+        (
+            (1, 3),
+            {"feature.layers.2.norm": torch.zeros(1)},
+            r"feature.layers.2.input_layernorm.weight \[64\] is missing",
+        ),
     ],
 )
 def test_a_feature_drafter_that_does_not_fit_is_reported(folders, copied, taps, changes, message):
@@ -187,7 +193,7 @@ def test_eight_bits_are_near_and_a_second_time_the_same(rows):
     vector, whole = matrix[0].to(torch.bfloat16), torch.tensor([[3, 1]], dtype=torch.int32)
     stored = in_eight_bits({"w": matrix, "norm.scale": vector, "taps": whole})
     assert (stored["w"].dtype, stored["w.scale"].shape) == (torch.int8, (len(rows),))
-    read = from_eight_bits(stored)
+    read = from_eight_bits(Path("pack"), stored, "fetch it again")
     assert list(read) == ["w", "norm.scale", "taps"]
     assert torch.equal(read["norm.scale"], vector)
     assert torch.equal(read["taps"], whole)
@@ -252,3 +258,40 @@ def test_a_layerskip_checkpoint_says_where_it_exits(folders, tmp_path):
     assert hierspec.load(folder, backend="torch").plan("layerskip").tiers[0].exit_layer == 1
     (folder / "generation_config.json").write_text(json.dumps({"assistant_early_exit": 2}))
     assert hierspec.load(folder, backend="torch").plan("layerskip").tiers[0].exit_layer == 2
+
+
+MATRIX = torch.zeros(4, 4, dtype=torch.int8)
+
+
+@pytest.mark.parametrize(
+    ("file", "tensors", "message"),
+    [
+        (VOCABULARY, {"x": torch.arange(5)}, "tokens should be a list of whole numbers"),
+        (VOCABULARY, {"tokens": torch.arange(5) + 0.5}, "tokens should be a list of whole numbers"),
+        (VOCABULARY, {"tokens": torch.arange(5).bfloat16()}, "tokens should be a list of whole numbers"),
+        (VOCABULARY, {"tokens": torch.arange(4).reshape(2, 2)}, "tokens should be a list of whole numbers"),
+        (VOCABULARY, {"tokens": torch.tensor([2**40])}, "outside the model's vocabulary"),
+        (VOCABULARY, {"tokens": torch.arange(0)}, "outside the model's vocabulary"),
+        (EXITS, {"exit.2.layer.a": MATRIX, "exit.2.layer.a.scale": torch.zeros(3)}, r"should be \[3, 4\]"),
+        (EXITS, {"exit.2.layer.a": MATRIX, "exit.2.layer.a.scale": torch.tensor(1.0)}, "does not fit the model"),
+        (EXITS, {"exit.2.layer.a": MATRIX[0], "exit.2.layer.a.scale": torch.zeros(4)}, "does not fit the model"),
+        (EXITS, {"exit.2.layer.a": MATRIX, "exit.2.layer.a.scale": torch.zeros(4, dtype=torch.bool)}, "hold floats"),
+        (EXITS, {"exit." + "9" * 5000 + ".layer.a": torch.zeros(4)}, "has no adapters of exits"),
+        (EXITS, {"exit.\u00b2.layer.a": torch.zeros(4)}, "has no adapters of exits"),
+        (FEATURE, {"feature.layers.\u00b2.a": torch.zeros(4)}, "input_layernorm.weight .* is missing"),
+        (FEATURE, {"feature.taps": torch.tensor([2.5])}, "feature.taps should be a list of whole numbers"),
+        (FEATURE, {"feature.fc.weight": torch.zeros(64, 128, dtype=torch.int32)}, "fc.weight should hold floats"),
+    ],
+)
+def test_tensors_of_other_types_and_names_are_one_sentence(folders, copied, file, tensors, message):
+    replaced = file == FEATURE and "feature.layers.\u00b2.a" not in tensors
+    content = save((load_file(copied / FEATURE) if replaced else {}) | tensors)
+    (copied / file).write_bytes(content)
+    described = json.loads((copied / "pack.json").read_text())
+    described["files"][file]["sha256"] = hashlib.sha256(content).hexdigest()
+    (copied / "pack.json").write_text(json.dumps(described))
+    again = load_checkpoint(folders / "target", pack=copied)
+    readers = {VOCABULARY: again.pack.draft_vocabulary, EXITS: lambda: again.pack.adapter(2, again.config)}
+    with pytest.raises(HierspecError, match=message) as error:
+        readers.get(file, lambda: again.pack.feature(again.config))()
+    assert str(error.value).isprintable()

@@ -6,13 +6,14 @@ import random
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from scorers.test_catalogue import Reference, assert_same, check_walk
 from torch.nn import functional
 
 import hierspec
 from hierspec import HierspecError, Plan, Sampling, TierPlan
 from hierspec.checkpoints.eagle import Eagle3Branch, read_eagle
+from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.engine import Engine
 from hierspec.testing.checkpoints import tiny_checkpoint, tiny_config
 from hierspec.testing.packs import tiny_eagle3
@@ -159,3 +160,23 @@ def test_what_a_head_cannot_do_is_told(folders, tmp_path):
     shallow = hierspec.load(tiny_checkpoint(tmp_path / "shallow", "llama", layers=5), backend="torch")
     with pytest.raises(HierspecError, match="models of 7 layers and more, and this one has 5"):
         shallow.assembler.tier_scorer(TierPlan(draft=str(folders / "head")))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("config.json", b"[1]", "no JSON object"),
+        ("config.json", b"5", "no JSON object"),
+        ("config.json", b'{"model_type": "llama", "rms_norm_eps": "x"}', "must be a"),
+        ("config.json", b'{"a":' * 100_000, "nested too deeply"),
+        ("model.safetensors", {"d2t": torch.zeros(100)}, "stores d2t as F32"),
+        ("model.safetensors", {"fc.weight": torch.zeros(64, 192, dtype=torch.int32)}, "stores fc.weight as I32"),
+    ],
+)
+def test_a_damaged_head_is_one_sentence(folders, tmp_path, file, content, told):
+    target = load_checkpoint(folders / "target").config
+    path = tiny_eagle3(tmp_path / "head", target) / file
+    path.write_bytes(content if isinstance(content, bytes) else save(load_file(path) | content))
+    with pytest.raises(HierspecError, match=told) as error:
+        read_eagle(path.parent, target)
+    assert str(error.value).isprintable()

@@ -204,3 +204,27 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     ]:
         with pytest.raises(HierspecError, match=words):
             write_tokenizer(good | change, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokens": 5},
+        {"tokens": ["a", 5]},
+        {"tokens": "abc"},
+        {"token_type": ["a", "b", "c"]},
+        {"token_type": 1.5},
+        {"scores": ["x"] * 3},
+        {"merges": [1, 2]},
+        {"merges": ["x y"]},
+        {"model": ["gpt2"]},
+        {"pre": ["default"]},
+    ],
+)
+def test_a_vocabulary_of_other_types_is_one_sentence(changes: dict[str, Any], tmp_path: Path) -> None:
+    good = {"model": "gpt2", "pre": "default", "tokens": ["a", "b", "ab"], "merges": ["a b"], "bos_token_id": "a"}
+    metadata = {f"tokenizer.ggml.{name}": value for name, value in good.items()}
+    write_tokenizer(metadata, tmp_path)  # an id of another type is left out
+    with pytest.raises(HierspecError, match="This GGUF file") as caught:
+        write_tokenizer(metadata | {f"tokenizer.ggml.{name}": value for name, value in changes.items()}, tmp_path)
+    assert str(caught.value).isprintable()

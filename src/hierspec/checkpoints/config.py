@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hierspec.checkpoints.rotary import Rotary, inverse_frequencies
-from hierspec.checkpoints.values import check
+from hierspec.checkpoints.values import LARGEST, check
 
 __all__ = ["BIASES", "DecoderConfig", "LayerConfig", "Rotary", "expected_tensors", "inverse_frequencies"]
 
@@ -56,7 +56,8 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocabulary", "hidden", "layers", "heads", "kv_heads", "head_size", "intermediate", "context"):
-            check(getattr(self, name) > 0, f"{name} must be positive", getattr(self, name))
+            size = getattr(self, name)
+            check(0 < size <= LARGEST, f"{name} must be positive and at most {LARGEST}", size)
         heads = (self.heads, self.kv_heads)
         check(self.heads % self.kv_heads == 0, "heads must be a multiple of kv_heads", heads)
         check(self.head_size % 2 == 0, "the head size must be even", self.head_size)

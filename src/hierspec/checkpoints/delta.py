@@ -24,6 +24,8 @@ class ChangedWeights(Mapping[str, Tensor]):
                 name in weights
                 and b is not None
                 and a.ndim == b.ndim == 2
+                and a.is_floating_point()
+                and b.is_floating_point()
                 and a.shape[0] == b.shape[1]
                 and weights[name].shape == (b.shape[0], a.shape[1])
             )

@@ -7,22 +7,24 @@ attention reads embedding and feature concatenated, a last norm, and a separate 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 from hierspec.checkpoints.families import from_huggingface
 from hierspec.checkpoints.packs import Branch, FeatureBranch
+from hierspec.checkpoints.tensor_files import check_stored, missing, opened, token_ids
 from hierspec.core.errors import HierspecError
+from hierspec.untrusted import read_object, shown
 
+_REMEDY = "fetch it again, or choose another head"
 _START, _MIDDLE = "layers.0.", "midlayer."
 _CONCATENATED = tuple(f"self_attn.{part}_proj.weight" for part in "qkv")
+_DRAFT_TO_TARGET = "d2t"  # a token's id in the target's vocabulary minus its id in the draft vocabulary
 HIDDEN_NORM = "model.layers.0.hidden_norm.weight"
 
 
@@ -45,23 +47,17 @@ def is_eagle(source: str | Path) -> bool:
     folder = Path(source).expanduser()
     try:
         return (folder / "config.json").is_file() and any("fc.weight" in names for names in _names(folder).values())
-    except (SafetensorError, OSError):
+    except (HierspecError, OSError):
         return False  # opening it as a model will say what is wrong
 
 
 def read_eagle(source: str | Path, target: DecoderConfig) -> FeatureBranch | Eagle3Branch:
     """The head in this folder, for a target with this configuration."""
     folder = Path(source).expanduser()
-    try:
-        described: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        files = _names(folder)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise HierspecError(f"{folder} is damaged or cannot be read ({error}): fetch it again.") from error
+    described, files = read_object(folder / "config.json", _REMEDY), _names(folder)
     present = {name for names in files.values() for name in names}
     # A head is a layer of its family; a norm_eps it leaves out is that of the target.
-    config = replace(
-        from_huggingface({"num_hidden_layers": 1, **described}), norm_eps=described.get("rms_norm_eps", target.norm_eps)
-    )
+    config = from_huggingface({"num_hidden_layers": 1, "rms_norm_eps": target.norm_eps, **described})
     for what, of_head, of_target in (
         ("hidden size", config.hidden, target.hidden),
         ("vocabulary", config.vocabulary, target.vocabulary),
@@ -110,17 +106,17 @@ def _read_eagle3(
     }
     shapes |= {f"{_MIDDLE}hidden_norm.weight": (hidden,), "norm.weight": (hidden,), "fc.weight": (hidden, 3 * hidden)}
     count = described.get("draft_vocab_size", config.vocabulary)
-    if not isinstance(count, int) or not 0 < count <= config.vocabulary:
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 < count <= config.vocabulary:
         raise HierspecError(
-            f"{folder} is damaged: its draft_vocab_size must lie between 1 and {config.vocabulary}, not {count!r}."
+            f"{folder} is damaged: its draft_vocab_size must lie between 1 and {config.vocabulary}, not {shown(count)}."
         )
     shapes["lm_head.weight"] = (count, hidden)
-    if "d2t" in present or count != config.vocabulary:
-        shapes["d2t"] = (count,)
+    if _DRAFT_TO_TARGET in present or count != config.vocabulary:
+        shapes[_DRAFT_TO_TARGET] = (count,)
     tensors = _tensors(folder, files, shapes)
     tokens: np.ndarray = np.arange(count, dtype=np.int64)
-    if "d2t" in tensors:  # a token's id in the target's vocabulary minus its id in the draft vocabulary
-        tokens = tokens + tensors["d2t"].numpy().astype(np.int64)
+    if _DRAFT_TO_TARGET in tensors:
+        tokens = tokens + np.array(token_ids(folder, _DRAFT_TO_TARGET, tensors, _REMEDY), dtype=np.int64)
     if tokens.min() < 0 or tokens.max() >= config.vocabulary or len(np.unique(tokens)) != count:
         raise HierspecError(
             f"{folder} is damaged: d2t does not name {count} tokens of a vocabulary of {config.vocabulary}."
@@ -154,20 +150,20 @@ def _layer_shapes(config: DecoderConfig, start: str) -> dict[str, tuple[int, ...
 def _tensors(folder: Path, files: dict[Path, list[str]], shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for path, names in files.items():
-        with safe_open(path, framework="pt", device="cpu") as opened:
-            tensors.update({name: opened.get_tensor(name) for name in names if name in shapes})
+        with opened(path, _REMEDY) as file:
+            for name in names:
+                if name in shapes:
+                    check_stored(path, file, name, shapes[name], _REMEDY, integers=name == _DRAFT_TO_TARGET)
+                    tensors[name] = file.get_tensor(name)
     for name, shape in shapes.items():
-        stored = list(tensors[name].shape) if name in tensors else "missing"
-        if stored != list(shape):
-            raise HierspecError(
-                f"{folder} does not fit its config.json: {name} should be {list(shape)} and is {stored}."
-            )
+        if name not in tensors:
+            raise missing(folder, name, shape, _REMEDY)
     return tensors
 
 
 def _names(folder: Path) -> dict[Path, list[str]]:
     names = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, framework="pt", device="cpu") as opened:
-            names[path] = list(opened.keys())
+        with opened(path, _REMEDY) as file:
+            names[path] = list(file.keys())
     return names

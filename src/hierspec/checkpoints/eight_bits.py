@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from hierspec.checkpoints.tensor_files import check_shape, check_tensor
 
 _SCALE = ".scale"
 _MOST = 127
@@ -30,11 +33,13 @@ def in_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return stored
 
 
-def from_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse: every matrix as floats again."""
+def from_eight_bits(path: Path, tensors: Mapping[str, Tensor], remedy: str) -> dict[str, Tensor]:
+    """The inverse: every matrix of the file `path` as floats again."""
     floats: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dtype == torch.int8 and (scale := tensors.get(name + _SCALE)) is not None:
+            check_shape(path, name, tuple(tensor.shape), (len(scale) if scale.ndim else 1, *tensor.shape[1:2]), remedy)
+            scale = check_tensor(path, name + _SCALE, scale, tuple(tensor.shape[:1]), remedy)
             floats[name] = tensor.float() * scale[:, None]
         elif not (name.endswith(_SCALE) and _is_matrix(tensors.get(name.removesuffix(_SCALE)))):
             floats[name] = tensor

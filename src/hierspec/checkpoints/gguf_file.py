@@ -21,6 +21,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.in_use import claim, mark_used
 from hierspec.paths import cache_folder, whole_folder
 from hierspec.progress import Progress, silent
+from hierspec.untrusted import unreadable
 
 _FORMAT_VERSION = 1  # count up when the same file would now be converted differently
 _FINGERPRINTED = 1 << 20  # bytes of the header that go into the key
@@ -79,13 +80,15 @@ def _folder(path: Path, dtype: torch.dtype) -> Path:
 def _key(path: Path, dtype: torch.dtype) -> str:
     """Changes whenever the file may have changed; reads one megabyte, never the whole file."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would never end
+            raise HierspecError(f"{path} is not a file.")
         with path.open("rb") as file:
             start = file.read(_FINGERPRINTED)
         state = path.stat()
     except FileNotFoundError as error:
         raise HierspecError(f"There is no file {path}.") from error
     except OSError as error:
-        raise HierspecError(f"{path} cannot be read ({error.strerror}).") from error
+        raise unreadable(path, error, "fetch it again") from error
     if not start:
         raise HierspecError(f"{path} is empty: fetch it again.")
     if start[: len(MAGIC)] != MAGIC:
@@ -109,12 +112,7 @@ def _convert_into(folder: Path, path: Path, dtype: torch.dtype, progress: Progre
     described = {**to_huggingface(model.config), "torch_dtype": str(dtype).removeprefix("torch.")}
     with whole_folder(folder) as temporary:
         _write_json(temporary / "config.json", described)
-        try:
-            write_tokenizer(model.header.metadata, temporary)
-        except (HierspecError, OSError):
-            raise
-        except Exception as error:  # the tokenizers package raises bare exceptions on bad vocabularies
-            raise HierspecError(f"The tokenizer in {path} is damaged or not supported ({error}).") from error
+        write_tokenizer(model.header.metadata, temporary)
         with (temporary / "model.safetensors").open("wb") as file:
             _write_weights(file, model, sources, dtype, progress)
         sizes = {item.name: item.stat().st_size for item in temporary.iterdir()}

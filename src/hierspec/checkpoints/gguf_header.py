@@ -14,11 +14,13 @@ import numpy as np
 
 from hierspec.checkpoints.values import listed
 from hierspec.core.errors import HierspecError
+from hierspec.untrusted import shown
 
 MAGIC = b"GGUF"
 _MOST_ENTRIES = 1 << 16  # key/value pairs, or tensors: real files have hundreds
 _MOST_ITEMS = 1 << 24  # of one array: the largest vocabularies have 2**18 tokens
 _MOST_TEXT = 1 << 26  # bytes of one string
+_LONGEST_REASON = 300
 _SCALARS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 _STRING, _ARRAY = 8, 9
 
@@ -81,40 +83,41 @@ def read_header(path: Path, content: np.ndarray) -> GgufHeader:
     for _ in range(pairs):
         key = cursor.text("key")
         if key in metadata:
-            raise cursor.damaged(f"the key {key!r} appears twice")
-        metadata[key] = cursor.value(cursor.integer("<I", f"type of {key!r}"), key)
+            raise cursor.damaged(f"the key {shown(key)} appears twice")
+        metadata[key] = cursor.value(cursor.integer("<I", f"type of {shown(key)}"), key)
     described = [_describe(cursor) for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment & (alignment - 1):
-        raise cursor.damaged(f"its alignment is {alignment!r}")
+        raise cursor.damaged(f"its alignment is {shown(alignment)}")
     data_start = -(-cursor.position // alignment) * alignment
     stored: dict[str, StoredTensor] = {}
     for name, shape, quantisation, offset in described:
         if name in stored:
-            raise cursor.damaged(f"the tensor {name!r} appears twice")
+            raise cursor.damaged(f"the tensor {shown(name)} appears twice")
         size = math.prod(shape) // quantisation.block * quantisation.size
         start = data_start + offset
         if start + size > cursor.size:
-            raise cursor.damaged(f"{name} ends at byte {start + size} and the file at {cursor.size}")
+            raise cursor.damaged(f"{shown(name)} ends at byte {start + size} and the file at {cursor.size}")
         stored[name] = StoredTensor(name, shape, quantisation, start, size)
     return GgufHeader(metadata, stored)
 
 
 def _describe(cursor: "_Cursor") -> tuple[str, tuple[int, ...], Quantisation, int]:
     name = cursor.text("name of a tensor")
-    dimensions = cursor.integer("<I", f"dimensions of {name!r}")
+    dimensions = cursor.integer("<I", f"dimensions of {shown(name)}")
     if not 1 <= dimensions <= 4:
-        raise cursor.damaged(f"{name!r} has {dimensions} dimensions")
-    shape = tuple(reversed([cursor.integer("<Q", f"shape of {name!r}") for _ in range(dimensions)]))
-    code, offset = cursor.integer("<I", f"type of {name!r}"), cursor.integer("<Q", f"offset of {name!r}")
+        raise cursor.damaged(f"{shown(name)} has {dimensions} dimensions")
+    shape = tuple(reversed([cursor.integer("<Q", f"shape of {shown(name)}") for _ in range(dimensions)]))
+    code, offset = cursor.integer("<I", f"type of {shown(name)}"), cursor.integer("<Q", f"offset of {shown(name)}")
     if code not in QUANTISATIONS:
         supported = listed(quantisation.name for quantisation in QUANTISATIONS.values())
         raise HierspecError(
-            f"{cursor.path} stores {name!r} as {_type_name(code)}, which is not supported: hierspec reads {supported}."
+            f"{cursor.path} stores {shown(name)} as {_type_name(code)}, which is not supported: hierspec reads "
+            f"{supported}."
         )
     quantisation = QUANTISATIONS[code]
     if min(shape) < 1 or shape[-1] % quantisation.block:
-        raise cursor.damaged(f"{name!r} has the shape {list(shape)}, which {quantisation.name} cannot hold")
+        raise cursor.damaged(f"{shown(name)} has the shape {list(shape)}, which {quantisation.name} cannot hold")
     return name, shape, quantisation, offset
 
 
@@ -137,7 +140,8 @@ class _Cursor:
         self.position = 0
 
     def damaged(self, what: str) -> HierspecError:
-        return HierspecError(f"{self.path} is damaged or cut short ({what}): fetch it again.")
+        readable = what if what.isprintable() and len(what) < _LONGEST_REASON else shown(what)
+        return HierspecError(f"{self.path} is damaged or cut short ({readable}): fetch it again.")
 
     def take(self, count: int, what: str) -> memoryview:
         end = self.position + count
@@ -165,18 +169,18 @@ class _Cursor:
         if code == _ARRAY:
             return self.items(key)
         if code not in _SCALARS:
-            raise self.damaged(f"{key!r} has the unknown type {code}")
+            raise self.damaged(f"{shown(key)} has the unknown type {code}")
         dtype = np.dtype(_SCALARS[code])
         return np.frombuffer(self.take(dtype.itemsize, key), dtype)[0].item()
 
     def items(self, key: str) -> list[Any]:
         code, count = self.integer("<I", key), self.integer("<Q", key)
         if count > _MOST_ITEMS:
-            raise self.damaged(f"{key!r} claims {count} items")
+            raise self.damaged(f"{shown(key)} claims {count} items")
         if code == _STRING:
             return [self.text(key) for _ in range(count)]
         if code not in _SCALARS:  # lists of lists exist in the format but in no model that hierspec reads
-            raise self.damaged(f"{key!r} is a list of the unsupported type {code}")
+            raise self.damaged(f"{shown(key)} is a list of the unsupported type {code}")
         dtype = np.dtype(_SCALARS[code])
         values: list[Any] = np.frombuffer(self.take(count * dtype.itemsize, key), dtype).tolist()
         return values

@@ -3,15 +3,12 @@
 Weights are mapped from disk, and every tensor's name, type and shape is checked before anything uses them.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 from hierspec.checkpoints.default import DEFAULT_NAME, default_model, default_model_here
@@ -19,14 +16,17 @@ from hierspec.checkpoints.delta import ChangedWeights
 from hierspec.checkpoints.families import family_named, from_huggingface
 from hierspec.checkpoints.gguf_file import convert, converted, gguf_config
 from hierspec.checkpoints.packs import EARLY_EXIT, Pack, open_pack, shipped_pack
+from hierspec.checkpoints.tensor_files import check_stored, missing, opened
 from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress, silent
+from hierspec.untrusted import read_object, shown
 
 __all__ = ["Checkpoint", "expected_tensors", "find_source", "known_config", "load_checkpoint", "read_config"]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _EARLY_EXIT_NAME = "default-ee"  # the default model with the delta of its pack
-_STORED_TYPES = {"F32", "F16", "BF16", "F64"}
+_REMEDY = "fetch the model again"
+_LONGEST_NAME = 255  # bytes of a file's name, on every common system
 _OPTIONS = "give a model folder, a .gguf file, a hub name such as org/name, or nothing for the default model"
 
 
@@ -123,7 +123,8 @@ def read_config(folder: Path) -> DecoderConfig:
     if not path.is_file():
         raise HierspecError(f"{folder} is not a model folder, it has no config.json: {_OPTIONS}.")
     generation = folder / "generation_config.json"
-    return from_huggingface(_read_json(path), _read_json(generation) if generation.is_file() else None)
+    described = read_object(generation, _REMEDY) if generation.is_file() else None
+    return from_huggingface(read_object(path, _REMEDY), described)
 
 
 def _locate(source: str | Path | None, progress: Progress) -> tuple[str, Path]:
@@ -164,13 +165,13 @@ def _weight_files(folder: Path) -> dict[str, str] | str:
         return "model.safetensors"
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards = _read_json(index).get("weight_map")
+        shards = read_object(index, _REMEDY).get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
             raise HierspecError(f"{index} is damaged: it has no weight_map from tensors to files.")
         for file in sorted(set(shards.values())):
             # A name with folders in it could point anywhere on this machine.
-            if Path(file).name != file:
-                raise HierspecError(f"{index} is damaged: {file!r} is not the name of a file beside it.")
+            if Path(file).name != file or not file.isprintable() or len(file.encode()) > _LONGEST_NAME:
+                raise HierspecError(f"{index} is damaged: {shown(file)} is not the name of a file beside it.")
             if not (folder / file).is_file():
                 raise HierspecError(f"{folder} is incomplete: {file} is missing, fetch the model again.")
         return shards
@@ -188,51 +189,24 @@ def _read_weights(
     for name, shape in expected.items():
         file = files if isinstance(files, str) else files.get(stored_name(name))
         if file is None:
-            raise _missing(folder, stored_name(name), shape)
+            raise missing(folder, stored_name(name), shape, _REMEDY)
         by_file.setdefault(file, []).append(name)
     for file, names in by_file.items():
         _check_file(folder / file, {stored_name(name): expected[name] for name in names})
     weights: dict[str, torch.Tensor] = {}
     for file, names in by_file.items():
-        with safe_open(folder / file, framework="pt", device="cpu") as opened:
+        with opened(folder / file, _REMEDY) as tensors:
             for name in names:
                 # Mapped, not read; a copy is made only where the stored type differs.
-                weights[name] = opened.get_tensor(stored_name(name)).to(dtype)
+                weights[name] = tensors.get_tensor(stored_name(name)).to(dtype)
                 progress("Loading weights", len(weights), len(expected))
     return {name: weights[name] for name in expected}
 
 
 def _check_file(path: Path, expected: dict[str, tuple[int, ...]]) -> None:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as opened:
-            present = set(opened.keys())
-            for name, shape in expected.items():
-                if name not in present:
-                    raise _missing(path, name, shape)
-                stored = opened.get_slice(name)
-                stored_shape = tuple(stored.get_shape())
-                if stored_shape != shape:
-                    raise HierspecError(
-                        f"{path} does not fit its config.json: {name} should be {list(shape)} and is "
-                        f"{list(stored_shape)}."
-                    )
-                if stored.get_dtype() not in _STORED_TYPES:
-                    raise HierspecError(
-                        f"{path} stores {name} as {stored.get_dtype()}, which is not supported: F32, F16 and BF16 are."
-                    )
-    except (SafetensorError, OSError, ValueError) as error:
-        raise HierspecError(f"{path} is damaged or cannot be read ({error}): fetch the model again.") from error
-
-
-def _missing(path: Path, name: str, shape: tuple[int, ...]) -> HierspecError:
-    return HierspecError(f"{path} does not fit its config.json: the tensor {name} {list(shape)} is missing.")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise HierspecError(f"{path} is damaged or cannot be read ({error}): fetch the model again.") from error
-    if not isinstance(content, dict):
-        raise HierspecError(f"{path} is damaged: it must hold one JSON object.")
-    return content
+    with opened(path, _REMEDY) as tensors:
+        present = set(tensors.keys())
+        for name, shape in expected.items():
+            if name not in present:
+                raise missing(path, name, shape, _REMEDY)
+            check_stored(path, tensors, name, shape, _REMEDY)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,14 +19,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 from hierspec.checkpoints.eight_bits import from_eight_bits, in_eight_bits
+from hierspec.checkpoints.tensor_files import check_tensor, loaded, token_ids
 from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_folder
+from hierspec.untrusted import read_object, shown, unreadable
 
 FORMAT = 1
 EXITS, FEATURE, SMALL, VOCABULARY, EARLY_EXIT = (
@@ -36,6 +38,10 @@ _MOST_LEARNT = 1_000_000  # bytes of it
 SHIPPED = Path(__file__).parent.parent / "packs"
 _DESCRIPTION = "pack.json"
 _INSTEAD = "fetch it again, or go without it (--pack none)"
+# Names of tensors that belong to an exit, or to one of several layers; no model has a million of them.
+_ADAPTER = re.compile(r"exit\.([0-9]{1,6})\.layer\..+")
+_EXIT_NORM = re.compile(r"exit\.([0-9]{1,6})\.norm\.weight")
+_LAYER_NUMBER = re.compile(r"([0-9]{1,6})\..+")
 
 
 @dataclass(frozen=True)
@@ -101,17 +107,14 @@ class Pack:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise HierspecError(f"{path} cannot be read ({error.strerror or error}): {_INSTEAD}.") from error
+            raise unreadable(path, error, _INSTEAD) from error
         if hashlib.sha256(content).hexdigest() != self.hashes[file]:
             raise HierspecError(f"{path} is damaged (its hash is not the one in {_DESCRIPTION}): {_INSTEAD}.")
         return content
 
     def read(self, file: str) -> dict[str, Tensor]:
-        path, content = self.folder / file, self._content(file)
-        try:
-            return from_eight_bits(load(content))
-        except (SafetensorError, ValueError) as error:
-            raise HierspecError(f"{path} is damaged ({error}): {_INSTEAD}.") from error
+        path = self.folder / file
+        return from_eight_bits(path, loaded(path, self._content(file), _INSTEAD), _INSTEAD)
 
     def exits(self) -> tuple[int, ...]:
         """Exits that have an adapter."""
@@ -140,11 +143,12 @@ class Pack:
         fc = self._tensor(FEATURE, tensors, "feature.fc.weight", (hidden, 2 * hidden))
         if not {"feature.first.weight", "feature.taps"} & set(tensors):
             return FeatureBranch(like_last, layers, norm, fc)
-        taps = tuple(tensors["feature.taps"].flatten().tolist()) if "feature.taps" in tensors else ()
+        has_taps = "feature.taps" in tensors
+        taps = tuple(token_ids(self.folder / FEATURE, "feature.taps", tensors, _INSTEAD)) if has_taps else ()
         if list(taps) != sorted(set(taps)) or any(not 1 <= tap < config.layers for tap in taps):
             raise HierspecError(
                 f"{self.folder / FEATURE} does not fit the model: feature.taps should be rising layer numbers between "
-                f"1 and {config.layers - 1}, not {', '.join(map(str, taps))}; {_INSTEAD}."
+                f"1 and {config.layers - 1}, not {', '.join(map(str, taps[:9]))}; {_INSTEAD}."
             )
         first = self._tensor(FEATURE, tensors, "feature.first.weight", (hidden, (2 + len(taps)) * hidden))
         return FeatureBranch(like_last, layers, norm, fc, taps=taps, first=first)
@@ -160,7 +164,7 @@ class Pack:
         """Tokens that drafting tiers score, in ascending order; None where the pack has none."""
         if not self.has(VOCABULARY):
             return None
-        tokens: np.ndarray = np.unique(self.read(VOCABULARY)["tokens"].numpy())
+        tokens = np.unique(token_ids(self.folder / VOCABULARY, "tokens", self.read(VOCABULARY), _INSTEAD))
         if not len(tokens) or tokens[0] < 0 or tokens[-1] >= self.vocabulary:
             raise HierspecError(
                 f"The draft vocabulary of the pack {self.folder.name} has tokens outside the model's vocabulary of "
@@ -170,14 +174,14 @@ class Pack:
 
     def exits_with_norm(self) -> tuple[int, ...]:
         """Exits of the early-exit variant that have a separate norm and no adapter."""
-        exits = {int(name.split(".")[1]) for name in self._exit_norms} if self.is_variant else set()
+        exits = set(self._exit_norms) if self.is_variant else set()
         return tuple(sorted(exits - set(self.exits())))
 
     def exit_norm(self, exit_layer: int) -> Tensor | None:
         """The norm that an exit of the early-exit variant uses instead of the last norm, where it has no adapter."""
         if not self.is_variant or exit_layer in self.exits():
             return None
-        return self._exit_norms.get(f"exit.{exit_layer}.norm.weight")
+        return self._exit_norms.get(exit_layer)
 
     @property
     def _adapters(self) -> str:
@@ -187,20 +191,22 @@ class Pack:
     # Needed for every request, so read once.
     @cached_property
     def _exits_with_adapter(self) -> tuple[int, ...]:
-        names = (name.split(".") for name in (self.read(self._adapters) if self.has(self._adapters) else ()))
-        return tuple(
-            sorted({int(parts[1]) for parts in names if parts[0::2][:2] == ["exit", "layer"] and parts[1].isdigit()})
-        )
+        names = self.read(self._adapters) if self.has(self._adapters) else ()
+        return tuple(sorted({int(match[1]) for match in map(_ADAPTER.fullmatch, names) if match}))
 
     @cached_property
-    def _exit_norms(self) -> dict[str, Tensor]:
+    def _exit_norms(self) -> dict[int, Tensor]:
         tensors = self.read(EARLY_EXIT)
-        return {name: tensor for name, tensor in tensors.items() if name.split(".")[0::2] == ["exit", "norm"]}
+        return {
+            int(match[1]): self._tensor(EARLY_EXIT, tensors, name, (self.hidden,))
+            for name in tensors
+            if (match := _EXIT_NORM.fullmatch(name))
+        }
 
     def _count(self, file: str, tensors: dict[str, Tensor], prefix: str, config: DecoderConfig) -> int:
         """How many layers have names with this prefix."""
-        numbers = [name.removeprefix(prefix).split(".")[0] for name in tensors if name.startswith(prefix)]
-        count = 1 + max((int(number) for number in numbers if number.isdigit()), default=0)
+        names = (name.removeprefix(prefix) for name in tensors if name.startswith(prefix))
+        count = 1 + max((int(match[1]) for match in map(_LAYER_NUMBER.fullmatch, names) if match), default=0)
         if count > config.layers:
             raise HierspecError(
                 f"{self.folder / file} does not fit the model: it has {count} layers, and the model {config.layers}; "
@@ -219,13 +225,7 @@ class Pack:
         }
 
     def _tensor(self, file: str, tensors: dict[str, Tensor], name: str, shape: tuple[int, ...]) -> Tensor:
-        stored = list(tensors[name].shape) if name in tensors else "missing"
-        if stored != list(shape):
-            raise HierspecError(
-                f"{self.folder / file} does not fit the model: {name} should be {list(shape)} and is {stored}; "
-                f"{_INSTEAD}."
-            )
-        return tensors[name]
+        return check_tensor(self.folder / file, name, tensors.get(name), shape, _INSTEAD)
 
 
 def layers_like(config: DecoderConfig, numbers: Sequence[int]) -> DecoderConfig:
@@ -303,13 +303,13 @@ def open_pack(folder: Path | str, config: DecoderConfig, weights: Mapping[str, T
     ):
         if of_pack != of_model:
             raise HierspecError(
-                f"The pack {folder} is for a model of {what} {of_pack}, and this one has {of_model}: choose another "
-                "pack, or none (--pack none)."
+                f"The pack {folder} is for a model of {what} {shown(of_pack)}, and this one has {of_model}: choose "
+                "another pack, or none (--pack none)."
             )
     if pack.target != fingerprint(config, weights):
         raise HierspecError(
-            f"The pack {folder} was made for another model ({pack.model}; the fingerprints differ): choose another "
-            "pack, or none (--pack none)."
+            f"The pack {folder} was made for another model ({shown(pack.model)}; the fingerprints differ): choose "
+            "another pack, or none (--pack none)."
         )
     return pack
 
@@ -325,24 +325,21 @@ def shipped_pack(config: DecoderConfig, weights: Mapping[str, Tensor], home: Pat
 
 def _described(folder: Path) -> Pack:
     path = folder / _DESCRIPTION
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise HierspecError(f"{folder} is not a pack, it has no {_DESCRIPTION}: {_INSTEAD}.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise HierspecError(f"{path} is damaged or cannot be read ({error}): {_INSTEAD}.") from error
-    if isinstance(content, dict) and content.get("format") != FORMAT:
+    if not path.exists():
+        raise HierspecError(f"{folder} is not a pack, it has no {_DESCRIPTION}: {_INSTEAD}.")
+    content = read_object(path, _INSTEAD)
+    if content.get("format") != FORMAT:
         raise HierspecError(
-            f"{path} has format {content.get('format')!r}, and this hierspec reads {FORMAT}: update hierspec, or go "
-            "without the pack (--pack none)."
+            f"{path} has format {shown(content.get('format'))}, and this hierspec reads {FORMAT}: update hierspec, or "
+            "go without the pack (--pack none)."
         )
     types = {"model": str, "target": str, "hidden": int, "vocabulary": int, "files": dict}
-    if not isinstance(content, dict) or any(not isinstance(content.get(key), types[key]) for key in types):
+    if any(not isinstance(content.get(key), types[key]) for key in types):
         raise HierspecError(f"{path} is damaged: it must hold {', '.join(types)}; {_INSTEAD}.")
     hashes = {}
     for name, about in content["files"].items():
         # A name with folders in it could point anywhere on this machine.
         if Path(name).name != name or not isinstance(about, dict) or not isinstance(about.get("sha256"), str):
-            raise HierspecError(f"{path} is damaged: {name!r} is not a file beside it with its hash; {_INSTEAD}.")
+            raise HierspecError(f"{path} is damaged: {shown(name)} is not a file beside it with its hash; {_INSTEAD}.")
         hashes[name] = about["sha256"]
     return Pack(folder, content["model"], content["target"], content["hidden"], content["vocabulary"], hashes)

@@ -9,6 +9,7 @@ import torch
 
 from hierspec.checkpoints.values import check, integer, listed, number
 from hierspec.core.errors import HierspecError
+from hierspec.untrusted import shown
 
 SCALINGS = ("none", "linear", "llama3", "yarn")
 
@@ -31,19 +32,22 @@ class Rotary:
     def __post_init__(self) -> None:
         if self.scaling not in SCALINGS:
             raise HierspecError(
-                f"The rotary scaling {self.scaling!r} is not supported: hierspec supports {listed(SCALINGS)}."
+                f"The rotary scaling {shown(self.scaling)} is not supported: hierspec supports {listed(SCALINGS)}."
             )
         check(self.theta > 1, "the rotary base (rope_theta) must be greater than 1", self.theta)
-        check(self.factor > 0, "the rotary scaling factor must be positive", self.factor)
-        check(self.attention_factor > 0, "the rotary attention factor must be positive", self.attention_factor)
+        for name in ("factor", "low_frequency_factor", "high_frequency_factor", "beta_fast", "beta_slow"):
+            _check_factor(f"the rotary scaling's {name}", getattr(self, name))
+        _check_factor("the rotary attention factor", self.attention_factor)
         if self.scaling in ("llama3", "yarn"):
             check(self.original_context > 0, "the original context length must be positive", self.original_context)
         if self.scaling == "llama3":
             low, high = self.low_frequency_factor, self.high_frequency_factor
             check(0 < low < high, "the low frequency factor must be positive and below the high one", (low, high))
-        if self.scaling == "yarn":
-            betas = (self.beta_fast, self.beta_slow)
-            check(min(betas) > 0, "beta_fast and beta_slow must be positive", betas)
+
+
+def _check_factor(what: str, value: float) -> None:
+    # Far beyond every real model; further out, logarithms and quotients leave the range of floats.
+    check(1e-6 <= value <= 1e6, f"{what} must lie between 0.000001 and 1,000,000", value)
 
 
 def inverse_frequencies(rotary: Rotary, head_size: int) -> tuple[np.ndarray, float]:
@@ -117,7 +121,7 @@ def rotary_from_huggingface(config: dict[str, Any]) -> Rotary:
     if name in ("default", "none", None):
         return Rotary(theta)
     if name not in SCALINGS:
-        raise HierspecError(f"The rotary scaling {name!r} is not supported: hierspec supports {listed(SCALINGS)}.")
+        raise HierspecError(f"The rotary scaling {shown(name)} is not supported: hierspec supports {listed(SCALINGS)}.")
     if name == "linear":
         return Rotary(theta, "linear", factor=number(scaling, "factor"))
     # A length beside the rotary parameters overrides one inside them, as in transformers.
@@ -129,6 +133,8 @@ def rotary_from_huggingface(config: dict[str, Any]) -> Rotary:
     check(original > 0, "the original context length must be positive", original)
     factor = number(scaling, "factor", integer(config, "max_position_embeddings") / original)
     mscale, mscale_all = (number(scaling, key, 0.0) for key in ("mscale", "mscale_all_dim"))
+    check(min(mscale, mscale_all) >= 0, "mscale and mscale_all_dim cannot be negative", (mscale, mscale_all))
+    _check_factor("the rotary scaling's factor", factor)
     return Rotary(
         theta,
         "yarn",

@@ -5,26 +5,34 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hierspec.core.errors import HierspecError
+from hierspec.untrusted import shown
+
+LARGEST = 2**31 - 1  # of sizes, counts and ids: what fits everything they are computed and stored with
 
 
 def integer(source: Mapping[str, Any], key: str) -> int:
     value = source.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise HierspecError(f"The model's config is damaged: {key} must be a whole number, not {value!r}.")
+        raise HierspecError(f"The model's config is damaged: {key} must be a whole number, not {shown(value)}.")
+    check(abs(value) <= LARGEST, f"{key} must lie between -{LARGEST} and {LARGEST}", value)
     return value
 
 
 def number(source: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = source.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise HierspecError(f"The model's config is damaged: {key} must be a number, not {value!r}.")
-    return float(value)
+    if not isinstance(value, bool) and isinstance(value, int | float):
+        try:
+            if math.isfinite(value):
+                return float(value)
+        except OverflowError:  # a whole number of hundreds of digits
+            pass
+    raise HierspecError(f"The model's config is damaged: {key} must be a number, not {shown(value)}.")
 
 
 def check(holds: bool, rule: str, value: object) -> None:
     if not holds:
-        raise HierspecError(f"The model's configuration is not sane: {rule}, not {value}.")
+        raise HierspecError(f"The model's configuration is not sane: {rule}, not {shown(value)}.")
 
 
 def listed(names: Iterable[str]) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from hierspec.core.errors import HierspecError
+from hierspec.text.tokenizers_guard import library_errors
+from hierspec.untrusted import shown
 
 
 class TokenType(IntEnum):
@@ -82,7 +84,7 @@ class _Vocabulary:
     """The metadata under tokenizer.ggml, checked."""
 
     model: str
-    pre: str | None
+    pre: str
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     scores: tuple[float, ...]
@@ -97,25 +99,25 @@ class _Vocabulary:
         def value(name: str, default: Any = None) -> Any:
             return metadata.get(f"tokenizer.ggml.{name}", default)
 
-        tokens = tuple(value("tokens", ()))
+        tokens = _items(metadata, "tokens", str)
         if not tokens or value("model") is None:
             raise HierspecError("This GGUF file has no vocabulary; use one that was made with its tokenizer.")
         if len(set(tokens)) != len(tokens):
             raise HierspecError("This GGUF file names one token twice; make it again with a newer converter.")
-        types = tuple(int(t) for t in value("token_type", ())) or (int(TokenType.NORMAL),) * len(tokens)
-        scores = tuple(float(s) for s in value("scores", ()))
+        types = _items(metadata, "token_type", int) or (int(TokenType.NORMAL),) * len(tokens)
+        scores = tuple(map(float, _items(metadata, "scores", (float, int))))
         if len(types) != len(tokens) or len(scores) not in (0, len(tokens)):
             raise HierspecError("This GGUF file's token types or scores do not fit its vocabulary; download it again.")
         names = ("bos", "eos", "unknown", "padding", "eot", "eom")
         special_ids = {name: value(f"{name}_token_id") for name in names}
         return cls(
             model=str(value("model")),
-            pre=value("pre"),
+            pre=str(value("pre", "")),
             tokens=tokens,
             types=types,
             scores=scores,
-            merges=tuple(_merge(line) for line in value("merges", ())),
-            special_ids={name: int(i) for name, i in special_ids.items() if i is not None and 0 <= i < len(tokens)},
+            merges=tuple(_merge(line) for line in _items(metadata, "merges", str)),
+            special_ids={n: i for n, i in special_ids.items() if isinstance(i, int) and 0 <= i < len(tokens)},
             add_bos=value("add_bos_token"),
             add_eos=bool(value("add_eos_token", False)),
             add_space_prefix=value("add_space_prefix"),
@@ -132,13 +134,19 @@ def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
     """Writes tokenizer.json, tokenizer_config.json, generation_config.json and, where the file has one,
     chat_template.jinja into `folder`, so that the folder tokenizes as the model's original tokenizer does."""
     vocabulary = _Vocabulary.from_metadata(metadata)
+    with library_errors("This GGUF file's tokenizer is damaged or not supported; fetch it again."):
+        _write(vocabulary, metadata.get("tokenizer.chat_template"), Path(folder))
+
+
+def _write(vocabulary: _Vocabulary, template: object, folder: Path) -> None:
     if vocabulary.model == "gpt2":
         tokenizer, add_bos = _byte_level(vocabulary)
     elif vocabulary.model == "llama":
         tokenizer, add_bos = _sentencepiece(vocabulary), True
     else:
         raise HierspecError(
-            f"This GGUF file's tokenizer is of the kind {vocabulary.model!r}; hierspec reads the kinds gpt2 and llama."
+            f"This GGUF file's tokenizer is of the kind {shown(vocabulary.model)}; hierspec reads the kinds gpt2 and "
+            "llama."
         )
     # These tokens are recognised in text before anything else, whole and unchanged.
     special = vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
@@ -156,7 +164,6 @@ def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
             pair=[*begin, "$A", *end, "$B", *end],
             special_tokens=[(token, tokenizer.token_to_id(token)) for token in {*begin, *end}],
         )
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     config = {
@@ -174,18 +181,17 @@ def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
         folder / "generation_config.json",
         {"bos_token_id": vocabulary.special_ids.get("bos"), "eos_token_id": _end_ids(vocabulary)},
     )
-    template = metadata.get("tokenizer.chat_template")
-    if template:
+    if isinstance(template, str) and template:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8", newline="")
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     """Byte-level BPE, and whether such tokenizers begin a text with a special token."""
-    split = _SPLITS.get(vocabulary.pre or "")
+    split = _SPLITS.get(vocabulary.pre)
     if split is None:
         # Any other split would silently give other tokens, and worse text.
         raise HierspecError(
-            f"This GGUF file splits text in the way {vocabulary.pre!r}, which is not supported; "
+            f"This GGUF file splits text in the way {shown(vocabulary.pre)}, which is not supported; "
             f"supported are {', '.join(_SPLITS)}."
         )
     tokenizer = _bpe(vocabulary, vocabulary.merges, ignore_merges=split.ignore_merges)
@@ -218,10 +224,8 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Tokenizer:
 
 def _bpe(vocabulary: _Vocabulary, merges: Sequence[tuple[str, str]], **options: Any) -> Tokenizer:
     ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
-    try:
+    with library_errors("This GGUF file's merges do not fit its vocabulary; fetch it again."):
         return Tokenizer(models.BPE(vocab=ids, merges=list(merges), **options))
-    except Exception as error:  # the library raises bare Exception for a merge of unknown tokens
-        raise HierspecError(f"This GGUF file's merges do not fit its vocabulary ({error}).") from error
 
 
 def _merges_from_scores(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
@@ -243,6 +247,14 @@ def _merges_from_scores(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     # Between two ways to make one token, the longer left part first, as the common conversion of such models does.
     merges.sort(key=lambda merge: (-merge[0], -len(merge[1])))
     return [(left, right) for _, left, right in merges]
+
+
+def _items(metadata: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> tuple[Any, ...]:
+    """A list under tokenizer.ggml, all of one type; empty where there is none."""
+    items = metadata.get(f"tokenizer.ggml.{name}", [])
+    if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
+        raise HierspecError(f"This GGUF file's vocabulary is damaged ({name} is not a list of them); fetch it again.")
+    return tuple(items)
 
 
 def _merge(line: str) -> tuple[str, str]:

@@ -19,7 +19,20 @@ from tokenizers import AddedToken
 
 from hierspec.core.errors import HierspecError
 from hierspec.text.chat_template import ChatTemplate
+from hierspec.text.tokenizers_guard import (
+    check_parts,
+    has_patterns,
+    library_errors,
+    part,
+    read_tokenizer,
+    with_patience,
+)
+from hierspec.untrusted import read_object, read_text, shown
 
+_REMEDY = "fetch the model again"
+_NOT_ENCODED = "The model's tokenizer fails on this text; fetch the model again or choose another one."
+_LONGEST_REPLACEMENT = 64  # characters, or spaces at the start of a text: real decoders have one
+_LARGEST_ID = 2**31 - 1
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -37,6 +50,8 @@ class Decoding:
     def from_json(cls, decoder: Mapping[str, Any] | None) -> Decoding:
         """`decoder` is the entry of that name in a tokenizer.json."""
         steps = decoder["decoders"] if decoder and decoder["type"] == "Sequence" else [decoder or {"type": "none"}]
+        if any(_is_excessive(step) for step in steps):
+            raise HierspecError("The model's tokenizer is damaged: its decoder makes every token far longer.")
         kinds = [step["type"] for step in steps]
         if kinds == ["ByteLevel"]:
             return cls(byte_level=True)
@@ -56,7 +71,7 @@ class Decoding:
                     dropped_at_start = mark if step.get("prepend_scheme", "always") != "never" else ""
                 case _:
                     raise HierspecError(
-                        f"This tokenizer decodes with {step['type']}, which hierspec does not know; "
+                        f"This tokenizer decodes with {shown(step['type'])}, which hierspec does not know; "
                         "byte-level BPE and SentencePiece-style BPE are supported."
                     )
         return cls(
@@ -97,14 +112,16 @@ class Tokenizer:
         bos_id: int | None = None,
         stop_ids: Iterable[int] = (),
     ) -> None:
+        check_parts(backend)
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self._has_patterns = has_patterns(backend)
         self._special_tokens = dict(special_tokens or {})
         self._chat_template = ChatTemplate(chat_template) if chat_template else None
         self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._pieces: dict[int, bytes] = {}
-        self.decoding = Decoding.from_json(_decoder_json(backend))
+        self.decoding = Decoding.from_json(part(backend.decoder))
         self.vocabulary_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.bos_id = bos_id
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(stop_ids))  # in the order of the files, each once
@@ -116,10 +133,7 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise HierspecError(f"There is no tokenizer.json in {folder}; give a folder that holds a whole checkpoint.")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for anything it cannot parse
-            raise HierspecError(f"{path} is not a tokenizer that can be read ({error}); download it again.") from error
+        backend = read_tokenizer(path, _REMEDY)
         config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
         model = _read_json(folder / "config.json") | _read_json(folder / "generation_config.json")
         special_tokens = {name: text for name in _SPECIAL_NAMES if (text := _token_text(config.get(name)))}
@@ -144,16 +158,26 @@ class Tokenizer:
                  `transformers` it decides, not add_bos_token of the configuration beside it.
         """
         backend = self._backend if special else self._literal_backend
-        try:
-            ids: list[int] = backend.encode(text, add_special_tokens=begin).ids
-        except TypeError as error:  # the library takes only what UTF-8 can write
-            raise HierspecError("The text holds half of a surrogate pair, which is no character; remove it.") from error
-        return ids
+        return self._encoded(backend, [text], begin)[0]
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Ids of many texts at once, without a beginning-of-text token; on all cores."""
-        encodings = self._literal_backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        return self._encoded(self._literal_backend, texts, False)
+
+    def _encoded(self, backend: tokenizers.Tokenizer, texts: list[str], begin: bool) -> list[list[int]]:
+        for text in texts:
+            _check_text(text)
+
+        def encode() -> list[list[int]]:
+            # The library lets other threads run only while it encodes a batch.
+            return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=begin)]
+
+        with library_errors(_NOT_ENCODED):
+            if self._has_patterns:
+                return with_patience(encode, sum(map(len, texts)))
+            if len(texts) == 1:
+                return [backend.encode(texts[0], add_special_tokens=begin).ids]
+            return encode()
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Text of ids; broken UTF-8 becomes replacement characters. `special` shows control tokens too."""
@@ -229,7 +253,8 @@ class Tokenizer:
     @cached_property
     def _literal_backend(self) -> tokenizers.Tokenizer:
         # The switch is state of the library's object: with a second object neither kind of encoding needs a lock.
-        copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        with library_errors(_NOT_ENCODED):
+            copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
         copy.encode_special_tokens = True
         return copy
 
@@ -250,22 +275,27 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTE_OF_CHARACTER = _byte_alphabet()
 
 
-def _decoder_json(backend: tokenizers.Tokenizer) -> dict[str, Any] | None:
-    # The decoder alone: serialising a whole tokenizer of 150,000 tokens takes a noticeable part of a second.
-    state: dict[str, Any] | None = json.loads(backend.decoder.__getstate__()) if backend.decoder else None
-    return state
+def _check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise HierspecError(
+            "The text holds half a character (a surrogate), which no tokenizer reads: give valid Unicode."
+        ) from error
+
+
+def _is_excessive(step: Mapping[str, Any]) -> bool:
+    """Whether a step of a decoder could turn few tokens into a text without bound."""
+    old, content, start = step.get("pattern"), step.get("content"), step.get("start")
+    return (
+        (isinstance(old, dict) and old.get("String") == "")
+        or (isinstance(content, str) and len(content) > _LONGEST_REPLACEMENT)
+        or (isinstance(start, int) and start > _LONGEST_REPLACEMENT)
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise HierspecError(f"{path} cannot be read as JSON ({error}); download it again.") from error
-    if not isinstance(content, dict):
-        raise HierspecError(f"{path} holds no JSON object; download it again.")
-    return content
+    return read_object(path, _REMEDY) if path.is_file() else {}
 
 
 def _token_text(entry: Any) -> str | None:
@@ -276,7 +306,11 @@ def _token_text(entry: Any) -> str | None:
 
 def _ids(entry: Any) -> list[int]:
     """An end-of-text entry is one id, a list of ids, or nothing."""
-    return [int(i) for i in (entry if isinstance(entry, list) else [entry]) if i is not None]
+    ids = [i for i in (entry if isinstance(entry, list) else [entry]) if i is not None]
+    for i in ids:
+        if isinstance(i, bool) or not isinstance(i, int):
+            raise HierspecError(f"The model's config is damaged: {shown(i)} is not the id of a token; {_REMEDY}.")
+    return [i for i in ids if 0 <= i <= _LARGEST_ID]  # -1 and the like stand for none
 
 
 def _first_id(*entries: Any) -> int | None:
@@ -298,8 +332,8 @@ def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
 def _chat_template(path: Path, entry: Any) -> str | None:
     """chat_template.jinja comes before the configuration, which holds one template or a list of named ones."""
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return read_text(path, _REMEDY)
     if isinstance(entry, list):
-        named = {item["name"]: item["template"] for item in entry if isinstance(item, dict) and "template" in item}
-        entry = named.get("default")
+        defaults = (item for item in entry if isinstance(item, dict) and item.get("name") == "default")
+        entry = next(defaults, {}).get("template")
     return entry if isinstance(entry, str) else None

@@ -20,6 +20,7 @@ from hierspec.checkpoints.families.smollm import SMOLLM3
 from hierspec.checkpoints.gguf_header import GgufHeader
 from hierspec.checkpoints.values import listed
 from hierspec.core.errors import HierspecError
+from hierspec.untrusted import shown
 
 __all__ = ["FAMILIES", "family_named", "from_gguf", "from_huggingface", "to_huggingface"]
 
@@ -40,7 +41,7 @@ def family_named(name: object) -> Family:
     """By `model_type`, which is also DecoderConfig.family."""
     if not isinstance(name, str) or name not in FAMILIES:
         raise HierspecError(
-            f"The architecture {name!r} is not supported: choose a model of the families {listed(FAMILIES)}."
+            f"The architecture {shown(name)} is not supported: choose a model of the families {listed(FAMILIES)}."
         )
     return FAMILIES[name]
 
@@ -66,7 +67,7 @@ def from_gguf(path: Path, header: GgufHeader, content: np.ndarray) -> DecoderCon
             by_architecture.setdefault(family.gguf.architecture, []).append(family)
     if not isinstance(architecture, str) or architecture not in by_architecture:
         raise HierspecError(
-            f"{path} holds a model of the architecture {architecture!r}, which is not supported: "
+            f"{path} holds a model of the architecture {shown(architecture)}, which is not supported: "
             f"choose a GGUF file of {listed(by_architecture)}."
         )
     keys = architecture_keys(header)

@@ -12,6 +12,7 @@ from hierspec.checkpoints.gguf_header import GgufHeader
 from hierspec.checkpoints.rotary import Rotary, inverse_frequencies, yarn_attention_factor
 from hierspec.checkpoints.values import check, integer, number
 from hierspec.core.errors import HierspecError
+from hierspec.untrusted import shown
 
 # The file keeps only the result of llama3 scaling; every Llama 3.1, 3.2 and 3.3 was made with these numbers.
 _LLAMA3_CONTEXT, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
@@ -39,7 +40,9 @@ def read_gguf(family: Family, path: Path, header: GgufHeader, content: np.ndarra
     head_size = integer({"attention.key_length": hidden // heads, **keys}, "attention.key_length")
     for key in ("attention.value_length", "rope.dimension_count"):
         if keys.get(key, head_size) != head_size:
-            raise HierspecError(f"{path} has {key} {keys[key]} for heads of {head_size}, which is not supported.")
+            raise HierspecError(
+                f"{path} has {key} {shown(keys[key])} for heads of {head_size}, which is not supported."
+            )
     vocabulary = embedding.shape[0]
     biases = _biases(family, path, header)
     return DecoderConfig(
@@ -102,7 +105,10 @@ def _rotary(path: Path, header: GgufHeader, content: np.ndarray, keys: Keys, con
     if scaling == "linear":
         return Rotary(theta, "linear", factor)
     if scaling != "yarn":
-        raise HierspecError(f"{path} has the rotary scaling {scaling!r}, which is not supported: linear and yarn are.")
+        raise HierspecError(
+            f"{path} has the rotary scaling {shown(scaling)}, which is not supported: linear and yarn are."
+        )
+    check(factor > 0, "the rotary scaling's factor must be positive", factor)
     attention_factor = number(keys, "rope.scaling.attn_factor", number(keys, "rope.scaling.yarn_attn_factor", 1.0))
     return Rotary(
         theta,

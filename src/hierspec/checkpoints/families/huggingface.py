@@ -8,6 +8,7 @@ from hierspec.checkpoints.families.family import Family, Keys
 from hierspec.checkpoints.rotary import rotary_from_huggingface, scaling_to_huggingface
 from hierspec.checkpoints.values import check, integer, number
 from hierspec.core.errors import HierspecError
+from hierspec.untrusted import shown
 
 # What transformers assumes where config.json is silent and the family's own defaults are, too.
 _COMMON_DEFAULTS: dict[str, Any] = {
@@ -24,7 +25,7 @@ def read_config(family: Family, given: Keys, generation: Keys) -> DecoderConfig:
     keys = {**_COMMON_DEFAULTS, **family.defaults, **given}
     activation = keys.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise HierspecError(f"The activation {activation!r} is not supported: only silu is.")
+        raise HierspecError(f"The activation {shown(activation)} is not supported: only silu is.")
     if keys.get("quantization_config"):
         raise HierspecError("Quantised safetensors are not supported: give the float checkpoint or a GGUF file.")
     count, hidden = integer(keys, "num_hidden_layers"), integer(keys, "hidden_size")

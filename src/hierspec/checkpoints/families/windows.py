@@ -7,6 +7,7 @@ from hierspec.checkpoints.config import LayerConfig
 from hierspec.checkpoints.families.family import Keys
 from hierspec.checkpoints.values import check, integer
 from hierspec.core.errors import HierspecError
+from hierspec.untrusted import shown
 
 
 def window_size(keys: Keys) -> int:
@@ -33,7 +34,7 @@ def _window_of(layer_type: object, window: int) -> int:
     if layer_type == "sliding_attention":
         return positive_window(window)
     raise HierspecError(
-        f"Layers of type {layer_type!r} are not supported: only full_attention and sliding_attention are."
+        f"Layers of type {shown(layer_type)} are not supported: only full_attention and sliding_attention are."
     )
 
 
