@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hierspec
+from hierspec.assembly import measured_costs
 from hierspec.assembly.measured_costs import CostBook
 from hierspec.pacing.costs import Costs
 from hierspec.scorers.base import StateScorer
@@ -25,6 +26,9 @@ def _no_lines_of_progress(monkeypatch):
     monkeypatch.setattr("hierspec.cli.console._LINES_AFTER_SECONDS", 3600.0)
 
 
+_MEASURED = {book: book.costs for book in (CostBook, measured_costs._CostsApart)}
+
+
 def _made_up_costs(book: CostBook, scorer: StateScorer, computed_layers: int = 0) -> Costs:
     """Costs by the number of layers that a pass runs, those of a drafter thin: rows beyond the first cost a twelfth of
     it each."""
@@ -34,14 +38,22 @@ def _made_up_costs(book: CostBook, scorer: StateScorer, computed_layers: int = 0
     return book._costs.setdefault(key, Costs((1, 32), (alone, alone * (1 + 31 / 12))))
 
 
-@pytest.fixture(autouse=True)
-def _no_clock(request, monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def _no_clock():
     """What passes cost is made up and stays so: what is drafted, and how many passes a text takes, must not depend on
     how fast this machine is now. Nothing is learnt from runs before, or kept for others."""
-    monkeypatch.setenv("HIERSPEC_LEARNT", "off")
-    if request.node.get_closest_marker("measures_costs") is None:
-        monkeypatch.setattr(CostBook, "costs", _made_up_costs)
-        monkeypatch.setattr(CostBook, "keep", lambda book: None)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HIERSPEC_LEARNT", "off")
+        for book in (CostBook, measured_costs._CostsApart):
+            patched.setattr(book, "costs", _made_up_costs)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _clock_where_it_is_tested(request, monkeypatch):
+    if request.node.get_closest_marker("measures_costs") is not None:
+        for book, costs in _MEASURED.items():
+            monkeypatch.setattr(book, "costs", costs)
 
 
 @pytest.fixture(scope="session")

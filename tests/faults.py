@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import hierspec
 from hierspec.assembly.measured_costs import CostBook
+from hierspec.assembly.paces import PaceBook
 from hierspec.core.engine import Engine
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.core.proposal import Proposal
@@ -213,7 +214,7 @@ def subjects(folder: Path, most: int = 4) -> list[Subject]:
         torch.set_num_threads(before)
         for model in loaded:
             model.assembler.costs = _FixedCosts()
-            model.assembler._forget_paces()
+            model.assembler._paces = PaceBook(model.assembler.costs)
         subject = Subject(name, *loaded)
         subject.model.add_store(FakeStore("trees", _trees))
         made.append(subject)

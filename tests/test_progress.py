@@ -29,5 +29,5 @@ def test_where_stderr_is_no_terminal_compiling_is_two_lines(capsys):
     out, err = capsys.readouterr()
     assert not out
     first, second = err.splitlines()
-    assert first == "Compiling for this processor, once: about 7 s"
+    assert first == "Compiling for this processor, once: about 7 s …"
     assert second.startswith("Compiled in ")

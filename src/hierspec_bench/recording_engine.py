@@ -1,8 +1,8 @@
 """An engine that records what scorers answered, and one that plays it back without them.
 
 Everything that a plan learns along a run (its stores, which drafts are worth verifying, when drafting pays) it learns
-from answers of its scorers. So a stopped run is resumed by giving every plan the same answers again: the hierarchy, the
-stores and the engine are the real ones, only no forward pass is run.
+from answers of its scorers and from how long they took. So a stopped run is resumed by giving every plan the same
+answers and times again: the hierarchy, the stores and the engine are the real ones, only no forward pass is run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from hierspec.core.request import Request
 
 
 class RecordingEngine(Engine):
-    """Records the answers of every batched pass. Distributions are too large to record: then there is no transcript."""
+    """Records the answers of every batched pass and its time. Distributions are too large to record: then there is no
+    transcript."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._passes: list[list[Answer]] = []
+        self._passes: list[tuple[float, list[Answer]]] = []
+        self._seconds = 0.0
         self._complete = True
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
@@ -31,12 +33,18 @@ class RecordingEngine(Engine):
         picked = [answer for answer in answers if answer is not None and answer.picks is not None]
         self._complete &= len(picked) == len(group)
         if self._complete:
-            self._passes.append(picked)
+            self._passes.append((self._seconds, picked))
         return answers
 
+    def _note(self, group: list[tuple[Request, Ask]], seconds: float) -> None:
+        self._seconds = seconds
+        super()._note(group, seconds)
+
     def transcript(self) -> list[list[Any]] | None:
-        """For every pass, for every ask: picks, and leads where they were asked for."""
-        return [[_to_json(answer) for answer in answers] for answers in self._passes] if self._complete else None
+        """For every pass its seconds, then for every ask: picks, and leads where they were asked for."""
+        if not self._complete:
+            return None
+        return [[seconds, *(_to_json(answer) for answer in answers)] for seconds, answers in self._passes]
 
 
 class Playback(Engine):
@@ -47,13 +55,15 @@ class Playback(Engine):
         self._passes = iter(transcript)
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
-        answers = [_from_json(answer) for answer in next(self._passes, ())]
+        seconds, *recorded = next(self._passes, (0.0,))
+        answers = [_from_json(answer) for answer in recorded]
         fits = len(answers) == len(group) and all(
             answer.picks is not None and len(answer.picks) == 1 + len(ask.proposal)
             for answer, (_, ask) in zip(answers, group, strict=True)
         )
         if not fits:
             raise HierspecError("What was recorded of the run does not fit this program; start over with --restart.")
+        self._note(group, float(seconds))
         return answers
 
 

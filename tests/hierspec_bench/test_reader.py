@@ -61,7 +61,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(tmp_path, text):
     path.write_text(text)
     with pytest.raises(HierspecError, match=r"record\.json cannot be used"):
         Record.read(path)
-    with pytest.raises(HierspecError, match="No such file"):
+    with pytest.raises(HierspecError, match="there is no such file"):
         Record.read(tmp_path / "absent.json")
 
 

@@ -100,8 +100,8 @@ class Assembler:
     def apart(self) -> Assembler:
         """The same models with stores as they were built, and nothing learnt but what ships with the model."""
         other = copy(self)
-        other.stores = self.stores.apart()
-        other._paces = PaceBook(self.costs, None if self._learnt is None else self._learnt.prior)
+        other.stores, other.costs = self.stores.apart(), self.costs.apart()
+        other._paces = PaceBook(other.costs, None if self._learnt is None else self._learnt.prior)
         other._learnt = None
         return other
 

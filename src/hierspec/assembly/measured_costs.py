@@ -49,6 +49,10 @@ class CostBook:
             )
         return self._costs[key]
 
+    def apart(self) -> CostBook:
+        """The same costs as they were measured: what passes show is learnt separately, and not kept."""
+        return _CostsApart(self)
+
     def keep(self) -> None:
         """Write down what passes have shown, for the next run."""
         for key, file in self._files.items():
@@ -65,6 +69,19 @@ class CostBook:
                 self._costs[key] = HealingCosts(costs.rows, [float(seconds) for seconds in least], costs.spread)
                 self._files.pop(key, None)
             progress("Measuring passes", number + 1, _ROUNDS)
+
+
+class _CostsApart(CostBook):
+    def __init__(self, book: CostBook) -> None:
+        super().__init__()
+        self._book = book
+
+    def costs(self, scorer: StateScorer, computed_layers: int = 0) -> HealingCosts:
+        key = _key(scorer), computed_layers
+        if key not in self._costs:
+            costs = self._book.costs(scorer, computed_layers)
+            self._costs[key] = HealingCosts(costs.rows, costs.measured, costs.spread)
+        return self._costs[key]
 
 
 def _key(scorer: StateScorer) -> str:
