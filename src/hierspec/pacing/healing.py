@@ -58,11 +58,11 @@ class HealingCosts(Costs):
         logs, covariance = self._logs, self._covariance
         covariance += self._drift
         towards = (1 - share) * covariance[low] + share * covariance[high]
-        variance = float((1 - share) * towards[low] + share * towards[high])
+        variance = max(float((1 - share) * towards[low] + share * towards[high]), 0.0)
         expected = (1 - share) * math.exp(logs[low]) + share * math.exp(logs[high])
         if rows > self.rows[-1]:
             expected *= self.seconds(rows) / self.seconds(self.rows[-1])
-        surprise = math.log(seconds / expected)
+        surprise = math.log(seconds) - math.log(expected)
         total = variance + self._noise
         if surprise * surprise > _OUTLIER**2 * total:
             # Likely something else ran meanwhile: it counts as if it had been that much noisier, unless it stays so.
