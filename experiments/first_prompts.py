@@ -105,8 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             ratios = {task: _ratio([each for each in done if each["task"] == task]) for task in families}
             run = {"weights": weights, "factor": factor, "auto_over_plain": ratios, "all": _ratio(done)}
             run |= {"same_texts": sum(each["same"] for each in done), "texts": len(done)}
-            runs.append(run)
             print(json.dumps(run), file=sys.stderr, flush=True)
+            runs.append({**run, "answers": done})
     command = "python experiments/first_prompts.py " + shlex.join(sys.argv[1:])
     document = {"command": command, "machine": machine(), "max_tokens": arguments.max_tokens, "runs": runs}
     if arguments.output is not None:

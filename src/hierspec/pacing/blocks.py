@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from hierspec.core.interfaces import ACCEPTED, CORRECTED, Written
 from hierspec.core.proposal import Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
-from hierspec.pacing.costs import FREE, PROBE, Costs
+from hierspec.pacing.costs import FREE, MARGIN, PROBE, Costs
 
 _TRIAL_BLOCKS = 16  # to begin with, while they lose little:
 _TRIAL_PASSES = 2.0  # plain passes that they may lose in all, and of the time that has passed
@@ -142,7 +142,8 @@ class WhileWorthwhile:
         probability = 1.0
         for depth, position in enumerate(block):
             probability *= self.acceptance.rate(position.source, position.evidence, depth)
-        return probability * self._gain(len(block)) >= self._speed() * self._extra_seconds(len(block), requests)
+        extra = self._extra_seconds(len(block), requests)
+        return probability * self._gain(len(block)) >= MARGIN * self._speed() * extra
 
     def learn_round(self, tokens: int, seconds: float, requests: int = 1) -> None:
         _count(self._round, tokens, self.alone(seconds, requests))

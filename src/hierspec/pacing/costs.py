@@ -8,6 +8,10 @@ import numpy as np
 
 PROBE = 64.0  # what does not pay: seconds without it for each second of trying again
 
+# By so much a draft must bring more than its passes cost: it also takes time between passes, and where it seems hardly
+# worth it the estimates are as often wrong.
+MARGIN = 1.1
+
 
 class Costs:
     """Seconds of one pass by its rows: measured for some widths, straight lines in between and beyond."""
