@@ -17,6 +17,7 @@ from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.pacing.blocks import UntilCorrection, WhileWorthwhile, open_policy
 from hierspec.pacing.costs import Costs
+from hierspec.pacing.healing import HealingCosts
 from hierspec.pacing.pace import AdaptivePace
 from hierspec.scorers.synthetic import Rates, References, SyntheticScorer
 from hierspec.testing.fakes import FakeScorer
@@ -242,3 +243,36 @@ def test_a_long_prefill_is_begun_only_where_enough_is_left_to_write():
             assert each.pays(requests=requests, to_prefill=0, room=10)
             assert each.pays(requests=requests, to_prefill=1000, room=1000)
             assert not each.pays(requests=requests, to_prefill=1000, room=10)
+
+
+def test_a_pass_after_drafting_may_be_slower():
+    """Where drafting slows the target's next pass down, a draft must bring more: without drafts passes are faster."""
+    without = HealingCosts((1, 32), (1.0, 4.0))
+    policy = WhileWorthwhile(without.again(), undrafted=without)
+    same = WhileWorthwhile(without.again(), undrafted=without)
+    for each in (policy, same):
+        for trial in range(200):
+            each.begin()
+            each.learn_round(1, 0.1)
+            each.learn_block(block(UNDRAFTED), [0, 1] if trial % 10 < 5 else [9], 1.2)  # half of them are accepted
+    assert policy.go_on(())
+    for _ in range(60):
+        policy.above.observe(2, 1.8)  # beside 1.0 for a pass of one row without drafting
+    assert not policy.go_on(())
+    assert same.go_on(())
+
+
+def test_drafting_rests_now_and_then():
+    """So that the cost of passes without it is known: to begin with, and once in a few hundred blocks."""
+    costs = HealingCosts((1, 32), (1.0, 1.1))
+    policy = WhileWorthwhile(costs.again(), undrafted=costs)
+    drafted = []
+    for _ in range(1000):
+        drafted.append(policy.pays())
+        if drafted[-1]:
+            policy.begin()
+            policy.learn_round(1, 0.05)
+            policy.learn_block(block(UNDRAFTED), [0, 1], 1.1)
+    assert not any(drafted[:5])
+    assert drafted[5]
+    assert 0 < drafted[10:].count(False) < 20

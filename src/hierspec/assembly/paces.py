@@ -49,6 +49,7 @@ class PaceBook:
         self._costs, self._learnt = costs, learnt or {}  # by earlier runs
         self._learning: dict[str, Learning] = {}  # all that learns here, by name
         self._lengths = self._learning_part("lengths", Lengths)
+        self._after_drafting: dict[int, Costs] = {}  # by the identity of the costs without
         self._appraisers: dict[tuple[str, str, bool], Appraiser] = {}  # by the scorer's name and kind; synthetic or not
         self._policies: dict[tuple[TierPlan, TierPlan | None], BlockPolicy] = {}  # by the tier and the one above it
         self._routers: dict[tuple[TierPlan | None, tuple[TierPlan, ...]], Router] = {}  # by the tier and those below
@@ -115,8 +116,12 @@ class PaceBook:
             return open_policy(tier.until)
         name = f"{scorers[level].name} for {scorers[above].name}{'' if tier.agrees is None else SYNTHETIC}"
         costs, own = self.costs(plan, above, scorers, level), self._costs.costs(scorers[level])
-        prefill = self._prefill(level, scorers)
-        return self._learning_part(name, lambda: WhileWorthwhile(costs, prefill, own))
+        after, prefill = self._after(costs), self._prefill(level, scorers)
+        return self._learning_part(name, lambda: WhileWorthwhile(after, prefill, own, costs))
+
+    def _after(self, costs: Costs) -> Costs:
+        """Of passes right after drafting: they may be slower, and are learnt separately."""
+        return self._after_drafting.setdefault(id(costs), costs.again())
 
     def _router(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Router | None:
         """The tiers that may draft for the one at this level; None: the next one always does, or there is none."""
@@ -130,7 +135,8 @@ class PaceBook:
         for below in range(level + 1, level + 1 + len(lower)):
             policy = self._policy(plan, below, level, scorers)
             assert isinstance(policy, WhileWorthwhile)
-            routes.append(Route(policy, self.costs(plan, level, scorers, below), partial(_known, scorers[below])))
+            costs = self._after(self.costs(plan, level, scorers, below))
+            routes.append(Route(policy, costs, partial(_known, scorers[below])))
         if len(routes) == 1:  # all that a router could choose: it learns nothing
             return Router(routes)
         names = [scorer.name for scorer in scorers[level : level + 1 + len(lower)]]

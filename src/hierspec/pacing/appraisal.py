@@ -8,7 +8,7 @@ from typing import Any
 
 from hierspec.core.proposal import NOTHING, Distribution, Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
-from hierspec.pacing.costs import MARGIN, PROBE, Costs
+from hierspec.pacing.costs import PROBE, Costs
 
 _DECAY = 0.998  # what a pass counts for after the next
 _PROBES = (1, 3, 7)  # nodes of drafts that are verified to learn what that costs
@@ -89,7 +89,6 @@ class Appraiser:
         dropping one for its value would change the distribution.
         """
         costs = self.costs.shared(requests)
-        speed *= MARGIN
         least = speed * costs.least_step(budget)  # no tree is better for a less probable node than this
         nodes: list[tuple[int, int, str, Distribution | None, int]] = []  # as in a proposal
         probabilities: list[float] = []  # that the whole path to a node is accepted

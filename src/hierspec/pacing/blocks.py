@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from hierspec.core.interfaces import ACCEPTED, CORRECTED, Written
 from hierspec.core.proposal import Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
-from hierspec.pacing.costs import FREE, MARGIN, PROBE, Costs
+from hierspec.pacing.costs import FREE, PROBE, Costs
 
 _TRIAL_BLOCKS = 16  # to begin with, while they lose little:
 _TRIAL_PASSES = 2.0  # plain passes that they may lose in all, and of the time that has passed
@@ -25,6 +25,7 @@ _PRIOR_ROUNDS = 8.0  # rounds after which a depth weighs as much as all depths t
 _DECAY = 0.99  # what a pass counts for after the next
 _HALF_LIFE = 256.0  # rounds after which older ones count half
 _MOST_PRIOR = 48.0  # rounds that what was learnt before may count for
+_REST_PASSES, _REST_EVERY = 6, 384  # passes without any drafting, once in so many blocks and to begin with
 _LOOK_EVERY = 16  # once in so many times a tier drafts beside other drafts, however good they are
 
 
@@ -67,8 +68,13 @@ class WhileWorthwhile:
     pass alone to a plain pass shared. So what was learnt under one load serves under another.
     """
 
-    def __init__(self, above: Costs, prefill: float = 0.0, own: Costs = FREE) -> None:
-        self.above, self.own = above, own  # of the passes of the tier above, and of this tier's
+    def __init__(self, above: Costs, prefill: float = 0.0, own: Costs = FREE, undrafted: Costs | None = None) -> None:
+        self.above, self.own = above, own  # of the passes of the tier above over drafts of this one, and of this tier's
+        # Of the passes of the tier above before which nothing was drafted: drafting may slow the next pass down, by
+        # what it displaces from the processor's caches.
+        self.undrafted = undrafted or above
+        self._until_rest = 0  # blocks until drafting rests for a few passes, to see what they cost then
+        self._resting = 0
         self.prefill = prefill  # seconds for each token of a text before this tier can draft
         self.acceptance = AcceptanceRates()  # by the tier above
         self._blocks = 0
@@ -85,7 +91,7 @@ class WhileWorthwhile:
     @property
     def _plain(self) -> float:
         """Seconds of a plain pass above."""
-        return self.above.seconds(1)
+        return self.undrafted.seconds(1)
 
     def pays(self, other_gain: float = 0.0, requests: int = 1, to_prefill: int = 0, room: int = 0) -> bool:
         """Whether the tier above should have anything drafted now, or run a pass without.
@@ -93,7 +99,7 @@ class WhileWorthwhile:
         `other_gain` is what that pass should gain by other drafts: tokens, less what its time is worth. The tier has
         not seen `to_prefill` tokens of the text, and at most `room` are still to be written.
         """
-        if self.hopeless(requests) or self._too_late(requests, to_prefill, room):
+        if self.hopeless(requests) or self._too_late(requests, to_prefill, room) or self._rests():
             return False
         if self._on_trial():
             return True
@@ -109,6 +115,15 @@ class WhileWorthwhile:
             return False
         self._idle = 0.0
         return True
+
+    def _rests(self) -> bool:
+        """Whether nothing is drafted now, so that passes without any drafting are timed."""
+        if not self.undrafted.heals:
+            return False
+        if not self._resting and self._until_rest <= 0:
+            self._resting, self._until_rest = _REST_PASSES, _REST_EVERY
+        self._resting = max(self._resting - 1, 0)
+        return self._resting > 0
 
     def hopeless(self, requests: int) -> bool:
         """Whether under this load not even a good draft could pay."""
@@ -131,6 +146,7 @@ class WhileWorthwhile:
         """A block begins. The tokens that it should have in any case."""
         trial = self._on_trial()
         self._blocks += 1
+        self._until_rest -= 1
         return _TRIAL_TOKENS if trial or self._blocks % _TRIAL_EVERY == 0 else 1
 
     def _on_trial(self) -> bool:
@@ -143,7 +159,7 @@ class WhileWorthwhile:
         for depth, position in enumerate(block):
             probability *= self.acceptance.rate(position.source, position.evidence, depth)
         extra = self._extra_seconds(len(block), requests)
-        return probability * self._gain(len(block)) >= MARGIN * self._speed() * extra
+        return probability * self._gain(len(block)) >= self._speed() * extra
 
     def learn_round(self, tokens: int, seconds: float, requests: int = 1) -> None:
         _count(self._round, tokens, self.alone(seconds, requests))
@@ -221,14 +237,13 @@ class WhileWorthwhile:
         """Seconds that a round after so many tokens adds: its own, and those of the wider pass above."""
         rounds, tokens, seconds = self._round
         wider = 1 + depth + (round(tokens / rounds) if rounds else 1)
-        above = self.above.shared(requests)
-        return (seconds / rounds if rounds else self.own.seconds(1)) + self.alone(
-            above.seconds(wider) - above.seconds(1 + depth), requests
-        )
+        above, without = self.above.shared(requests), self.above if depth else self.undrafted
+        verifying = above.seconds(wider) - without.shared(requests).seconds(1 + depth)
+        return (seconds / rounds if rounds else self.own.seconds(1)) + self.alone(max(verifying, 0.0), requests)
 
     def alone(self, seconds: float, requests: int) -> float:
         """These seconds of shared passes as seconds of passes alone."""
-        shared = self.above.shared(requests).seconds(1)
+        shared = self.undrafted.shared(requests).seconds(1)
         return seconds * self._plain / shared if shared else seconds
 
     def _speed(self) -> float:

@@ -8,10 +8,6 @@ import numpy as np
 
 PROBE = 64.0  # what does not pay: seconds without it for each second of trying again
 
-# By so much a draft must bring more than its passes cost: it also takes time between passes, and where it seems hardly
-# worth it the estimates are as often wrong.
-MARGIN = 1.1
-
 
 class Costs:
     """Seconds of one pass by its rows: measured for some widths, straight lines in between and beyond."""
@@ -41,6 +37,15 @@ class Costs:
     def observe(self, rows: int, seconds: float) -> None:
         """A pass over so many rows took so long. These costs stay as they are."""
         return
+
+    @property
+    def heals(self) -> bool:
+        """Whether passes correct them."""
+        return False
+
+    def again(self) -> Costs:
+        """As they were measured, to be corrected by other passes."""
+        return self
 
     def known(self, rows: int) -> bool:
         """Whether there is nothing to learn about passes of this width."""

@@ -84,6 +84,13 @@ class HealingCosts(Costs):
             self._published = self._logs.copy()
             self._draw(np.exp(self._logs))
 
+    @property
+    def heals(self) -> bool:
+        return True
+
+    def again(self) -> HealingCosts:
+        return HealingCosts(self.rows, self.measured, self.spread)
+
     def healed(self) -> HealingCosts:
         """As they are now, with the doubt that is left as their spread."""
         doubt = np.sqrt(np.maximum(np.diag(self._covariance) - _SCALE_DRIFT**2, 0.0))
