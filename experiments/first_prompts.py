@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--factor", default="1", help="factors of the target's costs, separated by commas (1)")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--one-process", action="store_true", help="one process for all families, which take turns")
-    parser.add_argument("--output", type=Path, help="add the result to this JSON file")
+    parser.add_argument("--output", type=Path, help="write the result to this JSON file too")
     arguments = parser.parse_args(argv)
     families: dict[str, list[str]] = {}
     for prompt in read_prompts(arguments.prompts):
@@ -110,8 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = "python experiments/first_prompts.py " + shlex.join(sys.argv[1:])
     document = {"command": command, "machine": machine(), "max_tokens": arguments.max_tokens, "runs": runs}
     if arguments.output is not None:
-        earlier = json.loads(arguments.output.read_text()) if arguments.output.exists() else []
-        arguments.output.write_text(json.dumps([*earlier, document], indent=1) + "\n")
+        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))
     return 0 if all(run["same_texts"] == run["texts"] for run in runs) else 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import random
 import sys
@@ -62,8 +63,13 @@ class Lines:
             sys.setprofile(None)
 
     def _call(self, frame, event, argument):
-        """Python stops tracing lines once that has raised something; calls it still tells."""
-        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(SOURCES):
+        """Python stops tracing lines once that has raised something; calls it still tells.
+
+        What a profiler raises where a generator goes on ends it without its `finally` and `with`. Ctrl-C does not:
+        Python looks for signals inside the generator. So those calls are left out.
+        """
+        goes_on = event == "call" and frame.f_code.co_flags & inspect.CO_GENERATOR
+        if event in ("call", "c_return") and not goes_on and frame.f_code.co_filename.startswith(SOURCES):
             self._again -= 1
             if self._again == 0:
                 sys.setprofile(None)

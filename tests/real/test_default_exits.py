@@ -40,8 +40,9 @@ def test_exits_write_what_the_variant_writes(variant, default_model, temperature
     for plan in ("layerskip+", "hispec", TREE, MIXED):
         alone = [variant.generate(prompt, plan=plan, sampling=sampling).tokens for prompt in PROMPTS]
         assert alone == answers, plan
-        batch = variant.generate_many(PROMPTS, plan=plan, sampling=sampling)
-        assert [answer.tokens for answer in batch] == answers, plan
+        if plan in (TREE, MIXED):  # the other two are what they consist of
+            batch = variant.generate_many(PROMPTS, plan=plan, sampling=sampling)
+            assert [answer.tokens for answer in batch] == answers, plan
     # It is another model than the default one.
     assert [default_model.generate(prompt, plan="plain", sampling=sampling).tokens for prompt in PROMPTS] != answers
 

@@ -192,7 +192,7 @@ def _split(mean: float | None, share: float, accepted: float | None, corrected: 
         assert corrected is not None
         accepted = (mean - (1 - share) * corrected) / share
     accepted = min(1.0, accepted, mean / share)
-    accepted = max(accepted, (mean - (1 - share)) / share, 0.0)
+    accepted = min(max(accepted, (mean - (1 - share)) / share, 0.0), 1.0)  # the quotient may round to a little more
     return accepted, min(1.0, max(0.0, (mean - share * accepted) / (1 - share)))
 
 
