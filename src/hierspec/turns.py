@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 from hierspec.core.request import Request
 
-_GIVE_WAY_SECONDS = 2e-4  # in which a thread that waits wakes up
-
 
 class _Hold:
-    """Lives as long as a turn: in the frame that has it, so that no interrupt can end the one without the other."""
+    """A lock is held for as long as this lives in the frame that took it: Ctrl-C can end a frame at any line, also
+    within `finally` and before the end of a `with`, and a lock that is never freed would stop all other threads."""
 
 
 class Turns:
@@ -26,9 +25,9 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._busy = threading.Lock()
-        self._waiting: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self._mine = threading.local()  # the turn that this thread has
+        self._busy, self._next = threading.Lock(), threading.Lock()
+        self._free_busy, self._free_next = _freeing(self._busy), _freeing(self._next)
+        self._mine = threading.local()  # what this thread holds
         self._left: deque[Request] = deque()  # to be cancelled when the turn is over
 
     @contextmanager
@@ -36,22 +35,19 @@ class Turns:
         if self._is_mine():
             yield
             return
-        hold, me = _Hold(), threading.current_thread()
-        if any(thread is not me for thread in list(self._waiting)):
-            time.sleep(_GIVE_WAY_SECONDS)
-        self._waiting.add(me)
+        queued: _Hold | None = _Hold()
+        turn: _Hold | None = _Hold()
         try:
-            # Python looks for signals neither between taking the lock and the body of `with`, nor between its end and
-            # giving the lock back. With acquire() and release() Ctrl-C could leave the lock taken for ever.
-            with self._busy:
-                self._waiting.discard(me)
-                self._mine.turn = weakref.ref(hold)
-                try:
-                    yield
-                finally:
-                    self._cancel_left()
+            # Whoever waits for its turn holds the first of the two, so all others queue behind it. Taking a lock and
+            # noting who holds it is one line: the end of a hold frees its lock, whatever its reason.
+            self._mine.queued = self._next.acquire() and weakref.ref(queued, self._free_next)
+            self._mine.turn = self._busy.acquire() and weakref.ref(turn, self._free_busy)
+            queued = None
+            yield
         finally:
-            self._waiting.discard(me)
+            if self._is_mine():
+                self._cancel_left()
+            queued = turn = None
 
     def cancel(self, request: Request) -> None:
         """End a request. Where this thread is in the middle of a turn, when that is over: Python may drop a stream that
@@ -70,3 +66,8 @@ class Turns:
     def _is_mine(self) -> bool:
         turn = getattr(self._mine, "turn", None)
         return turn is not None and turn() is not None
+
+
+def _freeing(lock: threading.Lock) -> Callable[[object], None]:
+    """What frees the lock, whatever it is given. It is no function of Python's: an interrupt finds no line in it."""
+    return cast(Callable[[object], None], lock.__exit__)
