@@ -83,7 +83,7 @@ class Lines:
         file = frame.f_code.co_filename
         if not file.startswith(SOURCES) or "/testing/" in file:
             return None
-        previous = 0
+        previous = frame.f_lineno  # of a generator that goes on: where it stopped
 
         def line(frame, event, argument):
             nonlocal previous

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
-import weakref
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
 
 from hierspec.core.request import Request
 
-
-class _Hold:
-    """A lock is held for as long as this lives in the frame that took it: Ctrl-C can end a frame at any line, also
-    within `finally` and before the end of a `with`, and a lock that is never freed would stop all other threads."""
+_LOOK_SECONDS = 1e-4  # between two looks at who still waits: less than any pass
+_MOST_LOOKS = 5000  # for those that never come: an interrupt ended their wait
 
 
 class Turns:
@@ -25,9 +22,9 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._busy, self._next = threading.Lock(), threading.Lock()
-        self._free_busy, self._free_next = _freeing(self._busy), _freeing(self._next)
-        self._mine = threading.local()  # what this thread holds
+        # It knows its owner as soon as it is taken: a stream that is collected right then must not wait for it.
+        self._busy = threading.RLock()
+        self._waiting: set[int] = set()  # threads
         self._left: deque[Request] = deque()  # to be cancelled when the turn is over
 
     @contextmanager
@@ -35,19 +32,28 @@ class Turns:
         if self._is_mine():
             yield
             return
-        queued: _Hold | None = _Hold()
-        turn: _Hold | None = _Hold()
+        me = threading.get_ident()
+        self._let_others_go_first(me)
+        self._waiting.add(me)
         try:
-            # Whoever waits for its turn holds the first of the two, so all others queue behind it. Taking a lock and
-            # noting who holds it is one line: the end of a hold frees its lock, whatever its reason.
-            self._mine.queued = self._next.acquire() and weakref.ref(queued, self._free_next)
-            self._mine.turn = self._busy.acquire() and weakref.ref(turn, self._free_busy)
-            queued = None
-            yield
+            # Python looks for signals neither between taking the lock and the body of `with`, nor between its end and
+            # giving the lock back. With acquire() and release() Ctrl-C could leave the lock taken for ever.
+            with self._busy:
+                self._waiting.discard(me)
+                yield
         finally:
-            if self._is_mine():
-                self._cancel_left()
-            queued = turn = None
+            self._waiting.discard(me)
+            if self._left:
+                with self._busy:
+                    self._cancel_left()
+
+    def _let_others_go_first(self, me: int) -> None:
+        ahead = self._waiting - {me}
+        for _ in range(_MOST_LOOKS):
+            if not ahead & self._waiting:
+                return
+            time.sleep(_LOOK_SECONDS)
+        self._waiting -= ahead
 
     def cancel(self, request: Request) -> None:
         """End a request. Where this thread is in the middle of a turn, when that is over: Python may drop a stream that
@@ -64,10 +70,4 @@ class Turns:
             self._left.popleft()
 
     def _is_mine(self) -> bool:
-        turn = getattr(self._mine, "turn", None)
-        return turn is not None and turn() is not None
-
-
-def _freeing(lock: threading.Lock) -> Callable[[object], None]:
-    """What frees the lock, whatever it is given. It is no function of Python's: an interrupt finds no line in it."""
-    return cast(Callable[[object], None], lock.__exit__)
+        return self._busy._is_owned()  # type: ignore[attr-defined]  # as threading.Condition asks it
