@@ -17,7 +17,6 @@ FLOORS = [
         "hierspec.compiling",
         "hierspec.in_use",
         "hierspec.sizes",
-        "hierspec.untrusted",
         "hierspec.machine",
         "hierspec.pacing",
         "hierspec.prompts",

@@ -128,10 +128,10 @@ def test_damaged_folders(tmp_path: Path) -> None:
     described = config.read_text()
     for damaged in ("", "{", "[]", "\x00", "[" * 100_000):
         config.write_text(damaged)
-        _assert_one_sentence(folder, "damaged")
+        _assert_one_sentence(folder, "cannot be read")
     config.write_text(described)
     (folder / "generation_config.json").write_text("{]")
-    _assert_one_sentence(folder, r"generation_config\.json is damaged")
+    _assert_one_sentence(folder, r"generation_config\.json cannot be read")
 
 
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def changed(folder, **changes):
         ("target", lambda f: changed(f, format=2), "has format 2"),
         ("target", lambda f: changed(f, files={"../x": {"sha256": ""}}), "not a file beside it"),
         ("target", lambda f: changed(f, hidden="64"), "must hold model, target"),
-        ("target", lambda f: (f / "pack.json").write_text("{"), "is damaged, it is not JSON"),
+        ("target", lambda f: (f / "pack.json").write_text("{"), "cannot be read: it is not JSON"),
         ("target", lambda f: (f / "pack.json").unlink(), "is not a pack"),
     ],
 )

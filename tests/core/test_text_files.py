@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hierspec.core import text_files
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan
-from hierspec.core.text_files import read_text, shown, shown_path
+from hierspec.core.text_files import read_object, read_text, shown, shown_path
 from hierspec.planner.formula import whatif
 from hierspec.planner.simulation.replay import read_records
 from hierspec.prompts import BenchPrompt, read_prompts
@@ -231,6 +232,51 @@ def test_what_a_sentence_quotes_is_short():
     for _ in range(100_000):
         deep = [deep]
     values = ["x" * 10**6, 10**5000, -(10**5000), float("nan"), deep, {"a": deep}, (1,), None, object(), 3.5, True]
-    assert all(len(shown(value)) < 120 for value in values)
+    assert all(len(shown(value)) < 200 for value in values)
     assert len(shown_path("x" * 10**6)) < 200
     shown_path("\udcff\0").encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe{}", "not UTF-8 text"),
+        ('{"a": 1}'.encode("utf-16"), "not UTF-8 text"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "too many digits"),
+        (rb'{"a": ["\ud800"]}', "surrogates"),
+        (rb'{"\udc00": 1}', "surrogates"),
+        (b"[1]", "no JSON object"),
+        (b"5", "no JSON object"),
+        (b" " * 300, "larger than 299 bytes"),
+    ],
+)
+def test_whatever_a_file_holds_is_an_object_or_a_sentence(
+    content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(content)
+    if message == "larger than 299 bytes":
+        monkeypatch.setattr(text_files, "_LARGEST_OBJECT", 299)
+    with pytest.raises(HierspecError, match=rf"config\.json .*{message}.*; fetch it again\.$") as caught:
+        read_object(path, "fetch it again")
+    assert str(caught.value).isprintable()
+
+
+def test_what_is_no_file_is_told(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent", tmp_path / ("x" * 300)):
+        with pytest.raises(HierspecError, match=r"cannot be read: .*; fetch it again\.$"):
+            read_object(path, "fetch it again")
+
+
+def test_values_are_shown_on_one_short_line() -> None:
+    values = ("a\nb\x00\ud800", "x" * 10_000, 10**4000, [[1] * 1000] * 1000, {"a": {"b": "c" * 1000}}, None, 1.5)
+    for value in values:
+        text = shown(value)
+        assert text.isprintable()
+        assert len(text) < 200
+        text.encode()
+    assert [shown(value) for value in ("a", 3, None)] == ["'a'", "3", "None"]

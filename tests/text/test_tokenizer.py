@@ -150,7 +150,7 @@ def test_errors_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(HierspecError, match="no chat template"):
         tokenizer.encode_chat([{"role": "user", "content": "x"}])
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(HierspecError, match=r"config\.json is damaged, it is not JSON"):
+    with pytest.raises(HierspecError, match=r"config\.json cannot be read: it is not JSON"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(HierspecError, match="not a tokenizer that hierspec can read"):

@@ -128,7 +128,7 @@ def test_half_a_character_is_told(opened: Callable[..., Tokenizer]) -> None:
         ("config.json", b'{"eos_token_id": [true]}', "True is not the id of a token"),
         ("special_tokens_map.json", b'{"a":' * 100_000, "nested too deeply"),
         ("tokenizer_config.json", b'{"eos_token": "\\ud800"}', "surrogates"),
-        ("chat_template.jinja", b"\xff\xfe{{ x }}", "not text in UTF-8"),
+        ("chat_template.jinja", b"\xff\xfe{{ x }}", "not UTF-8 text"),
     ],
 )
 def test_damaged_settings_are_one_sentence(

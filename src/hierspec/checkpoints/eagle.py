@@ -19,7 +19,7 @@ from hierspec.checkpoints.families import from_huggingface
 from hierspec.checkpoints.packs import Branch, FeatureBranch
 from hierspec.checkpoints.tensor_files import check_stored, missing, opened, token_ids
 from hierspec.core.errors import HierspecError
-from hierspec.untrusted import read_object, shown
+from hierspec.core.text_files import read_object, shown
 
 _REMEDY = "fetch it again, or choose another head"
 _START, _MIDDLE = "layers.0.", "midlayer."

@@ -18,10 +18,10 @@ from hierspec.checkpoints.families.family import Family
 from hierspec.checkpoints.families.gguf import may_be_absent
 from hierspec.checkpoints.gguf_header import MAGIC, GgufHeader, StoredTensor, read_header
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import refusal, why
 from hierspec.in_use import claim, mark_used
 from hierspec.paths import cache_folder, whole_folder
 from hierspec.progress import Progress, silent
-from hierspec.untrusted import unreadable
 
 _FORMAT_VERSION = 1  # count up when the same file would now be converted differently
 _FINGERPRINTED = 1 << 20  # bytes of the header that go into the key
@@ -88,7 +88,7 @@ def _key(path: Path, dtype: torch.dtype) -> str:
     except FileNotFoundError as error:
         raise HierspecError(f"There is no file {path}.") from error
     except OSError as error:
-        raise unreadable(path, error, "fetch it again") from error
+        raise refusal(path, "fetch it again")(why(error)) from error
     if not start:
         raise HierspecError(f"{path} is empty: fetch it again.")
     if start[: len(MAGIC)] != MAGIC:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hierspec.checkpoints.values import listed
 from hierspec.core.errors import HierspecError
-from hierspec.untrusted import shown
+from hierspec.core.text_files import shown
 
 MAGIC = b"GGUF"
 _MOST_ENTRIES = 1 << 16  # key/value pairs, or tensors: real files have hundreds

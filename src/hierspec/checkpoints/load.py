@@ -18,8 +18,8 @@ from hierspec.checkpoints.gguf_file import convert, converted, gguf_config
 from hierspec.checkpoints.packs import EARLY_EXIT, Pack, open_pack, shipped_pack
 from hierspec.checkpoints.tensor_files import check_stored, missing, opened
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import read_object, shown
 from hierspec.progress import Progress, silent
-from hierspec.untrusted import read_object, shown
 
 __all__ = ["Checkpoint", "expected_tensors", "find_source", "known_config", "load_checkpoint", "read_config"]
 

@@ -26,8 +26,8 @@ from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 from hierspec.checkpoints.eight_bits import from_eight_bits, in_eight_bits
 from hierspec.checkpoints.tensor_files import check_tensor, loaded, token_ids
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import read_object, refusal, shown, why
 from hierspec.paths import whole_folder
-from hierspec.untrusted import read_object, shown, unreadable
 
 FORMAT = 1
 EXITS, FEATURE, SMALL, VOCABULARY, EARLY_EXIT = (
@@ -107,7 +107,7 @@ class Pack:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise unreadable(path, error, _INSTEAD) from error
+            raise refusal(path, _INSTEAD)(why(error)) from error
         if hashlib.sha256(content).hexdigest() != self.hashes[file]:
             raise HierspecError(f"{path} is damaged (its hash is not the one in {_DESCRIPTION}): {_INSTEAD}.")
         return content

@@ -9,7 +9,7 @@ import torch
 
 from hierspec.checkpoints.values import check, integer, listed, number
 from hierspec.core.errors import HierspecError
-from hierspec.untrusted import shown
+from hierspec.core.text_files import shown
 
 SCALINGS = ("none", "linear", "llama3", "yarn")
 

@@ -10,7 +10,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from hierspec.core.errors import HierspecError
-from hierspec.untrusted import shown, unreadable
+from hierspec.core.text_files import refusal, shown, why
 
 Shape = tuple[int, ...]
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -80,6 +80,6 @@ def _damage_told(path: Path, remedy: str) -> Iterator[None]:
     except HierspecError:
         raise
     except OSError as error:
-        raise unreadable(path, error, remedy) from error
+        raise refusal(path, remedy)(why(error)) from error
     except Exception as error:  # of many types, depending on which part of the file the package stumbles over
         raise HierspecError(f"{path} is damaged, it is not a whole safetensors file: {remedy}.") from error

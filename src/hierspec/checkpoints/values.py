@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hierspec.core.errors import HierspecError
-from hierspec.untrusted import shown
+from hierspec.core.text_files import shown
 
 LARGEST = 2**31 - 1  # of sizes, counts and ids: what fits everything they are computed and stored with
 

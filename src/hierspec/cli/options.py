@@ -18,6 +18,7 @@ from hierspec.sizes import parse_size
 
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
+    from hierspec.prompts import BenchPrompt
     from hierspec.stores import Home
     from hierspec.text.tokenizer import Tokenizer
 
@@ -97,6 +98,28 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
 
 def add_prompts_file(parser: argparse.ArgumentParser, help_text: str, required: bool = False) -> None:
     parser.add_argument("--prompts", type=InputFile, required=required, metavar="FILE", help=help_text)
+
+
+def add_answered_prompts(
+    parser: argparse.ArgumentParser, help_text: str, max_tokens: int, required: bool = False
+) -> None:
+    """Prompts from a file that the model answers. `chosen_prompts` reads them."""
+    add_prompts_file(parser, help_text, required)
+    add_limit(parser)
+    parser.add_argument(
+        "--max-tokens", type=int, default=max_tokens, metavar="N", help=f"of each answer (default {max_tokens})"
+    )
+
+
+def chosen_prompts(arguments: argparse.Namespace) -> list[BenchPrompt] | None:
+    """None: no file was given."""
+    at_least_one(arguments, "limit", "max-tokens")
+    if arguments.prompts is None:
+        return None
+    from hierspec.prompts import read_prompts, spread
+
+    prompts = read_prompts(arguments.prompts)
+    return prompts if arguments.limit is None else spread(prompts, arguments.limit)
 
 
 def add_limit(parser: argparse.ArgumentParser) -> None:

@@ -18,9 +18,7 @@ from hierspec.cli.report import Report, command_line
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    options.add_prompts_file(parser, "JSON lines with task and turns", required=True)
-    options.add_limit(parser)
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="of each answer (default 128)")
+    options.add_answered_prompts(parser, "JSON lines with task and turns", max_tokens=128, required=True)
     parser.add_argument(
         "--output", type=OutputFile, metavar="FILE", help="write the JSON document to a file too, and charts beside it"
     )
@@ -28,12 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options.at_least_one(arguments, "limit", "max-tokens")
-    from hierspec.prompts import read_prompts, spread
-
-    prompts = read_prompts(arguments.prompts)
-    if arguments.limit is not None:
-        prompts = spread(prompts, arguments.limit)
+    prompts = options.chosen_prompts(arguments) or []
     model = options.load_model(arguments)
     import torch
 

@@ -19,9 +19,9 @@ from hierspec.cli.report import Report, command_line
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    options.add_prompts_file(parser, "JSON lines with task and turns (default: the 36 of this project)")
-    options.add_limit(parser)
-    parser.add_argument("--max-tokens", type=int, default=96, metavar="N", help="of each answer (default 96)")
+    options.add_answered_prompts(
+        parser, "JSON lines with task and turns (default: the 36 of this project)", max_tokens=96
+    )
     parser.add_argument(
         "--output", type=OutputFolder, metavar="FOLDER", help="the pack that gets it (default: that of the model)"
     )
@@ -29,12 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options.at_least_one(arguments, "limit", "max-tokens")
-    from hierspec.prompts import own_prompts, read_prompts, spread
+    prompts = options.chosen_prompts(arguments)
+    if prompts is None:
+        from hierspec.prompts import own_prompts, spread
 
-    prompts = own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts)
-    if arguments.limit is not None:
-        prompts = spread(prompts, arguments.limit)
+        prompts = own_prompts() if arguments.limit is None else spread(own_prompts(), arguments.limit)
     model = options.load_model(arguments, plans=())
     from hierspec.train.prior import add_prior, learn_prior, pack_of
 

@@ -17,9 +17,7 @@ from hierspec.cli.report import print_document
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser)
-    options.add_prompts_file(parser, "JSON lines with turns (default: a few of ours)")
-    options.add_limit(parser)
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of each answer (default 64)")
+    options.add_answered_prompts(parser, "JSON lines with turns (default: a few of ours)", max_tokens=64)
     parser.add_argument(
         "--output", type=OutputFile, metavar="FILE", help="write the plan to a TOML file, not to stdout"
     )
@@ -27,20 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options.at_least_one(arguments, "limit", "max-tokens")
-    prompts = None
-    if arguments.prompts is not None:
-        from hierspec.prompts import read_prompts, spread
-
-        chosen = read_prompts(arguments.prompts)
-        prompts = [p.turns[0] for p in (chosen if arguments.limit is None else spread(chosen, arguments.limit))]
+    prompts = options.chosen_prompts(arguments)
     model = options.load_model(arguments)
     from hierspec.paths import whole_file
     from hierspec.scorers.skipping import in_runs
     from hierspec.train.skip import calibration, search
 
     with progress_bars() as progress:
-        given = {} if prompts is None else {"prompts": prompts}
+        given = {} if prompts is None else {"prompts": [prompt.turns[0] for prompt in prompts]}
         texts = calibration(model, **given, max_tokens=arguments.max_tokens, progress=progress)
         drafts = search(model, texts, progress)
     best = drafts[0]

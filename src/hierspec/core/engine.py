@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hierspec.core.errors import HierspecError, OutOfMemory, out_of_memory
 from hierspec.core.interfaces import Answer, Ask, PassTime, Scorer
 from hierspec.core.request import Request, Step
+from hierspec.core.text_files import shown
 
 
 class Engine:
@@ -127,6 +128,8 @@ def _failure(who: str, error: Exception) -> HierspecError:
     if isinstance(error, MemoryError):
         failure: HierspecError = out_of_memory()
     else:
-        failure = HierspecError(f"{who} failed ({error!r}); please report this defect.")
+        failure = HierspecError(
+            f"{who} failed ({type(error).__name__}: {shown(str(error))}); please report this defect."
+        )
     failure.__cause__ = error
     return failure

@@ -1,10 +1,12 @@
-"""Files that people wrote: plans, prompts, records. Whatever is wrong with one is one sentence, and soon said."""
+"""Files that anybody may have written: plans, prompts, configurations. Whatever is wrong with one is one sentence, and
+soon said."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import reprlib
 import stat
 import tomllib
 from collections.abc import Callable, Iterator
@@ -29,7 +31,17 @@ _LARGEST_LINE = 4 << 20  # bytes of a line of JSON, which may take twenty times 
 _LARGEST_TABLE = 1 << 15  # characters of TOML; ours take hundreds
 _MOST_DOTS = 1000  # in TOML: the standard library takes time by the square of a dotted key's length
 
+_LARGEST_OBJECT = 16 << 20  # bytes of a file that holds one JSON object; real ones have thousands
+_LONGEST_SHOWN = 80
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = _LONGEST_SHOWN
+
 Refuse = Callable[[str], HierspecError]  # from the reason to a sentence that says what to do
+
+
+def refusal(path: str | Path, remedy: str) -> Refuse:
+    """For a file of which the user need not know what it is for: why it cannot be read, and what to do."""
+    return lambda reason: HierspecError(f"{shown_path(path)} cannot be read: {reason}; {remedy}.")
 
 
 def read_text(path: str | Path, refuse: Refuse, largest: int = 64 << 20) -> str:
@@ -39,6 +51,19 @@ def read_text(path: str | Path, refuse: Refuse, largest: int = 64 << 20) -> str:
     if len(content) > largest:
         raise refuse(f"it is larger than {largest >> 20} MB" if largest >> 20 else f"it is larger than {largest} bytes")
     return _decoded(content, refuse)
+
+
+def read_object(path: str | Path, remedy: str) -> dict[str, Any]:
+    """The JSON object in a file. None of its texts holds half a character, which nothing could print or encode."""
+    refuse = refusal(path, remedy)
+    content = _parsed(read_text(path, refuse, _LARGEST_OBJECT), refuse)
+    if not isinstance(content, dict):
+        raise refuse("it holds no JSON object")
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise refuse("it holds halves of characters (surrogates)") from error
+    return content
 
 
 def json_lines(
@@ -75,12 +100,14 @@ def toml_table(text: str, refuse: Refuse) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """For a sentence: a value as Python writes it, cut short."""
-    if isinstance(value, str):
-        return repr(value if len(value) <= 100 else value[:97] + "…")
-    if isinstance(value, int | float | bool):
-        return repr(value) if abs(value) < 1 << 64 else "a number of many digits"
-    return "a list" if isinstance(value, list | tuple) else "a table" if isinstance(value, dict) else "something else"
+    """For a sentence: a value as Python writes it, on one line, printable, and short."""
+    try:
+        text = _SHORT.repr(value)
+    except RecursionError:
+        return "something nested too deeply"
+    except ValueError:
+        return "a number of many digits"
+    return text if len(text) <= 2 * _LONGEST_SHOWN else f"{text[: 2 * _LONGEST_SHOWN]}…"
 
 
 def shown_path(path: str | Path) -> str:

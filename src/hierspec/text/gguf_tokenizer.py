@@ -12,8 +12,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import shown
 from hierspec.text.tokenizers_guard import library_errors
-from hierspec.untrusted import shown
 
 
 class TokenType(IntEnum):

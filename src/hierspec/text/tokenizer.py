@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.text_files import read_object, read_text, refusal, shown
 from hierspec.text.chat_template import ChatTemplate
 from hierspec.text.tokenizers_guard import (
     check_parts,
@@ -27,7 +28,6 @@ from hierspec.text.tokenizers_guard import (
     read_tokenizer,
     with_patience,
 )
-from hierspec.untrusted import read_object, read_text, shown
 
 _REMEDY = "fetch the model again"
 _NOT_ENCODED = "The model's tokenizer fails on this text; fetch the model again or choose another one."
@@ -332,7 +332,7 @@ def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
 def _chat_template(path: Path, entry: Any) -> str | None:
     """chat_template.jinja comes before the configuration, which holds one template or a list of named ones."""
     if path.is_file():
-        return read_text(path, _REMEDY)
+        return read_text(path, refusal(path, _REMEDY))
     if isinstance(entry, list):
         defaults = (item for item in entry if isinstance(item, dict) and item.get("name") == "default")
         entry = next(defaults, {}).get("template")

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import tokenizers
 
 from hierspec.core.errors import HierspecError
-from hierspec.untrusted import unreadable
+from hierspec.core.text_files import refusal, why
 
 _T = TypeVar("_T")
 _MOST_BYTES = 1 << 28  # of a tokenizer.json; the largest real ones have 40 MB
@@ -56,7 +56,7 @@ def read_tokenizer(path: Path, remedy: str) -> tokenizers.Tokenizer:
             raise HierspecError(f"{path} is far too large for a tokenizer: {remedy}.")
         content = path.read_bytes()
     except OSError as error:
-        raise unreadable(path, error, remedy) from error
+        raise refusal(path, remedy)(why(error)) from error
     with library_errors(sentence):
         if _MAY_BE_PRECOMPILED.search(content):
             _check_precompiled(json.loads(content), sentence)

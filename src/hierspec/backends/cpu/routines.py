@@ -100,9 +100,9 @@ class RoutineLibrary:
         engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
         engine.add_object_file(binding.ObjectFileRef.from_data(code))
         engine.finalize_object()
-        found = [engine.get_function_address(name) for name in self._routines]
-        assert all(found)
-        return np.array(found, np.int64), engine
+        addresses = [engine.get_function_address(name) for name in self._routines]
+        assert all(addresses)
+        return np.array(addresses, np.int64), engine
 
     @cached_property
     def _path(self) -> Path | None:

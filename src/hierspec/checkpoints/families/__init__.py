@@ -20,7 +20,7 @@ from hierspec.checkpoints.families.smollm import SMOLLM3
 from hierspec.checkpoints.gguf_header import GgufHeader
 from hierspec.checkpoints.values import listed
 from hierspec.core.errors import HierspecError
-from hierspec.untrusted import shown
+from hierspec.core.text_files import shown
 
 __all__ = ["FAMILIES", "family_named", "from_gguf", "from_huggingface", "to_huggingface"]
 

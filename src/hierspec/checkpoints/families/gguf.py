@@ -12,7 +12,7 @@ from hierspec.checkpoints.gguf_header import GgufHeader
 from hierspec.checkpoints.rotary import Rotary, inverse_frequencies, yarn_attention_factor
 from hierspec.checkpoints.values import check, integer, number
 from hierspec.core.errors import HierspecError
-from hierspec.untrusted import shown
+from hierspec.core.text_files import shown
 
 # The file keeps only the result of llama3 scaling; every Llama 3.1, 3.2 and 3.3 was made with these numbers.
 _LLAMA3_CONTEXT, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0

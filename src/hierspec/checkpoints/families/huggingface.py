@@ -8,7 +8,7 @@ from hierspec.checkpoints.families.family import Family, Keys
 from hierspec.checkpoints.rotary import rotary_from_huggingface, scaling_to_huggingface
 from hierspec.checkpoints.values import check, integer, number
 from hierspec.core.errors import HierspecError
-from hierspec.untrusted import shown
+from hierspec.core.text_files import shown
 
 # What transformers assumes where config.json is silent and the family's own defaults are, too.
 _COMMON_DEFAULTS: dict[str, Any] = {

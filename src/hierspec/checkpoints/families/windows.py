@@ -7,7 +7,7 @@ from hierspec.checkpoints.config import LayerConfig
 from hierspec.checkpoints.families.family import Keys
 from hierspec.checkpoints.values import check, integer
 from hierspec.core.errors import HierspecError
-from hierspec.untrusted import shown
+from hierspec.core.text_files import shown
 
 
 def window_size(keys: Keys) -> int:
