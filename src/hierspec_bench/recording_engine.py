@@ -36,12 +36,13 @@ class RecordingEngine(Engine):
             self._passes.append((self._seconds, picked))
         return answers
 
-    def _note(self, group: list[tuple[Request, Ask]], seconds: float) -> None:
+    def _note(self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], seconds: float) -> None:
         self._seconds = seconds
-        super()._note(group, seconds)
+        super()._note(group, answers, seconds)
 
     def transcript(self) -> list[list[Any]] | None:
-        """For every pass its seconds, then for every ask: picks, and leads where they were asked for."""
+        """For every pass its seconds, then for every ask: picks, leads where they were asked for, and the same of the
+        answers ahead."""
         if not self._complete:
             return None
         return [[seconds, *(_to_json(answer) for answer in answers)] for seconds, answers in self._passes]
@@ -63,15 +64,20 @@ class Playback(Engine):
         )
         if not fits:
             raise HierspecError("What was recorded of the run does not fit this program; start over with --restart.")
-        self._note(group, float(seconds))
+        self._note(group, answers, float(seconds))
         return answers
 
 
 def _to_json(answer: Answer) -> list[Any]:
     assert answer.picks is not None
-    return [answer.picks.tolist(), None if answer.leads is None else answer.leads.tolist()]
+    leads = None if answer.leads is None else answer.leads.tolist()
+    return [answer.picks.tolist(), leads, *(_to_json(further) for further in answer.ahead)]
 
 
 def _from_json(document: Sequence[Any]) -> Answer:
-    picks, leads = document
-    return Answer(picks=np.array(picks, np.int32), leads=None if leads is None else np.array(leads))
+    picks, leads, *ahead = document
+    return Answer(
+        picks=np.array(picks, np.int32),
+        leads=None if leads is None else np.array(leads),
+        ahead=tuple(_from_json(further) for further in ahead),
+    )

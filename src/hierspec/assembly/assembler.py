@@ -14,6 +14,7 @@ from hierspec.assembly.open_stores import OpenStores
 from hierspec.assembly.paces import PaceBook
 from hierspec.assembly.vocabulary import Vocabulary
 from hierspec.core.errors import HierspecError
+from hierspec.core.foresight import Foresight
 from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.interfaces import Scorer
 from hierspec.core.plan import Plan, TierPlan
@@ -46,6 +47,7 @@ class Assembler:
         self.synthetics = Synthetics()
         self._target, self._host_target = target, HostTarget(vocabulary.size)
         self._skipping: dict[tuple[int, ...], ModelScorer] = {}  # by the layers left out
+        self._foresights: dict[TierPlan, Foresight] = {}
         self._learnt = learnt
         self._paces = PaceBook(self.costs, learnt.parts() if learnt is not None else None)
 
@@ -102,7 +104,7 @@ class Assembler:
         other = copy(self)
         other.stores, other.costs = self.stores.apart(), self.costs.apart()
         other._paces = PaceBook(other.costs, None if self._learnt is None else self._learnt.prior)
-        other._learnt = None
+        other._learnt, other._foresights = None, {}
         return other
 
     def learnt(self) -> dict[str, Any]:
@@ -152,4 +154,5 @@ class Assembler:
             settings.merge,
             candidates,
             self._paces.pace(plan, level, timed),
+            self._foresights.setdefault(plan.tiers[level - 1], Foresight()) if level else Foresight(),
         )

@@ -115,6 +115,31 @@ class Join(Protocol):
         [taps, hidden], or as they are; slot -1 is zeros."""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class DraftRows:
+    """The last tokens of a text, which a drafter has not seen, and room for what it writes after them."""
+
+    memory: Memory  # of the drafter's layers
+    table: np.ndarray  # [pages]: as in `Batch`
+    first: int  # position of the first of the tokens
+    tokens: np.ndarray  # [rows]
+    slots: np.ndarray  # [rows + room]: for the tokens, then for those that are written
+    own: bool  # the one token follows a state of the drafter's own; else all follow states of the checkpoint
+    features: Memory  # the memory of those states,
+    taps: Sequence[int]  # which of them,
+    feature_slots: np.ndarray  # [rows]: and where; -1 is zeros
+
+
+class DraftWriter(Protocol):
+    """A drafter's next tokens in one call: join, layers, head and picks, the same as one after the other."""
+
+    most_rows: int  # that it may begin with
+
+    def write(self, ask: Ask, rows: DraftRows, extra: ExtraRows) -> Answer:
+        """What follows the tokens, for an ask that proposes nothing. Where the ask allows it, also what follows each
+        pick, while there is room. The logits are gone."""
+
+
 class Backend(Protocol):
     """One way to run layers on one device."""
 
@@ -145,6 +170,17 @@ class Backend(Protocol):
 
     def join(self, decoder: Decoder, matrix: Tensor, bias: Tensor | None, format: str) -> Join:
         """A matrix on a decoder's embeddings and states."""
+
+    def draft_writer(
+        self,
+        decoder: Decoder,
+        layers: Decoder,
+        joins: tuple[Join, Tensor | None, Join, Tensor | None],
+        head: tuple[Shortlist, Tensor | None],
+    ) -> DraftWriter | None:
+        """For a drafter of these layers beside a decoder. `joins`: with states of the checkpoint, their norms; with its
+        own, their norms. `head`: the shortlist, its norm. None where it has nothing better than one part after the
+        other."""
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
         """Answers to all asks of a pass, from logits [rows, vocabulary]: 1 + nodes rows for each ask, in order. The

@@ -86,23 +86,24 @@ class Engine:
                 return [*answered, *[None] * (len(group) - half)]
             # One by one, so that only a request that cannot be answered fails.
             return [answer for pair in group for answer in self._answers([pair])]
-        self._note(group, self._clock() - began)
+        self._note(group, answers, self._clock() - began)
         return answers
 
-    def _note(self, group: list[tuple[Request, Ask]], seconds: float) -> None:
+    def _note(self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], seconds: float) -> None:
         """Tell the requests of a pass its time, which they share."""
         rows, usual = 0, True
-        for request, ask in group:
+        for (request, ask), answer in zip(group, answers, strict=True):
             stats = ask.stats
             stats.seconds += seconds / len(group)
             request.last_pass = None
             # Prefill, also of what a drafter was not asked about for a while, says nothing about the rows asked for.
             # Of a drafter's block its last token is new to it, and the token that was written after the block.
             usual = usual and len(ask.context) <= stats.reach + 2
-            stats.reach = len(ask.context) + len(ask.proposal)
+            stats.reach = len(ask.context) + len(ask.proposal) + len(answer.ahead)
             rows += 1 + len(ask.proposal)
         if usual:  # told once, whoever else was in it
-            group[0][0].last_pass = PassTime(rows, seconds)
+            # A scorer that went on from its own picks was alone: as many passes as answers, all of one width.
+            group[0][0].last_pass = PassTime(rows, seconds / (1 + len(answers[0].ahead)))
 
     def _advance(self, request: Request, answer: Answer | None) -> None:
         """Give the request its answer and go on to its next ask; every step on the way is added to the steps."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.foresight import SUREST, Foresight, lead_class
 from hierspec.core.interfaces import (
     ACCEPTED,
     CORRECTED,
@@ -32,8 +32,6 @@ from hierspec.core.request_store import RequestStore
 from hierspec.core.sampling import NO_TOKEN
 from hierspec.core.stats import Stats, TierStats
 from hierspec.core.verify import BY_DISTRIBUTION, RULES
-
-_LEADS = (0.25, 0.5, 1.0, 1.75, 2.75, 4.0, 6.0)  # bounds of the classes of leads, in nats
 
 Extension = Generator[Ask, Answer, Block]
 
@@ -72,6 +70,7 @@ class Tier:
     merge: bool = False  # ask all stores and the tiers below, not the first that has a draft
     candidates: int = 1  # tokens handed up a position: the one written, then runners-up
     pace: Pace = FIXED  # decides what is worth its time
+    foresight: Foresight = field(default_factory=Foresight, compare=False)  # how far it may write ahead of its pace
 
 
 @dataclass(frozen=True)
@@ -107,6 +106,9 @@ class Hierarchy:
         distributions = self.rule in BY_DISTRIBUTION
         leads = level > 0 and not distributions
         logits = level == 0 and request.sampling.logprobs is not None
+        # Where nothing is drafted for a tier, its scorer may go on from its own picks: those are the next answers.
+        alone = leads and level + 1 == len(self.tiers) and not tier.stores
+        answers: list[Answer] = []
         while True:
             here = context
             if written:
@@ -119,12 +121,22 @@ class Hierarchy:
                 drafted = yield from self.extend(level + 1 + lower.skipped, here, round.room, lower, request)
                 self._add_draft(drafted, round)
             round.draft = draft = pace.choose(round)
-            answer = yield Ask(tier.scorer, here, draft, request, tier.candidates, distributions, stats, leads, logits)
-            stopped = self._write(round, answer)
+            if not answers:
+                ahead = _ahead(tier, block) if alone else None
+                first = yield Ask(
+                    tier.scorer, here, draft, request, tier.candidates, distributions, stats, leads, logits, ahead
+                )
+                answers = [*reversed(first.ahead), first]
+            stopped = self._write(round, answers.pop())
             pace.learn(round)
             block.seconds += round.seconds
             # Decided from what is written, before the next token is sampled: so no distribution changes.
-            if stopped or pace.hands_up(round):
+            if stopped:
+                return block
+            ends = pace.hands_up(round)
+            if alone and len(written) < block.gather:
+                tier.foresight.learn(len(written), _least_lead(block), not ends)
+            if ends:
                 return block
 
     def _route(self, round: Round) -> Block | None:
@@ -173,6 +185,16 @@ class Hierarchy:
         return stopped
 
 
+def _ahead(tier: Tier, block: Block) -> np.ndarray | None:
+    """Whether the scorer may go on from its own picks, as `Ask` wants it."""
+    most = block.gather - len(block.written)
+    return tier.foresight.ahead(len(block.written), _least_lead(block), most) if most > 1 else None
+
+
+def _least_lead(block: Block) -> int:
+    return min((position.lead for position in block.written), default=SUREST)
+
+
 def _ask_stores(tier: Tier, round: Round) -> None:
     """Add what the tier's stores propose to the round: of the first that has a draft, or of all."""
     if round.room < 1 or not tier.stores:
@@ -213,12 +235,12 @@ def _not_numbers(position: int) -> HierspecError:
 def _lead_class(answer: Answer, row: int, written: Candidate) -> int:
     """A class for how far the written token was ahead of all others, from 0 (hardly) up."""
     if answer.leads is not None:
-        return bisect(_LEADS, float(answer.leads[row]))
+        return lead_class(float(answer.leads[row]))
     token, distribution = written
     if distribution is None:
         return 0
     probability = min(float(distribution[token]), 1 - 1e-9)
-    return bisect(_LEADS, math.log(max(probability, 1e-9) / (1 - probability)))
+    return lead_class(math.log(max(probability, 1e-9) / (1 - probability)))
 
 
 def _logprobs(tier: Tier, request: RequestView, answer: Answer, row: int, token: int) -> TokenLogprobs | None:

@@ -50,6 +50,9 @@ class Ask:
     stats: TierStats
     leads: bool = False  # also answer how far ahead each pick was: the tier above may learn from it
     logits: bool = False  # also answer the raw logits, for log-probabilities
+    # [n, classes of leads]: the scorer may go on from its own picks, for at most n more tokens; row i says whether,
+    # after token i, by the least lead so far.
+    ahead: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Answer:
     distributions: np.ndarray | None = None
     leads: np.ndarray | None = None  # [rows]: how far each pick's score is ahead of the next best, where asked for
     logits: np.ndarray | None = None  # [rows, vocabulary]: as the model computed them, where asked for
+    ahead: tuple[Answer, ...] = ()  # to the asks that follow, each one's context longer by the pick before it
 
 
 class Scorer(Protocol):

@@ -116,21 +116,30 @@ class ScorerCatalogue:
             self.pool.add_tap(tap)
         norm = None if branch.norm is None else branch.norm.to(last)
         join = self._join(branch.fc, branch.fc_bias, weights)
+        first = join if branch.first is None else self._join(branch.first, None, weights)
+        # States at taps are normalised and not weighted: a norm of ones.
+        first_norms = torch.stack([last, *(torch.ones_like(last) for _ in branch.taps)])
+        own_norm = None if norm is None else norm[None]
+        head, layer = self.head(norm, small, weights), self._layer(branch, weights)
+        writer = None
+        if isinstance(head, DraftHead):
+            parts = (first, first_norms, join, own_norm), (head.shortlist, head.norm)
+            writer = self.decoder.backend.draft_writer(self.decoder, layer.decoder, *parts)
         return FeatureScorer(
             "feature drafter",
             self.decoder,
             self.pool,
             layers,
-            self.head(norm, small, weights),
+            head,
             f"{source}, {self._size(small)}, {weights}",
-            layer=self._layer(branch, weights),
+            layer=layer,
             join=join,
-            first=join if branch.first is None else self._join(branch.first, None, weights),
+            first=first,
             reads=(layers, *branch.taps),
-            # States at taps are normalised and not weighted: a norm of ones.
-            first_norms=torch.stack([last, *(torch.ones_like(last) for _ in branch.taps)]),
-            norm=None if norm is None else norm[None],
+            first_norms=first_norms,
+            norm=own_norm,
             skips_first=branch.skips_first,
+            writer=writer,
         )
 
     def _eagle(self, branch: Eagle3Branch, source: str, vocabulary: str, weights: str | None) -> FeatureScorer:

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import Decoder, Join
-from hierspec.core.interfaces import Ask, RequestView
+from hierspec.backends.base import Decoder, DraftRows, DraftWriter, Join
+from hierspec.core.interfaces import Answer, Ask, RequestView
 from hierspec.scorers.base import StateScorer
 from hierspec.scorers.climb import advance, read, states_after
 from hierspec.scorers.pool import StaircasePool
+from hierspec.scorers.shortlist import DraftHead
 from hierspec.scorers.staircase import Staircase
 
 
@@ -105,34 +106,46 @@ class FeatureScorer(BranchScorer):
     first_norms: Tensor | None = field(kw_only=True)  # [reads, hidden]: of those; None: as they are
     norm: Tensor | None = field(kw_only=True)  # [1, hidden], of its own; None: as the layers give them
     skips_first: bool = False  # there is no entry for the text's first token
+    writer: DraftWriter | None = None  # several tokens in one call, where the backend has that
+
+    def _score(self, asks: Sequence[Ask]) -> list[Answer]:
+        if self.writer is not None and len(asks) == 1 and not asks[0].proposal.tokens and not asks[0].logits:
+            answer = self._written(asks[0], self.writer)
+            if answer is not None:
+                return [answer]
+        return super()._score(asks)
+
+    def _written(self, ask: Ask, writer: DraftWriter) -> Answer | None:
+        """The answer in one call; None where more is lacking than the end of the text."""
+        [staircase], [text] = self._aligned([ask])
+        pending = np.flatnonzero(staircase.heights[: staircase.used] == 0)
+        own = staircase.chain > text.count
+        if not 0 < len(pending) <= (1 if own else writer.most_rows) or pending[0] + len(pending) != staircase.chain:
+            return None
+        first = int(pending[0])
+        features = _slots(staircase, staircase.parents[pending]) if own else text.slots(pending)
+        low = staircase if own else text.beneath
+        assert low is not None
+        assert isinstance(self.head, DraftHead)
+        rows = DraftRows(
+            staircase.memory,
+            staircase.table,
+            first,
+            staircase.tokens[first : staircase.chain],
+            staircase.slots[first:],
+            own,
+            low.memory,
+            [] if own else [low.memory.taps.index(layer) for layer in self.reads],
+            features,
+        )
+        answer = writer.write(ask, rows, self.head.extra(ask.request))
+        picked = [int(each.picks[0, 0]) for each in (answer, *answer.ahead) if each.picks is not None]
+        self.layer.pool.add_computed(staircase, first, picked[:-1], self.layer.decoder.config.layers)
+        return answer
 
     def states(self, asks: Sequence[Ask]) -> Tensor:
-        skipped = [int(self.skips_first and len(ask.context) > 1) for ask in asks]
-        staircases = self.layer.pool.prepare(
-            [(ask.request, ask.context[skip:], ask.proposal) for ask, skip in zip(asks, skipped, strict=True)]
-        )
-        features: dict[int, _Features] = {}
-        lacking: list[Ask] = []
-        for ask, staircase, skip in zip(asks, staircases, skipped, strict=True):
-            written = min(len(ask.request.prompt) + len(ask.request.output), len(ask.context))
-            count, made = max(written - skip, 0), staircase.from_features or 0
-            if made != count:
-                # Between the two numbers features change, and after them what saw those.
-                self.layer.pool.recompute(staircase, min(made, count))
-            staircase.from_features = count
-            features[id(staircase)] = text = _Features(count, skip)
-            if not staircase.heights[:count].all():
-                lacking.append(ask)
-                text.lacking = True
-        if lacking:
-            began = time.perf_counter()
-            beneath = self.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in lacking])
-            texts = [text for text in features.values() if text.lacking]
-            for text, low in zip(texts, beneath, strict=True):
-                text.beneath = low
-            among = [np.arange(max(text.count + text.skip - 1, 0)) for text in texts]
-            advance(self.decoder, beneath, self.layers, None, among)
-            _charge_target(lacking, time.perf_counter() - began)
+        staircases, texts = self._aligned(asks)
+        features = {id(staircase): text for staircase, text in zip(staircases, texts, strict=True)}
 
         def source(staircase: Staircase, entries: np.ndarray) -> Tensor:
             return self._joined(staircase, entries, features[id(staircase)])
@@ -145,6 +158,37 @@ class FeatureScorer(BranchScorer):
             advance(drafter, staircases, drafter.config.layers, source, [ready for ready, _ in waves])
             waiting = any(others for _, others in waves)
         return states_after(staircases, 0)
+
+    def _aligned(self, asks: Sequence[Ask]) -> tuple[list[Staircase], list[_Features]]:
+        """The staircases of these asks, and what the features of their texts are, computed where they were lacking."""
+        skipped = [int(self.skips_first and len(ask.context) > 1) for ask in asks]
+        staircases = self.layer.pool.prepare(
+            [(ask.request, ask.context[skip:], ask.proposal) for ask, skip in zip(asks, skipped, strict=True)]
+        )
+        features: list[_Features] = []
+        lacking: list[Ask] = []
+        for ask, staircase, skip in zip(asks, staircases, skipped, strict=True):
+            written = min(len(ask.request.prompt) + len(ask.request.output), len(ask.context))
+            count, made = max(written - skip, 0), staircase.from_features or 0
+            if made != count:
+                # Between the two numbers features change, and after them what saw those.
+                self.layer.pool.recompute(staircase, min(made, count))
+            staircase.from_features = count
+            text = _Features(count, skip)
+            features.append(text)
+            if not staircase.heights[:count].all():
+                lacking.append(ask)
+                text.lacking = True
+        if lacking:
+            began = time.perf_counter()
+            beneath = self.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in lacking])
+            texts = [text for text in features if text.lacking]
+            for text, low in zip(texts, beneath, strict=True):
+                text.beneath = low
+            among = [np.arange(max(text.count + text.skip - 1, 0)) for text in texts]
+            advance(self.decoder, beneath, self.layers, None, among)
+            _charge_target(lacking, time.perf_counter() - began)
+        return staircases, features
 
     def assume_computed(self, asks: Sequence[Ask], done: int) -> None:
         super().assume_computed(asks, done)
@@ -165,7 +209,7 @@ class FeatureScorer(BranchScorer):
         if count:
             low = text.beneath
             assert low is not None
-            slots, tokens = _slots(low, entries[:count] + (text.skip - 1)), staircase.tokens[entries[:count]]
+            slots, tokens = text.slots(entries[:count]), staircase.tokens[entries[:count]]
             taps = [low.memory.taps.index(layer) for layer in self.reads]
             parts.append(self.first(tokens, low.memory.states, taps, slots, self.first_norms))
         if count < len(entries):
@@ -190,6 +234,11 @@ class _Features:
     skip: int  # entries of the checkpoint's staircase before the first
     lacking: bool = False  # some of those are to be computed
     beneath: Staircase | None = None  # the checkpoint's, where they are
+
+    def slots(self, entries: np.ndarray) -> np.ndarray:
+        """Where the features of these entries are."""
+        assert self.beneath is not None
+        return _slots(self.beneath, entries + (self.skip - 1))
 
 
 def _charge_target(asks: Sequence[Ask], seconds: float) -> None:

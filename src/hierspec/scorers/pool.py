@@ -82,6 +82,10 @@ class StaircasePool:
         """Forget what was computed for the staircase's entries from `start` on."""
         self._change(staircase, staircase.recompute, start)
 
+    def add_computed(self, staircase: Staircase, start: int, tokens: Sequence[int], height: int) -> None:
+        """The staircase's entries from `start` on, and these tokens behind them, have been through so many layers."""
+        self._change(staircase, staircase.add_computed, start, tokens, height)
+
     def assume(self, staircase: Staircase, done: int, height: int, start: int = 0) -> None:
         """For timing alone: the entries start..done count as computed up to this layer, those after them as not."""
         self._change(staircase, staircase.assume, done, height, start)

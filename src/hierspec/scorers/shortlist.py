@@ -25,13 +25,14 @@ class DraftHead:
         self._extras: weakref.WeakKeyDictionary[RequestView, ExtraRows] = weakref.WeakKeyDictionary()
 
     def logits(self, asks: Sequence[Ask], states: Tensor) -> Tensor:
-        extras, counts = [self._extra(ask.request) for ask in asks], [1 + len(ask.proposal) for ask in asks]
+        extras, counts = [self.extra(ask.request) for ask in asks], [1 + len(ask.proposal) for ask in asks]
         return self.shortlist.logits(states, self.norm, extras, counts)
 
     def release(self, request: RequestView) -> None:
         self._extras.pop(request, None)
 
-    def _extra(self, request: RequestView) -> ExtraRows:
+    def extra(self, request: RequestView) -> ExtraRows:
+        """What the request adds to the frequent tokens."""
         extra = self._extras.get(request)
         if extra is None:
             tokens = added_tokens(request, self.shortlist.tokens)

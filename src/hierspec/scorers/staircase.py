@@ -16,7 +16,7 @@ read: a text that has to write to it gets a copy first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -176,6 +176,15 @@ class Staircase:
         self.heights[start:done] = height
         self.heights[done : self.used] = 0
 
+    def add_computed(self, start: int, tokens: Sequence[int], height: int) -> None:
+        """These tokens now follow the chain, in slots that were free: they and the entries from `start` on have been
+        through so many layers. There are no nodes."""
+        first, end = self.chain, self.chain + len(tokens)
+        self.tokens[first:end] = tokens
+        self._number(first, end)
+        self.heights[start:end] = height
+        self.chain = self.used = end
+
     def release(self) -> None:
         """Give all pages back. It is of no use afterwards."""
         for number in self.table:
@@ -245,8 +254,12 @@ class Staircase:
     def _put_context(self, context: np.ndarray, same: int) -> None:
         length = len(context)
         self.tokens[same:length] = context[same:]
-        self.parents[same:length] = np.arange(same - 1, length - 1)
-        self.positions[same:length] = np.arange(same, length)
+        self._number(same, length)
+
+    def _number(self, first: int, end: int) -> None:
+        """These entries follow each other."""
+        self.parents[first:end] = np.arange(first - 1, end - 1)
+        self.positions[first:end] = np.arange(first, end)
 
     def _held_children(self, same: int) -> dict[tuple[int, int], int]:
         """(entry, token) -> the held entry after it, for the entries from `same` on."""

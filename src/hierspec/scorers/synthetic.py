@@ -55,6 +55,7 @@ class SyntheticScorer:
         return self.inner.vocabulary
 
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
+        asks = [replace(ask, ahead=None) for ask in asks]  # it would go on from picks that are then replaced
         return [self._replaced(ask, answer) for ask, answer in zip(asks, self.inner.score(asks), strict=True)]
 
     def release(self, request: RequestView) -> None:

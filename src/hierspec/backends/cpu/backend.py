@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from hierspec import compiling
-from hierspec.backends.base import Decoder, Join, Shortlist
+from hierspec.backends.base import Decoder, DraftWriter, Join, Shortlist
 from hierspec.backends.cpu.answers import answer
 from hierspec.backends.cpu.decoder import CpuDecoder
+from hierspec.backends.cpu.drafting import CpuDraftWriter
 from hierspec.backends.cpu.functions import needed_functions
 from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist
 from hierspec.backends.cpu.llvm import LANES
@@ -86,6 +87,25 @@ class CpuBackend:
 
     def join(self, decoder: Decoder, matrix: Tensor, bias: Tensor | None, format: str) -> Join:
         return CpuJoin(decoder, matrix.to(decoder.embedding.dtype), bias, KINDS[format], self.team)
+
+    def draft_writer(
+        self,
+        decoder: Decoder,
+        layers: Decoder,
+        joins: tuple[Join, Tensor | None, Join, Tensor | None],
+        head: tuple[Shortlist, Tensor | None],
+    ) -> DraftWriter | None:
+        first, first_norms, then, norms = joins
+        ours = isinstance(decoder, CpuDecoder) and isinstance(layers, CpuDecoder)
+        if not ours or decoder.embedding.dtype not in (torch.float32, torch.bfloat16):
+            return None
+        assert isinstance(layers, CpuDecoder)
+        assert isinstance(first, CpuJoin)
+        assert isinstance(then, CpuJoin)
+        assert isinstance(head[0], CpuShortlist)
+        return CpuDraftWriter(
+            decoder.embedding, layers, (first, first_norms), (then, norms), head[0], head[1], self.team
+        )
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
         if len(asks) == 1:

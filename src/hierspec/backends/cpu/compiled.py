@@ -17,6 +17,7 @@ from typing import Any
 
 import numba
 from numba import types
+from numba.extending import intrinsic
 
 from hierspec.backends.cpu import amx
 from hierspec.backends.cpu.routines import Routine, RoutineLibrary
@@ -35,14 +36,15 @@ _KERNEL_FILES = (
     "layers.py",
     "threads.py",
 )
-_FILTER_FILES = ("filters.py", "exponentials.py")
+_FILTER_FILES = ("filters.py", "exponentials.py", "pick.py", "head_passes.py")
 
 log = logging.getLogger("hierspec")
 njit: Any = numba.njit  # its types do not list all of its options
 
 # Types of arguments. Arrays are contiguous.
 INT, FLOAT, DOUBLE = types.int64, types.float32, types.float64
-INTS, INTS_2D, INT32S, BOOLS = types.int64[::1], types.int64[:, ::1], types.int32[::1], types.boolean[::1]
+INTS, INTS_2D, INT32S = types.int64[::1], types.int64[:, ::1], types.int32[::1]
+BOOLS, BOOLS_2D, SHORTS_2D = types.boolean[::1], types.boolean[:, ::1], types.int16[:, ::1]
 BYTES_2D, BYTES_3D = types.int8[:, ::1], types.int8[:, :, ::1]
 FLOATS, FLOATS_2D, FLOATS_3D = types.float32[::1], types.float32[:, ::1], types.float32[:, :, ::1]
 FLOATS_4D = types.float32[:, :, :, ::1]
@@ -84,7 +86,7 @@ class CompiledFunction:
         self.py_func = function
         self.name = f"{function.__module__}:{function.__name__}"
         self.seconds = seconds
-        self._version, self._arguments = version, arguments
+        self.types, self._version = arguments, version
         self._dispatcher: Any = None
         self._unready: Any = None  # the dispatcher before its code is loaded
         self._making = threading.RLock()
@@ -100,6 +102,11 @@ class CompiledFunction:
                     log.info("Compiling for this processor, once: about %.0f s", self.seconds)
                 self.load()
         return self._dispatcher
+
+    def address(self) -> int:
+        """For `calls`."""
+        [code] = self.dispatcher().overloads.values()
+        return int(code.library.get_pointer_to_function(code.fndesc.llvm_func_name))
 
     def cached(self) -> bool:
         """Whether no worker need compile it: it is in the cache, or there is no cache to put it in."""
@@ -118,7 +125,7 @@ class CompiledFunction:
             self._dispatcher = made
 
     def _signature(self) -> tuple[Any, ...]:
-        return (*self._arguments, types.Omitted(self._version()))
+        return (*self.types, types.Omitted(self._version()))
 
     def _made(self) -> Any:
         if self._unready is None:
@@ -136,6 +143,27 @@ def compiled(
 ) -> Callable[[Callable[..., None]], CompiledFunction]:
     """`arguments` are the types of all but the last one; `seconds`: about what compiling takes, on a slow core."""
     return lambda function: CompiledFunction(function, version, arguments, seconds)
+
+
+def calls(function: CompiledFunction) -> Any:
+    """call(address, arguments), for other compiled functions: calls this one at its address, with a tuple of all but the
+    last argument. What is called by its name is compiled again with every caller."""
+
+    def call(typing_context: Any, address: Any, arguments: Any) -> Any:
+        given = function.types
+        argument_types = (*given, types.Omitted(0))  # nothing is passed for those
+
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            convention = context.call_conv
+            numbers = [builder.extract_value(values[1], i) for i in range(len(given))]
+            pointer = convention.get_function_type(types.none, argument_types).as_pointer()
+            callee = builder.inttoptr(values[0], pointer)
+            convention.call_function(builder, callee, types.none, argument_types, [*numbers, None])
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.Tuple(given)), codegen
+
+    return intrinsic(call)
 
 
 def library(name: str, routines: Mapping[str, Routine]) -> RoutineLibrary:

@@ -70,12 +70,24 @@ class CpuDecoder:
         self._windows = np.array(config.windows, np.int64)
         self._rotary_layers = np.array(config.rotary_layers)
         self._shape = (config.heads, config.kv_heads, config.head_size, config.intermediate, config.layers)
-        self._scale = np.array([config.head_size**-0.5], np.float32)
+        self.scale = np.array([config.head_size**-0.5], np.float32)
         frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
         self._frequencies = torch.as_tensor(frequencies)
         nothing = np.empty((0, config.head_size // 2), np.float32)
         self._rotary_table = nothing, nothing  # cosines and sines by position; one pair, so that both are there or none
         self._scratch = Scratch(config, team.threads)
+        # As `run_layers` takes them.
+        self.weights = (
+            self._packed.layers,
+            self._code,
+            self._norms,
+            self._head_norms,
+            self._biases,
+            self._windows,
+            self._rotary_layers,
+            self._shape,
+            self._eps,
+        )
 
     def memory(self, taps: tuple[int, ...], most_bytes: int) -> CpuMemory:
         return CpuMemory(self.config, taps, most_bytes)
@@ -90,11 +102,10 @@ class CpuDecoder:
         positions = batch.positions
         rows = len(positions)
         self.layer_rows += rows * (stop - start)
-        cos, sin = self._rotary(int(positions.max()) + 1 if rows else 1)
+        cos, sin = self.rotary(int(positions.max()) + 1 if rows else 1)
         states = hidden.numpy()
         groups, group_texts = _groups(batch.text_starts)
         longest = int(batch.lengths.max()) + len(batch.paths) if rows else 0
-        scratch = self._scratch.for_rows(rows, longest)
         self._team.run(
             run_layers,
             self._team.sync,
@@ -112,22 +123,18 @@ class CpuDecoder:
             batch.lengths,
             batch.path_starts,
             batch.paths,
-            self._packed.layers,
-            self._code,
-            self._norms,
-            self._head_norms,
-            self._biases,
-            self._windows,
-            self._rotary_layers,
-            self._shape,
-            self._eps,
-            *scratch.arrays,
-            self._scale,
+            *self.weights,
+            *self.scratch(rows, longest),
+            self.scale,
             memory.tap_addresses(start, stop),
         )
         return hidden
 
-    def _rotary(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+    def scratch(self, rows: int, longest: int) -> tuple[np.ndarray, ...]:
+        """Memory of `run_layers` between its parts, for so many rows that see at most `longest` tokens."""
+        return self._scratch.for_rows(rows, longest).arrays
+
+    def rotary(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of at least so many positions: where they are lacking, of as many again."""
         if count > len(self._rotary_table[0]):
             angles = torch.arange(2 * count)[:, None].float() * self._frequencies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +26,20 @@ class CpuJoin:
     """`Join`, compiled."""
 
     def __init__(self, decoder: Decoder, matrix: Tensor, bias: Tensor | None, kind: int, team: ThreadTeam) -> None:
-        self._decoder, self._team, self._code, self._packed = decoder, team, product_code(kind), packed(matrix, kind)
+        self._decoder, self._team, self._packed = decoder, team, packed(matrix, kind)
         self._bias = None if bias is None else bias.float()
-        self._eps = np.array([decoder.config.norm_eps], np.float32)
-        self.bytes = self._packed.nbytes
-        self._address, self._norms = self._packed.ctypes.data, Norms()
-        self._scratch = _join_scratch(self._team.threads, matrix.shape[1])
+        self.bytes, self._norms = self._packed.nbytes, Norms()
+        eps, address = np.array([decoder.config.norm_eps], np.float32), self._packed.ctypes.data
+        self._arguments = eps, address, product_code(kind), *_join_scratch(self._team.threads, matrix.shape[1])
+
+    @property
+    def bias(self) -> np.ndarray:
+        """Empty where there is none."""
+        return np.empty(0, np.float32) if self._bias is None else self._bias.numpy()
+
+    def arguments(self, norms: Tensor | None) -> tuple[Any, ...]:
+        """Of `run_join`, from `norms` up to what it writes."""
+        return self._norms.floats(norms, 2), *self._arguments
 
     def __call__(
         self, tokens: np.ndarray, states: Tensor, taps: Sequence[int], slots: np.ndarray, norms: Tensor | None
@@ -41,11 +50,7 @@ class CpuJoin:
             states.numpy(),
             np.array(taps, np.int64),
             slots,
-            self._norms.floats(norms, 2),
-            self._eps,
-            self._address,
-            self._code,
-            *self._scratch,
+            *self.arguments(norms),
             out,
         )
         if len(tokens) <= _FEW:
@@ -101,16 +106,20 @@ class CpuShortlist:
         return ExtraRows(padded, packed(rows, self._kind))  # padded with one token again: twice the same logit
 
     def logits(self, states: Tensor, norm: Tensor | None, extras: Sequence[ExtraRows], counts: Sequence[int]) -> Tensor:
-        rows = len(states)
+        self._team.run(run_draft_head, states.contiguous().numpy(), *self.arguments(len(states), norm, extras, counts))
+        return torch.from_numpy(self._logits[: len(states)])
+
+    def arguments(
+        self, rows: int, norm: Tensor | None, extras: Sequence[ExtraRows], counts: Sequence[int]
+    ) -> tuple[Any, ...]:
+        """Of `run_draft_head`, all after the states. The last are logits, of which the first `rows` are meant."""
         self._make_room(rows)
         shape = [*extras], [*counts]
         if shape != self._shape:  # drafting asks for the same again and again
             self._parts, self._tokens = self._arranged(rows, extras, counts)
             self._clear([extra for extra, count in zip(extras, counts, strict=True) for _ in range(count)])
             self._shape = shape  # last: where Ctrl-C came before, the next call arranges again
-        self._team.run(
-            run_draft_head,
-            states.contiguous().numpy(),
+        return (
             self._norms.floats(norm),
             self._eps,
             self._code,
@@ -122,7 +131,6 @@ class CpuShortlist:
             self._small,
             self._logits,
         )
-        return torch.from_numpy(self._logits[:rows])
 
     def _arranged(self, rows: int, extras: Sequence[ExtraRows], counts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """`parts` and `tokens` as `run_draft_head` takes them."""

@@ -37,7 +37,7 @@ class CpuMemory:
         before = (self.pages, config.layers, kv_heads)
         self._keys = numbers[:, :, :, 0].reshape(*before, PAGE // LANES, head_size, LANES)
         self._values = numbers[:, :, :, 1].reshape(*before, head_size // LANES, PAGE, LANES)
-        self._states = states
+        self.state_numbers = states  # as an array
         self.states = torch.from_numpy(states)
         self._addresses: dict[tuple[int, int], np.ndarray] = {}
 
@@ -46,13 +46,13 @@ class CpuMemory:
         (to_block, to_lane), (block, lane) = (np.divmod(slots, LANES) for slots in (to_slot, slot))
         self._keys[to_page, :, :, to_block, :, to_lane] = self._keys[page, :, :, block, :, lane]
         self._values[to_page, :, :, :, to_slot] = self._values[page, :, :, :, slot]
-        self._states[:, to] = self._states[:, source]
+        self.state_numbers[:, to] = self.state_numbers[:, source]
 
     def tap_addresses(self, start: int, stop: int) -> np.ndarray:
         """[n, 2]: the taps that layers start..stop come past, and where the states after each begin."""
         addresses = self._addresses.get((start, stop))
         if addresses is None:
             passed = [(layer, tap) for tap, layer in enumerate(self.taps) if start < layer <= stop]
-            rows = [(layer, self._states[tap].ctypes.data) for layer, tap in passed]
+            rows = [(layer, self.state_numbers[tap].ctypes.data) for layer, tap in passed]
             addresses = self._addresses[start, stop] = np.array(rows, np.int64).reshape(-1, 2)
         return addresses

@@ -215,6 +215,21 @@ def _fill(picks, scores):
         token += 1
 
 
+@part
+def greedy_row(x, vocabulary, maxima, scores, picks):
+    """One row of `greedy_rows`; returns its lead."""
+    blocks = len(x) // LANES
+    picks[0] = -1
+    if not np.isfinite(block_maxima(x.ctypes.data, blocks, maxima.ctypes.data)):
+        return 0.0
+    for rank in range(len(scores)):
+        picks[rank], scores[rank] = vocabulary, -np.inf
+    _pick_largest(x, maxima, blocks, picks, scores)
+    lead = scores[0] - scores[min(1, len(scores) - 1)]
+    _fill(picks, scores)
+    return lead
+
+
 @compiled(
     filter_version,
     FLOATS_2D, INT, FLOATS, DOUBLES, INTS_2D, DOUBLES, DOUBLES_2D,
@@ -225,24 +240,13 @@ def greedy_rows(logits, vocabulary, maxima, scores, picks, leads, distributions,
 
     maxima [blocks] and scores [candidates] are scratch memory.
     """
-    rows, size = logits.shape
-    blocks = size // LANES
-    for row in range(rows):
-        x = logits[row]
-        largest = block_maxima(x.ctypes.data, blocks, maxima.ctypes.data)
-        picks[row, 0] = -1
-        if not np.isfinite(largest):
-            continue
-        for rank in range(len(scores)):
-            picks[row, rank], scores[rank] = vocabulary, -np.inf
-        _pick_largest(x, maxima, blocks, picks[row], scores)
+    for row in range(len(logits)):
+        lead = greedy_row(logits[row], vocabulary, maxima, scores, picks[row])
         if len(distributions):
             for token in range(vocabulary):
                 distributions[row, token] = token == picks[row, 0]
-            continue
-        if len(leads):
-            leads[row] = scores[0] - scores[min(1, len(scores) - 1)]
-        _fill(picks[row], scores)
+        elif len(leads):
+            leads[row] = lead
 
 
 @compiled(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import Decoder, Join, Shortlist
+from hierspec.backends.base import Decoder, DraftWriter, Join, Shortlist
 from hierspec.backends.torch.decoder import TorchDecoder
 from hierspec.backends.torch.heads import TorchJoin, TorchShortlist
 from hierspec.backends.torch.pick import answer
@@ -52,6 +52,15 @@ class TorchBackend:
 
     def join(self, decoder: Decoder, matrix: Tensor, bias: Tensor | None, format: str) -> Join:
         return TorchJoin(decoder, matrix, bias)
+
+    def draft_writer(
+        self,
+        decoder: Decoder,
+        layers: Decoder,
+        joins: tuple[Join, Tensor | None, Join, Tensor | None],
+        head: tuple[Shortlist, Tensor | None],
+    ) -> DraftWriter | None:
+        return None
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
         parts = logits.split([1 + len(ask.proposal) for ask in asks])

@@ -1,0 +1,138 @@
+"""A drafter's next tokens as one compiled function: join, layers, head and pick, token after token.
+
+A step of a small drafter is so short that waking threads, arranging arrays and handing over results take as long. So
+the threads enter once for several tokens. Each step is made of the functions that make it alone, so it has their bits.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+
+from hierspec.backends.cpu.compiled import (
+    BOOLS,
+    BOOLS_2D,
+    BYTES_2D,
+    BYTES_3D,
+    DOUBLES,
+    FLOATS,
+    FLOATS_2D,
+    FLOATS_3D,
+    FLOATS_4D,
+    INT,
+    INTS,
+    INTS_2D,
+    SHORTS_2D,
+    calls,
+    compiled,
+    filter_version,
+)
+from hierspec.backends.cpu.head_passes import run_draft_head, run_join
+from hierspec.backends.cpu.layers import barrier, run_layers, share
+from hierspec.backends.cpu.llvm import LANES
+from hierspec.backends.cpu.pick import greedy_row
+
+PARTS = run_join, run_layers, run_draft_head  # that it calls at their addresses
+_join, _layers, _head = (calls(function) for function in PARTS)
+
+# Arguments that belong together.
+_EMBEDDING = types.Tuple((FLOATS_2D, SHORTS_2D))  # [vocabulary, hidden] in float32, or in bfloat16; the other is empty
+# [rows + most - 1] each: positions, what a row sees up to, and slots; then the slots of the first rows' features, zeros
+# [rows + 1], and rows that attend together: 0 and how many there are first, 0 and 1.
+_PLACES = types.UniTuple(INTS, 6)
+_MEMORY = types.Tuple((INT, INTS_2D, INTS_2D))  # its address, the pages of the text, and taps, as `run_layers` has them
+# States and taps of features, then as `run_join`; the last is a bias, or empty.
+_JOIN = types.Tuple((FLOATS_3D, INTS, FLOATS_2D, FLOATS, INT, INTS, FLOATS_3D, BYTES_3D, FLOATS_3D, FLOATS))
+_ROTARY = types.UniTuple(FLOATS_2D, 2)  # cosines and sines by position
+_WEIGHTS = types.Tuple(  # as `run_layers`
+    (INTS_2D, INTS, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS)
+)
+_SCRATCH = types.Tuple(  # as `run_layers`, up to the scale
+    (FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D, FLOATS)
+)
+# As `run_draft_head`, after the states.
+_HEAD = types.Tuple((FLOATS, FLOATS, INTS, INTS_2D, INTS, FLOATS_3D, BYTES_3D, FLOATS_3D, FLOATS_3D, FLOATS_2D))
+# Scratch: [threads, rows, hidden] embedded; [rows, hidden] in the layers; [blocks] largest logits; [candidates] scores.
+_OWN_SCRATCH = types.Tuple((FLOATS_3D, FLOATS_2D, FLOATS, DOUBLES))
+_ENDS = types.Tuple((INTS, DOUBLES, BOOLS_2D))  # stop tokens, bounds of the classes of leads, `Ask.ahead`
+_OUT = types.Tuple((INTS_2D, DOUBLES, INTS))  # [most, candidates] picks; [most] leads; [1] how many there are
+
+
+@compiled(
+    filter_version,
+    INT, INT, INTS, INTS, INTS, _PLACES, _MEMORY, _EMBEDDING, _JOIN, _JOIN, _ROTARY, _WEIGHTS, _SCRATCH, _HEAD,
+    _OWN_SCRATCH, _ENDS, _OUT,
+    seconds=4,
+)  # fmt: skip
+def run_draft(
+    thread, threads, sync, addresses, tokens, places, memory, embedding, first, then, rotary, weights, scratch, head,
+    own, ending, out, version=0,
+):  # fmt: skip
+    """The best tokens after `tokens`, the last of a text, and after each of its own picks while `ending` says so.
+
+    `first` joins the tokens with their features, `then` a pick with the drafter's own state before it. Logits of the
+    last step stay where the head writes them; with no room for picks there is one step, which picks nothing. `addresses`
+    are those of `PARTS`. Called once by each thread with its number.
+    """
+    positions, ends, slots, features, zeros, groups = places
+    (arena, table, taps), (cosines, sines), (floats, halves) = memory, rotary, embedding
+    normed, ready, group_records, qkv, attended, gates, gated, delta, scores, totals, scale = scratch
+    embedded, hidden, maxima, best = own
+    (stops, bounds, ahead), (picks, leads, written) = ending, out
+    logits, size, least = head[9][0], hidden.shape[1], len(bounds)
+    begin, end, group, join = 0, len(tokens), groups[:2], first  # the rows of this step
+    for step in range(len(ahead) + 1):
+        count = end - begin
+        mine, x = embedded[thread, :count], hidden[:count]
+        for row in range(count):
+            if len(floats):
+                mine[row, :] = floats[tokens[row]]
+            else:  # the upper half of a float32
+                bits, half = mine[row].view(np.int32), halves[tokens[row]]
+                for i in range(size):
+                    bits[i] = np.int32(half[i]) << 16
+        states, kept, norms, eps, matrix, code, joined, inputs, records, bias = join
+        _join(
+            addresses[0],
+            (thread, threads, mine, states, kept, features, norms, eps, matrix, code, joined, inputs, records, x),
+        )
+        if len(bias):
+            low, high = share(size // LANES, thread, threads)
+            for row in range(count):
+                for i in range(low * LANES, high * LANES):
+                    x[row, i] += bias[i]
+        barrier(sync, threads)
+        place = positions[begin]
+        _layers(
+            addresses[1],
+            (
+                thread, threads, sync, 0, weights[7][4], x, cosines[place : place + count],
+                sines[place : place + count], positions[begin:end], slots[begin:end], arena, table, group, zeros[:1],
+                ends[begin:end], zeros[: count + 1], zeros[:0], *weights, normed, ready, group_records, qkv[:count],
+                attended[:count], gates, gated[:count], delta, scores, totals, scale, taps,
+            ),
+        )  # fmt: skip
+        _head(addresses[2], (thread, threads, hidden[count - 1 : count], *head))
+        barrier(sync, threads)
+        if not len(best):
+            return
+        if thread == 0:
+            leads[step] = greedy_row(logits, len(logits), maxima, best, picks[step])
+            written[0] = step + 1
+        barrier(sync, threads)
+        # All threads decide the same. Where the barriers are broken, a pick may be anything.
+        token = picks[step, 0]
+        if step == len(ahead) or token < 0 or token >= len(logits):
+            return
+        for stop in stops:
+            if token == stop:
+                return
+        sure = 0
+        while sure < len(bounds) and leads[step] >= bounds[sure]:
+            sure += 1
+        least = min(least, sure)
+        if not ahead[step, least]:
+            return
+        tokens, features, group, join = picks[step][:1], slots[end - 1 : end], groups[2:], then
+        begin, end = end, end + 1

@@ -1,0 +1,115 @@
+"""A drafter's next tokens on a CPU: what an ask and a text say, as the compiled call takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierspec.backends.base import DraftRows, ExtraRows, Memory
+from hierspec.backends.cpu.answers import answer
+from hierspec.backends.cpu.decoder import CpuDecoder
+from hierspec.backends.cpu.draft_passes import PARTS, run_draft
+from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist
+from hierspec.backends.cpu.layers import QUERIES
+from hierspec.backends.cpu.llvm import LANES
+from hierspec.backends.cpu.memory import CpuMemory
+from hierspec.backends.cpu.threads import ThreadTeam
+from hierspec.backends.torch.pick import picks_wanted
+from hierspec.core.foresight import LEADS
+from hierspec.core.interfaces import Answer, Ask
+from hierspec.core.sampling import NO_TOKEN
+
+_NO_FURTHER = np.empty((0, len(LEADS) + 1), np.bool_)
+_LEADS = np.array(LEADS)
+_ZEROS = np.zeros(QUERIES + 1, np.int64)
+
+
+class CpuDraftWriter:
+    """`DraftWriter`, compiled: a drafter's parts, and memory between them."""
+
+    most_rows = QUERIES  # that attend together
+
+    def __init__(
+        self,
+        embedding: Tensor,
+        layers: CpuDecoder,
+        first: tuple[CpuJoin, Tensor | None],
+        then: tuple[CpuJoin, Tensor | None],
+        shortlist: CpuShortlist,
+        norm: Tensor | None,
+        team: ThreadTeam,
+    ) -> None:
+        self._layers, self._first, self._then, self._team = layers, first, then, team
+        self._shortlist, self._norm = shortlist, norm
+        self._addresses = np.empty(0, np.int64)  # of what it calls, once that is needed
+        (vocabulary, hidden), half = embedding.shape, embedding.dtype == torch.bfloat16
+        self._vocabulary = vocabulary
+        self._embedding = (
+            np.empty((0, hidden), np.float32) if half else embedding.numpy(),
+            embedding.view(torch.int16).numpy() if half else np.empty((0, hidden), np.int16),
+        )
+        self._scratch = (
+            np.empty((team.threads, QUERIES, hidden), np.float32),
+            np.empty((QUERIES, hidden), np.float32),
+            np.empty(vocabulary // LANES, np.float32),
+        )
+
+    def write(self, ask: Ask, rows: DraftRows, extra: ExtraRows) -> Answer:
+        if not len(self._addresses):
+            self._addresses = np.array([function.address() for function in PARTS], np.int64)
+        memory, layers, count = rows.memory, self._layers, len(rows.tokens)
+        assert isinstance(memory, CpuMemory)
+        sampling = ask.request.sampling
+        # What is not simply the largest logit is picked afterwards, and then there is one token a call.
+        picked = 0 if ask.distributions or sampling.temperature or sampling.penalised or sampling.logit_bias else 1
+        ahead = _NO_FURTHER if ask.ahead is None or not picked else ask.ahead[: len(rows.slots) - count]
+        most = 1 + len(ahead)
+        end = rows.first + count + most - 1
+        picks = np.empty((most, picked * min(picks_wanted(ask), self._vocabulary)), np.int64)
+        leads, written = np.empty(most), np.ones(1, np.int64)
+        then = self._join(self._then, memory, [0])
+        head = self._shortlist.arguments(1, self._norm, [extra], [1])
+        self._team.run(
+            run_draft,
+            self._team.sync,
+            self._addresses,
+            rows.tokens.astype(np.int64),
+            (
+                np.arange(rows.first, end),
+                np.arange(rows.first + 1, end + 1),
+                rows.slots[: count + most - 1],
+                rows.feature_slots,
+                _ZEROS,
+                np.array([0, count, 0, 1]),
+            ),
+            (memory.address, rows.table[None], memory.tap_addresses(0, layers.config.layers)),
+            self._embedding,
+            then if rows.own else self._join(self._first, rows.features, rows.taps),
+            then,
+            layers.rotary(end),
+            layers.weights,
+            (*layers.scratch(count, end), layers.scale),
+            head,
+            (*self._scratch, np.empty(picks.shape[1])),
+            (np.array([*ask.request.stop_ids], np.int64), _LEADS, ahead),
+            (picks, leads, written),
+        )
+        steps = int(written[0])
+        layers.layer_rows += (count + steps - 1) * layers.config.layers
+        if not picked:
+            return answer(ask, torch.from_numpy(head[-1][:1]), self._team)
+        answers = []
+        for step in range(steps):
+            if picks[step, 0] == NO_TOKEN:
+                picks[step] = NO_TOKEN
+            answers.append(Answer(picks[step : step + 1], leads=leads[step : step + 1] if ask.leads else None))
+        return replace(answers[0], ahead=tuple(answers[1:]))
+
+    def _join(self, join: tuple[CpuJoin, Tensor | None], features: Memory, taps: Sequence[int]) -> tuple[Any, ...]:
+        assert isinstance(features, CpuMemory)
+        return features.state_numbers, np.array(taps, np.int64), *join[0].arguments(join[1]), join[0].bias
