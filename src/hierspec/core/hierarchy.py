@@ -107,7 +107,7 @@ class Hierarchy:
         leads = level > 0 and not distributions
         logits = level == 0 and request.sampling.logprobs is not None
         # Where nothing is drafted for a tier, its scorer may go on from its own picks: those are the next answers.
-        alone = leads and level + 1 == len(self.tiers) and not tier.stores
+        bottom = leads and level + 1 == len(self.tiers) and not tier.stores
         answers: list[Answer] = []
         while True:
             here = context
@@ -122,7 +122,8 @@ class Hierarchy:
                 self._add_draft(drafted, round)
             round.draft = draft = pace.choose(round)
             if not answers:
-                ahead = _ahead(tier, block) if alone else None
+                # Alone: several requests share passes, as long as they go on together.
+                ahead = _ahead(tier, block) if bottom and request.running_requests == 1 else None
                 first = yield Ask(
                     tier.scorer, here, draft, request, tier.candidates, distributions, stats, leads, logits, ahead
                 )
@@ -134,7 +135,7 @@ class Hierarchy:
             if stopped:
                 return block
             ends = pace.hands_up(round)
-            if alone and len(written) < block.gather:
+            if bottom and len(written) < block.gather:
                 tier.foresight.learn(len(written), _least_lead(block), not ends)
             if ends:
                 return block
