@@ -59,18 +59,15 @@ def one_by_one(scorer: FeatureScorer, ask: Ask, count: int):
 
 
 def held(scorer: FeatureScorer, request, entries: int):
-    """Keys, values and states of a text's first entries, as they are in the memory."""
+    """Keys and values of a text's first entries, as they are in the memory, states, and which of those are there."""
     staircase = scorer.layer.pool._running[request]
     memory, slots = staircase.memory, staircase.slots[:entries]
     page, slot = np.divmod(slots, memory.page)
     block, lane = np.divmod(slot, 16)
-    assert (staircase.heights[:entries] > 0).all()
-    parts = (
-        memory._keys[page, :, :, block, :, lane],
-        memory._values[page, :, :, :, slot],
-        memory.state_numbers[:, slots],
-    )
-    return staircase.tokens[:entries].tolist(), [part.copy() for part in parts]
+    assert (staircase.heights[:entries] != 0).all()
+    keys, values = memory._keys[page, :, :, block, :, lane], memory._values[page, :, :, :, slot]
+    there = staircase.heights[:entries] > 0
+    return staircase.tokens[:entries].tolist(), keys.copy(), values.copy(), memory.state_numbers[:, slots], there
 
 
 SAMPLINGS = [
@@ -92,7 +89,14 @@ def test_the_bits_of_one_token_after_the_other(model, seed):
     sampling = rng.choice(SAMPLINGS)
     prompt = [rng.randrange(3, 259) for _ in range(rng.choice([1, 2, 40, 60, 130]))]
     request = model.request(prompt, "draft", sampling)
-    for _ in range(6):
+    for _ in range(8):
+        if rng.random() < 0.25:  # another text that begins alike; its end was in the middle before
+            text, ended = [*prompt, *request.output], request
+            prompt = [*text[: rng.randrange(1, len(text) + 1)]]
+            request = model.request(prompt, "draft", sampling)
+            if rng.random() < 0.5:
+                ended.cancel()
+                reference.release(ended)
         written = np.array([*prompt, *request.output], np.int32)
         most = rng.randrange(1, 10)
         ahead = np.array([[rng.random() < 0.8] * (SUREST + 1) for _ in range(most - 1)]).reshape(-1, SUREST + 1)
@@ -113,10 +117,13 @@ def test_the_bits_of_one_token_after_the_other(model, seed):
             assert [(each.picks.tolist(), each.leads.tolist()) for each in answers] == steps
             assert len(answers) <= most
             entries = len(written) + len(answers) - 1
-            tokens, numbers = held(scorer, request, entries)
-            tokens_expected, numbers_expected = held(reference, request, entries)
-            assert tokens == tokens_expected
-            assert all(np.array_equal(one, other) for one, other in zip(numbers, numbers_expected, strict=True))
+            tokens, keys, values, states, there = held(scorer, request, entries)
+            right_tokens, right_keys, right_values, right_states, _ = held(reference, request, entries)
+            assert tokens == right_tokens
+            assert np.array_equal(keys, right_keys)
+            assert np.array_equal(values, right_values)
+            assert np.array_equal(states[:, there], right_states[:, there])
+            assert there[len(written) - 1 :].all()
         request.output += [rng.randrange(3, 259) for _ in range(rng.randrange(1, 5))]
         if answer.picks is not None and rng.random() < 0.5:  # part of the draft is accepted
             drafted = [int(each.picks[0, 0]) for each in (answer, *answer.ahead)]

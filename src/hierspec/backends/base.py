@@ -135,9 +135,13 @@ class DraftWriter(Protocol):
 
     most_rows: int  # that it may begin with
 
+    def read(self, memory: Memory, batch: Batch, hidden: Tensor) -> None:
+        """Keys and values of all layers for the rows of one text [rows, hidden], which it may overwrite, and no
+        states."""
+
     def write(self, ask: Ask, rows: DraftRows, extra: ExtraRows) -> Answer:
         """What follows the tokens, for an ask that proposes nothing. Where the ask allows it, also what follows each
-        pick, while there is room. The logits are gone."""
+        pick, while there is room. Of the tokens but the last keys and values are kept, and no states."""
 
 
 class Backend(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor
 from hierspec.backends.base import Batch, Decoder
 from hierspec.scorers.staircase import Staircase
 
-_CHUNK = 512  # rows of one pass: a long prompt is prefilled in pieces, so that activations stay small
+CHUNK = 512  # rows of one pass: a long prompt is prefilled in pieces, so that activations stay small
 
 Source = Callable[[Staircase, np.ndarray], Tensor]  # states [entries, hidden] that enter the first layer
 
@@ -34,7 +34,7 @@ def advance(
     else:
         pending = [entries[s.heights[entries] < to_layer] for s, entries in zip(staircases, among, strict=True)]
     while any(len(entries) for entries in pending):
-        room, chunk = _CHUNK, []
+        room, chunk = CHUNK, []
         for number, entries in enumerate(pending):
             chunk.append(entries[:room])
             room -= len(chunk[-1])
@@ -94,7 +94,7 @@ def _climb(
 
 
 def _batch(climbing: Sequence[tuple[Staircase, np.ndarray]]) -> Batch:
-    parts = [_rows(staircase, entries) for staircase, entries in climbing]
+    parts = [batch_of(staircase, entries) for staircase, entries in climbing]
     if len(parts) == 1:
         return parts[0]
     rows, path_ends = [0], [0]
@@ -116,7 +116,7 @@ def _batch(climbing: Sequence[tuple[Staircase, np.ndarray]]) -> Batch:
     )
 
 
-def _rows(staircase: Staircase, entries: np.ndarray) -> Batch:
+def batch_of(staircase: Staircase, entries: np.ndarray) -> Batch:
     """The batch of one text."""
     path_starts, paths = staircase.paths(entries)
     return Batch(

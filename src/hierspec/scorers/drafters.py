@@ -17,10 +17,10 @@ from torch import Tensor
 from hierspec.backends.base import Decoder, DraftRows, DraftWriter, Join
 from hierspec.core.interfaces import Answer, Ask, RequestView
 from hierspec.scorers.base import StateScorer
-from hierspec.scorers.climb import advance, read, states_after
+from hierspec.scorers.climb import CHUNK, advance, batch_of, read, states_after
 from hierspec.scorers.pool import StaircasePool
 from hierspec.scorers.shortlist import DraftHead
-from hierspec.scorers.staircase import Staircase
+from hierspec.scorers.staircase import KEYS_ONLY, Staircase
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +120,11 @@ class FeatureScorer(BranchScorer):
         [staircase], [text] = self._aligned([ask])
         pending = np.flatnonzero(staircase.heights[: staircase.used] == 0)
         own = staircase.chain > text.count
-        if not 0 < len(pending) <= (1 if own else writer.most_rows) or pending[0] + len(pending) != staircase.chain:
+        if not len(pending) or (own and len(pending) > 1) or pending[0] + len(pending) != staircase.chain:
             return None
+        if len(pending) > writer.most_rows:
+            self._read(staircase, pending[:-1], text, writer)
+            pending = pending[-1:]
         first = int(pending[0])
         features = _slots(staircase, staircase.parents[pending]) if own else text.slots(pending)
         low = staircase if own else text.beneath
@@ -142,6 +145,14 @@ class FeatureScorer(BranchScorer):
         picked = [int(each.picks[0, 0]) for each in (answer, *answer.ahead) if each.picks is not None]
         self.layer.pool.add_computed(staircase, first, picked[:-1], self.layer.decoder.config.layers)
         return answer
+
+    def _read(self, staircase: Staircase, entries: np.ndarray, text: _Features, writer: DraftWriter) -> None:
+        """Of these entries, which follow features of the checkpoint, only keys and values: nobody asks what comes
+        after them."""
+        for start in range(0, len(entries), CHUNK):
+            chunk = entries[start : start + CHUNK]
+            writer.read(staircase.memory, batch_of(staircase, chunk), self._joined(staircase, chunk, text))
+            staircase.heights[chunk] = KEYS_ONLY
 
     def states(self, asks: Sequence[Ask]) -> Tensor:
         staircases, texts = self._aligned(asks)
@@ -174,6 +185,8 @@ class FeatureScorer(BranchScorer):
                 # Between the two numbers features change, and after them what saw those.
                 self.layer.pool.recompute(staircase, min(made, count))
             staircase.from_features = count
+            if count and staircase.heights[count - 1] == KEYS_ONLY:
+                self.layer.pool.recompute(staircase, count - 1)  # its state is asked for, or what comes next follows it
             text = _Features(count, skip)
             features.append(text)
             if not staircase.heights[:count].all():

@@ -83,7 +83,7 @@ class StaircasePool:
         self._change(staircase, staircase.recompute, start)
 
     def add_computed(self, staircase: Staircase, start: int, tokens: Sequence[int], height: int) -> None:
-        """The staircase's entries from `start` on, and these tokens behind them, have been through so many layers."""
+        """`Staircase.add_computed`, whole or not at all."""
         self._change(staircase, staircase.add_computed, start, tokens, height)
 
     def assume(self, staircase: Staircase, done: int, height: int, start: int = 0) -> None:

@@ -24,6 +24,8 @@ from hierspec.backends.base import Memory
 from hierspec.core.errors import OutOfMemory
 from hierspec.core.proposal import Proposal
 
+KEYS_ONLY = -1  # a height: keys and values of all layers are there, and no state. What comes later needs no more
+
 _NO_PATHS = np.zeros(0, np.int64)
 
 
@@ -88,7 +90,7 @@ class Staircase:
         self.parents = np.zeros(0, np.int64)
         self.positions = np.zeros(0, np.int64)
         self.slots = np.zeros(0, np.int64)  # of the memory, by entry
-        self.heights = np.zeros(0, np.int32)  # layers that an entry has been through: 0 or a tap
+        self.heights = np.zeros(0, np.int32)  # layers that an entry has been through: 0, a tap or `KEYS_ONLY`
         self._shared = 0  # leading pages that others may hold too
         # For a drafter on a checkpoint's states: so many entries were made from those. Others share no more.
         self.from_features: int | None = None
@@ -139,7 +141,8 @@ class Staircase:
         size = 0 if self.assumed else self.common(context)
         if self.from_features is not None:
             size = min(size, self.from_features)
-        below = self.heights[:size] < self.memory.taps[-1]
+        heights = self.heights[:size]
+        below = (heights < self.memory.taps[-1]) & (heights != KEYS_ONLY)
         first = int(below.argmax()) if size else 0
         return first if size and below[first] else size
 
@@ -177,12 +180,14 @@ class Staircase:
         self.heights[done : self.used] = 0
 
     def add_computed(self, start: int, tokens: Sequence[int], height: int) -> None:
-        """These tokens now follow the chain, in slots that were free: they and the entries from `start` on have been
-        through so many layers. There are no nodes."""
+        """These tokens now follow the chain, in slots that were free. They and the last entry before them have been
+        through so many layers; of the entries from `start` up to that one there are keys and values. There are no
+        nodes."""
         first, end = self.chain, self.chain + len(tokens)
         self.tokens[first:end] = tokens
         self._number(first, end)
-        self.heights[start:end] = height
+        self.heights[start : first - 1] = KEYS_ONLY
+        self.heights[first - 1 : end] = height
         self.chain = self.used = end
 
     def release(self) -> None:

@@ -146,8 +146,8 @@ def compiled(
 
 
 def calls(function: CompiledFunction) -> Any:
-    """call(address, arguments), for other compiled functions: calls this one at its address, with a tuple of all but the
-    last argument. What is called by its name is compiled again with every caller."""
+    """call(address, arguments), for other compiled functions: calls this one at its address, with a tuple of all
+    arguments but the last. What is called by its name is compiled again with every caller."""
 
     def call(typing_context: Any, address: Any, arguments: Any) -> Any:
         given = function.types

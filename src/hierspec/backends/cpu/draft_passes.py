@@ -27,14 +27,60 @@ from hierspec.backends.cpu.compiled import (
     calls,
     compiled,
     filter_version,
+    kernel_version,
 )
 from hierspec.backends.cpu.head_passes import run_draft_head, run_join
-from hierspec.backends.cpu.layers import barrier, run_layers, share
+from hierspec.backends.cpu.layers import barrier, place_heads, run_layers, share
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.pick import greedy_row
+from hierspec.backends.cpu.product import Code
+from hierspec.backends.cpu.routines import call_routine
 
-PARTS = run_join, run_layers, run_draft_head  # that it calls at their addresses
-_join, _layers, _head = (calls(function) for function in PARTS)
+_FLOAT = 4  # bytes
+# numba takes constants, not enumerations.
+_PREPARE, _PRODUCT, _NORMALISE, _BEGIN, _END = (
+    int(code) for code in (Code.PREPARE, Code.PRODUCT, Code.NORMALISE, Code.BEGIN, Code.END)
+)
+
+
+@compiled(
+    kernel_version,
+    INT, INT, INTS, INT, FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INT,
+    INTS_2D, INTS, FLOATS_3D, FLOATS_3D, FLOATS_2D, BOOLS, types.UniTuple(INT, 5), FLOATS,
+    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D,
+    seconds=2,
+)  # fmt: skip
+def run_keys(
+    thread, threads, sync, layer, hidden, cos, sin, slots, arena, weights, code, norms, head_norms, biases, rotary,
+    shape, eps, normed, inputs, records, qkv, version=0,
+):  # fmt: skip
+    """Of one layer the keys and values of all rows, and nothing else. Arguments as of `run_layers`."""
+    rows, size = hidden.shape
+    heads, kv_heads, head_size, _, _ = shape
+    width, row_bytes = (heads + 2 * kv_heads) * head_size, size * _FLOAT
+    x, ready, record = normed[thread].ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
+    call_routine(code[_BEGIN], (record,))
+    begun, norm = hidden.ctypes.data, norms[layer, 0].ctypes.data
+    for row in range(rows):
+        call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, eps.ctypes.data, x + row * row_bytes))
+    call_routine(code[_PREPARE], (x, rows, size, ready, record))
+    queries = heads * head_size // LANES
+    first, last = share(width // LANES - queries, thread, threads)
+    first, last = first + queries, last + queries
+    call_routine(code[_PRODUCT], (x, ready, record, rows, weights[layer, 0], size, qkv.ctypes.data, width, first, last))
+    if biases.size:
+        for row in range(rows):
+            for i in range(first * LANES, last * LANES):
+                qkv[row, i] += biases[layer, i]
+    barrier(sync, threads)
+    # Queries are whatever they were; nobody reads them.
+    place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps, code)
+    call_routine(code[_END], (record,))
+    barrier(sync, threads)
+
+
+PARTS = run_join, run_layers, run_keys, run_draft_head  # that it calls at their addresses
+_join, _layers, _keys, _head = (calls(function) for function in PARTS)
 
 # Arguments that belong together.
 _EMBEDDING = types.Tuple((FLOATS_2D, SHORTS_2D))  # [vocabulary, hidden] in float32, or in bfloat16; the other is empty
@@ -63,7 +109,7 @@ _OUT = types.Tuple((INTS_2D, DOUBLES, INTS))  # [most, candidates] picks; [most]
     filter_version,
     INT, INT, INTS, INTS, INTS, _PLACES, _MEMORY, _EMBEDDING, _JOIN, _JOIN, _ROTARY, _WEIGHTS, _SCRATCH, _HEAD,
     _OWN_SCRATCH, _ENDS, _OUT,
-    seconds=4,
+    seconds=9,
 )  # fmt: skip
 def run_draft(
     thread, threads, sync, addresses, tokens, places, memory, embedding, first, then, rotary, weights, scratch, head,
@@ -72,8 +118,8 @@ def run_draft(
     """The best tokens after `tokens`, the last of a text, and after each of its own picks while `ending` says so.
 
     `first` joins the tokens with their features, `then` a pick with the drafter's own state before it. Logits of the
-    last step stay where the head writes them; with no room for picks there is one step, which picks nothing. `addresses`
-    are those of `PARTS`. Called once by each thread with its number.
+    last step stay where the head writes them; with no room for picks there is one step, which picks nothing.
+    `addresses` are those of `PARTS`. Called once by each thread with its number.
     """
     positions, ends, slots, features, zeros, groups = places
     (arena, table, taps), (cosines, sines), (floats, halves) = memory, rotary, embedding
@@ -104,16 +150,33 @@ def run_draft(
                     x[row, i] += bias[i]
         barrier(sync, threads)
         place = positions[begin]
-        _layers(
-            addresses[1],
-            (
-                thread, threads, sync, 0, weights[7][4], x, cosines[place : place + count],
-                sines[place : place + count], positions[begin:end], slots[begin:end], arena, table, group, zeros[:1],
-                ends[begin:end], zeros[: count + 1], zeros[:0], *weights, normed, ready, group_records, qkv[:count],
-                attended[:count], gates, gated[:count], delta, scores, totals, scale, taps,
-            ),
-        )  # fmt: skip
-        _head(addresses[2], (thread, threads, hidden[count - 1 : count], *head))
+        # In the last layer only the last row is needed; of the others what it sees of them.
+        layer, start = weights[7][4] - 1, 0
+        for stop in (layer if count > 1 else layer + 1, layer + 1):
+            if stop > layer and count > 1:
+                rest = end - 1
+                _keys(
+                    addresses[2],
+                    (
+                        thread, threads, sync, layer, x[: count - 1], cosines[place : place + count - 1],
+                        sines[place : place + count - 1], slots[begin:rest], arena, weights[0], weights[1], weights[2],
+                        weights[3], weights[4], weights[6], weights[7], weights[8], normed, ready, group_records,
+                        qkv[: count - 1],
+                    ),
+                )  # fmt: skip
+                x, place, begin, group = x[count - 1 :], place + count - 1, rest, groups[2:]
+                count = 1
+            _layers(
+                addresses[1],
+                (
+                    thread, threads, sync, start, stop, x, cosines[place : place + count],
+                    sines[place : place + count], positions[begin:end], slots[begin:end], arena, table, group,
+                    zeros[:1], ends[begin:end], zeros[: count + 1], zeros[:0], *weights, normed, ready, group_records,
+                    qkv[:count], attended[:count], gates, gated[:count], delta, scores, totals, scale, taps,
+                ),
+            )  # fmt: skip
+            start = stop
+        _head(addresses[3], (thread, threads, x, *head))
         barrier(sync, threads)
         if not len(best):
             return

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import DraftRows, ExtraRows, Memory
+from hierspec.backends.base import Batch, DraftRows, ExtraRows, Memory
 from hierspec.backends.cpu.answers import answer
 from hierspec.backends.cpu.decoder import CpuDecoder
-from hierspec.backends.cpu.draft_passes import PARTS, run_draft
+from hierspec.backends.cpu.draft_passes import PARTS, run_draft, run_keys
 from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist
 from hierspec.backends.cpu.layers import QUERIES
 from hierspec.backends.cpu.llvm import LANES
@@ -57,6 +57,34 @@ class CpuDraftWriter:
             np.empty((team.threads, QUERIES, hidden), np.float32),
             np.empty((QUERIES, hidden), np.float32),
             np.empty(vocabulary // LANES, np.float32),
+        )
+
+    def read(self, memory: Memory, batch: Batch, hidden: Tensor) -> None:
+        assert isinstance(memory, CpuMemory)
+        layers, last, rows = self._layers, self._layers.config.layers - 1, len(batch.positions)
+        if last:
+            layers.run(memory, batch, hidden, 0, last)
+        layers.layer_rows += rows
+        packed, code, norms, head_norms, biases, _, rotary, shape, eps = layers.weights
+        cos, sin = (table[batch.positions] for table in layers.rotary(int(batch.positions[-1]) + 1))
+        self._team.run(
+            run_keys,
+            self._team.sync,
+            last,
+            hidden.numpy(),
+            cos,
+            sin,
+            batch.slots,
+            memory.address,
+            packed,
+            code,
+            norms,
+            head_norms,
+            biases,
+            rotary,
+            shape,
+            eps,
+            *layers.scratch(rows, 0)[:4],
         )
 
     def write(self, ask: Ask, rows: DraftRows, extra: ExtraRows) -> Answer:

@@ -340,4 +340,4 @@ def run_head(thread, threads, hidden, norm, eps, weights, code, normed, inputs, 
     call_routine(code[_END], (record,))
 
 
-share, barrier = _share, _barrier  # for other compiled functions
+share, barrier, place_heads = _share, _barrier, _place_heads  # for other compiled functions
