@@ -85,6 +85,10 @@ class StateScorer(ABC):
     def states(self, asks: Sequence[Ask]) -> Tensor:
         """[rows, hidden], as the head takes them: 1 + nodes rows for each ask."""
 
+    def in_one_call(self, asks: Sequence[Ask]) -> bool:
+        """Whether these are answered without logits of their own: layers, head and picks are one call."""
+        return False
+
     @abstractmethod
     def assume_computed(self, asks: Sequence[Ask], done: int) -> None:
         """For timing alone: the first `done` positions of these contexts count as computed, whatever is kept for them,

@@ -108,15 +108,17 @@ class FeatureScorer(BranchScorer):
     skips_first: bool = False  # there is no entry for the text's first token
     writer: DraftWriter | None = None  # several tokens in one call, where the backend has that
 
-    def _score(self, asks: Sequence[Ask]) -> list[Answer]:
-        if self.writer is not None and len(asks) == 1 and not asks[0].proposal.tokens and not asks[0].logits:
-            answer = self._written(asks[0], self.writer)
-            if answer is not None:
-                return [answer]
-        return super()._score(asks)
+    def in_one_call(self, asks: Sequence[Ask]) -> bool:
+        return self.writer is not None and len(asks) == 1 and not asks[0].proposal.tokens and not asks[0].logits
 
-    def _written(self, ask: Ask, writer: DraftWriter) -> Answer | None:
+    def _score(self, asks: Sequence[Ask]) -> list[Answer]:
+        answer = self._written(asks[0]) if self.in_one_call(asks) else None
+        return super()._score(asks) if answer is None else [answer]
+
+    def _written(self, ask: Ask) -> Answer | None:
         """The answer in one call; None where more is lacking than the end of the text."""
+        writer = self.writer
+        assert writer is not None
         [staircase], [text] = self._aligned([ask])
         pending = np.flatnonzero(staircase.heights[: staircase.used] == 0)
         own = staircase.chain > text.count
