@@ -126,7 +126,7 @@ class DraftRows:
     slots: np.ndarray  # [rows + room]: for the tokens, then for those that are written
     own: bool  # the one token follows a state of the drafter's own; else all follow states of the checkpoint
     features: Memory  # the memory of those states,
-    taps: Sequence[int]  # which of them,
+    taps: tuple[int, ...]  # which of them,
     feature_slots: np.ndarray  # [rows]: and where; -1 is zeros
 
 

@@ -38,6 +38,8 @@ class Foresight:
     def ahead(self, tokens: int, least: int, most: int) -> np.ndarray:
         """[most - 1, classes]: whether to go on after each of the next tokens but the last, by the least lead among
         them. The block has so many tokens already, whose least lead was of this class."""
+        if least == SUREST and tokens + most <= _DEEPEST:
+            return self._went_on[tokens : tokens + most - 1] > _LIKELY
         lengths = np.minimum(np.arange(tokens, tokens + most - 1), _DEEPEST - 1)
         classes = np.minimum(np.arange(SUREST + 1), least)
         return self._went_on[lengths[:, None], classes] > _LIKELY

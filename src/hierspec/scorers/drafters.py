@@ -140,7 +140,7 @@ class FeatureScorer(BranchScorer):
             staircase.slots[first:],
             own,
             low.memory,
-            [] if own else [low.memory.taps.index(layer) for layer in self.reads],
+            () if own else tuple(low.memory.taps.index(layer) for layer in self.reads),
             features,
         )
         answer = writer.write(ask, rows, self.head.extra(ask.request))

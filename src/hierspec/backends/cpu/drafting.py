@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +22,8 @@ from hierspec.core.foresight import LEADS
 from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.sampling import NO_TOKEN
 
+_NormedJoin = tuple[CpuJoin, Tensor | None]  # and the norms of its features
+
 _NO_FURTHER = np.empty((0, len(LEADS) + 1), np.bool_)
 _LEADS = np.array(LEADS)
 _ZEROS = np.zeros(QUERIES + 1, np.int64)
@@ -38,14 +38,15 @@ class CpuDraftWriter:
         self,
         embedding: Tensor,
         layers: CpuDecoder,
-        first: tuple[CpuJoin, Tensor | None],
-        then: tuple[CpuJoin, Tensor | None],
+        first: _NormedJoin,
+        then: _NormedJoin,
         shortlist: CpuShortlist,
         norm: Tensor | None,
         team: ThreadTeam,
     ) -> None:
         self._layers, self._first, self._then, self._team = layers, first, then, team
         self._shortlist, self._norm = shortlist, norm
+        self._joins: dict[int, tuple[Memory, tuple[int, ...], tuple[Any, ...]]] = {}
         self._addresses = np.empty(0, np.int64)  # of what it calls, once that is needed
         (vocabulary, hidden), half = embedding.shape, embedding.dtype == torch.bfloat16
         self._vocabulary = vocabulary
@@ -100,7 +101,7 @@ class CpuDraftWriter:
         end = rows.first + count + most - 1
         picks = np.empty((most, picked * min(picks_wanted(ask), self._vocabulary)), np.int64)
         leads, written = np.empty(most), np.ones(1, np.int64)
-        then = self._join(self._then, memory, [0])
+        then = self._joined(self._then, memory, (0,))
         head = self._shortlist.arguments(1, self._norm, [extra], [1])
         self._team.run(
             run_draft,
@@ -117,7 +118,7 @@ class CpuDraftWriter:
             ),
             (memory.address, rows.table[None], memory.tap_addresses(0, layers.config.layers)),
             self._embedding,
-            then if rows.own else self._join(self._first, rows.features, rows.taps),
+            then if rows.own else self._joined(self._first, rows.features, rows.taps),
             then,
             layers.rotary(end),
             layers.weights,
@@ -131,13 +132,19 @@ class CpuDraftWriter:
         layers.layer_rows += (count + steps - 1) * layers.config.layers
         if not picked:
             return answer(ask, torch.from_numpy(head[-1][:1]), self._team)
-        answers = []
         for step in range(steps):
             if picks[step, 0] == NO_TOKEN:
                 picks[step] = NO_TOKEN
-            answers.append(Answer(picks[step : step + 1], leads=leads[step : step + 1] if ask.leads else None))
-        return replace(answers[0], ahead=tuple(answers[1:]))
+        parts = [(picks[step : step + 1], leads[step : step + 1] if ask.leads else None) for step in range(steps)]
+        ahead_of_it = tuple(Answer(picks, leads=leads) for picks, leads in parts[1:])
+        return Answer(parts[0][0], leads=parts[0][1], ahead=ahead_of_it)
 
-    def _join(self, join: tuple[CpuJoin, Tensor | None], features: Memory, taps: Sequence[int]) -> tuple[Any, ...]:
-        assert isinstance(features, CpuMemory)
-        return features.state_numbers, np.array(taps, np.int64), *join[0].arguments(join[1]), join[0].bias
+    def _joined(self, join: _NormedJoin, features: Memory, taps: tuple[int, ...]) -> tuple[Any, ...]:
+        """Arguments of a join with these states. There are two, and memories are seldom made anew."""
+        known = self._joins.get(id(join))
+        if known is None or known[0] is not features or known[1] != taps:
+            assert isinstance(features, CpuMemory)
+            parts, norms = join
+            arguments = features.state_numbers, np.array(taps, np.int64), *parts.arguments(norms), parts.bias
+            known = self._joins[id(join)] = features, taps, arguments
+        return known[2]
