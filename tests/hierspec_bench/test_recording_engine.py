@@ -1,0 +1,52 @@
+"""What scorers answered is played back as it was, with what they wrote ahead."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hierspec.core.errors import HierspecError
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.request import Request
+from hierspec.core.sampling import Sampling
+from hierspec.testing.fakes import FakeScorer
+from hierspec_bench.recording_engine import Playback, RecordingEngine
+
+
+class Ahead(FakeScorer):
+    """Writes ahead wherever it may."""
+
+    def score(self, asks):
+        answers = []
+        for ask, answer in zip(asks, super().score(asks), strict=True):
+            further, context, last = [], ask.context, answer
+            for _ in () if ask.ahead is None else ask.ahead:
+                context = np.append(context, last.picks[0, 0]).astype(np.int32)
+                last = self._answer(replace(ask, context=context))
+                further.append(last)
+            answers.append(replace(answer, ahead=tuple(further)))
+        return answers
+
+
+def run(engine, *scorers):
+    request = Request([1, 2], Sampling(max_tokens=20, seed=1), Hierarchy((Tier(scorers[0]), Tier(scorers[1], 4))))
+    for _ in engine.run([request]):
+        pass
+    return request
+
+
+def test_a_run_is_played_back_without_its_scorers():
+    recorded, drafter = RecordingEngine(), Ahead("drafter", 8, seed=1, noise=0.3)
+    first = run(recorded, FakeScorer("target", 8, seed=1), drafter)
+    transcript = recorded.transcript()
+    assert any(len(answer) > 2 for _, *answers in transcript for answer in answers)  # something was written ahead
+    target, other = FakeScorer("target", 8, seed=5), Ahead("drafter", 8, seed=5)  # would answer otherwise
+    again = run(Playback(transcript), target, other)
+    assert again.output == first.output
+    assert again.stats.to_json() == first.stats.to_json()
+    assert target.calls == other.calls == 0
+
+
+def test_what_does_not_fit_is_told():
+    with pytest.raises(HierspecError, match="--restart"):
+        run(Playback([[0.0, [[[1], [2]], None]]]), FakeScorer("target", 8), FakeScorer("drafter", 8))
