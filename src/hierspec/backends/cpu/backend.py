@@ -18,7 +18,7 @@ from hierspec.backends.cpu.functions import needed_functions
 from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.packing import KINDS, PackedWeights, kind_for, pack_in_memory, pack_layers, packed_weights
-from hierspec.backends.cpu.quantised import BLOCK_BYTES, GROUPS, INT8_GROUP
+from hierspec.backends.cpu.quantised import GROUP_BYTES, GROUPS, INT8_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
@@ -95,7 +95,7 @@ class CpuBackend:
 
     def bytes_per_weight(self, format: str) -> float:
         if bits := _LOW_BITS.get(format):
-            return BLOCK_BYTES[bits] / (GROUPS[bits] * LANES)
+            return GROUP_BYTES[bits] / (GROUPS[bits] * LANES)
         return float(getattr(torch, format).itemsize)
 
     def synchronize(self) -> None:
