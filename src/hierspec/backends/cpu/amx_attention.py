@@ -5,7 +5,8 @@ padded to a multiple of 32 with zeros, and values [PAGE / 32, head_size / 16, 16
 
 Heads that share keys are rows of one tile, for as many tokens as it has room for. Tokens of a text see keys and values
 where they stand. A node of a tree sees its last positions in other slots than a token of a chain, so from the chunk in
-which its path begins, keys and values are gathered for it: then its sums are those of the same token in a chain.
+which its path begins, keys and values are gathered for it, and for the nodes before it on its path that are in the
+same tile: then its sums are those of the same token in a chain.
 """
 
 # mypy: allow-untyped-defs
@@ -173,6 +174,22 @@ def _gather_keys(first, last, row, layer, head, shape, arena, table, ends, path_
 
 
 @part
+def _branch(first_row, past, ends, path_starts, paths):
+    """The first of the rows right before `past` whose paths all begin that of the last: one gathering serves them."""
+    last = past - 1
+    row, size = last, path_starts[past] - path_starts[last]
+    while row > first_row:
+        before = path_starts[row] - path_starts[row - 1]
+        if before > size or ends[row - 1] != ends[last]:
+            break
+        for i in range(before):
+            if paths[path_starts[row - 1] + i] != paths[path_starts[last] + i]:
+                return row
+        row -= 1
+    return row
+
+
+@part
 def _load_queries(first_row, last_row, first_head, q_heads, shape, qkv, room, code):
     """Rows of a tile: token after token, each with its heads."""
     head_size, width = shape[2], qkv.shape[1]
@@ -210,15 +227,18 @@ def _attend_to_segment(
         call_routine(code[_SCORES], (queries, depth, room, common - low, row_scores, step))
     start = common * CHUNK
     if has_path:
-        for row in range(first_row, last_row):
+        past = last_row
+        while past > first_row:
+            row, branch = past - 1, _branch(first_row, past, ends, path_starts, paths)
             stop = min(ends[row] + path_starts[row + 1] - path_starts[row], high * CHUNK)
             if stop > start:
                 own = (stop - start + CHUNK - 1) // CHUNK
                 _gather_keys(start, stop, row, layer, head, shape, arena, table, ends, path_starts, paths, room, code)
                 call_routine(code[_SCORES], (queries, depth, room, own, own_scores, step))
-                for number in range((row - first_row) * q_heads, (row - first_row + 1) * q_heads):
+                for number in range((branch - first_row) * q_heads, (past - first_row) * q_heads):
                     to = (common - low) * CHUNK
                     scores[number, to : to + own * CHUNK] = scores[LANES + number, : own * CHUNK]
+            past = branch
 
     for row in range(first_row, last_row):
         begin = (max(0, positions[row] - window + 1) if window else 0) - low * CHUNK
@@ -255,20 +275,25 @@ def _attend_to_segment(
         store_integer(listed + 8 * (chunk - low), block)
     target = common_sums if has_path else sums
     call_routine(code[_SUMS], (probabilities, listed, common - low, tiles, zeros, target, stride))
-    if has_path:
-        for row in range(first_row, last_row):
-            stop = min(ends[row] + path_starts[row + 1] - path_starts[row], high * CHUNK)
-            source = common_sums
-            if stop > start:
-                own = (stop - start + CHUNK - 1) // CHUNK
-                _gather_values(
-                    start, stop, row, layer, head, shape, arena, table, ends, path_starts, paths, room, listed, code
-                )
-                rest = probabilities + (common - low) * TILE_BYTES
-                call_routine(code[_SUMS], (rest, listed, own, tiles, common_sums, own_sums, stride))
-                source = own_sums
+    if not has_path:
+        return
+    past = last_row
+    while past > first_row:
+        row, branch = past - 1, _branch(first_row, past, ends, path_starts, paths)
+        stop = min(ends[row] + path_starts[row + 1] - path_starts[row], high * CHUNK)
+        if stop > start:
+            own = (stop - start + CHUNK - 1) // CHUNK
+            _gather_values(
+                start, stop, row, layer, head, shape, arena, table, ends, path_starts, paths, room, listed, code
+            )
+            rest = probabilities + (common - low) * TILE_BYTES
+            call_routine(code[_SUMS], (rest, listed, own, tiles, common_sums, own_sums, stride))
+        for row in range(branch, past):
+            sees_own = ends[row] + path_starts[row + 1] - path_starts[row] > start
+            source = own_sums if sees_own and stop > start else common_sums
             for line in range((row - first_row) * q_heads * tiles, (row - first_row + 1) * q_heads * tiles):
                 copy_lanes(source + line * LINE, sums + line * LINE)
+        past = branch
 
 
 @part
