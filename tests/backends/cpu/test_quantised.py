@@ -199,3 +199,20 @@ def test_without_a_dot_instruction_the_bits_are_the_same(monkeypatch):
             addresses = [array.ctypes.data for array in (inputs, scales, weights[bits], out)]
             tiles[bits](addresses[0], 0, addresses[1], 0, addresses[2], len(scales), addresses[3], 16)
             assert (out.view(np.int32) == expected[bits][row].view(np.int32)).all()
+
+
+@pytest.mark.skipif(quantised.dot_instruction() == "vpdpbusd", reason="weights of other CPUs are signed")
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("rows", [2, 4, 8])
+def test_products_of_pairs_have_the_same_bits(bits, rows):
+    """i8mm, or what emulates it here."""
+    rng, groups = np.random.default_rng(rows), 5
+    x = rng.standard_normal((rows, groups * GROUPS[bits])).astype(np.float32)
+    weights = quantise_weights(rng.standard_normal((16, x.shape[1])).astype(np.float32), bits)
+    expected, _ = product(x, weights, bits)
+    inputs, scales = np.empty(x.shape, np.int8), np.empty((rows, groups, WORDS_PER_GROUP), np.float32)
+    out, unused = np.full((rows, 16), np.nan, np.float32), np.empty((rows, 16), np.float32)
+    multiply(x, inputs, scales, weights, bits, unused)
+    given = inputs.ctypes.data, x.shape[1], scales.ctypes.data, groups * WORDS_PER_GROUP, weights.ctypes.data, groups
+    quantised._quantised_tile(rows, bits, by_pairs=True).from_python(*given, out.ctypes.data, 16)
+    assert (out.view(np.int32) == expected.view(np.int32)).all()

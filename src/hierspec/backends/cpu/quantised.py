@@ -12,13 +12,15 @@ group of 64 are a tile of the matrix units (`byte_tiles.py`), each at the beginn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
-from hierspec.backends.cpu.features import dot_instruction
+from hierspec.backends.cpu.features import dot_instruction, has_pair_products
 from hierspec.backends.cpu.llvm import LANES, V16F32, V16I32, VectorWriter, i64, splat_i32
+from hierspec.backends.cpu.pair_products import add_by_pairs
 from hierspec.backends.cpu.routines import Routine, routine
 
 # Inputs that share a scale. What a group costs beside its products is a third of the work with 32 of them; 8 bits are
@@ -120,7 +122,18 @@ def _dot(w: VectorWriter, total: Any, weights: Any, four: Any, lane: int) -> Any
     return total
 
 
-def _quantised_tile(rows: int, bits: int) -> Routine:
+def _add_by_fours(w: VectorWriter, totals: Sequence[Any], weights: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
+    """Each row's total[o] + the sum over all inputs of a group of weights times inputs, for every output o."""
+    results = [*totals]
+    inputs: list[Any] = []
+    for step, weight in enumerate(weights):
+        if step % 4 == 0:
+            inputs = [w.b.load(w.at(row, i64(4 * step), 1), typ=ir.VectorType(_I32, 4), align=1) for row in rows]
+        results = [_dot(w, total, weight, four, step % 4) for total, four in zip(results, inputs, strict=True)]
+    return results
+
+
+def _quantised_tile(rows: int, bits: int, by_pairs: bool | None = None) -> Routine:
     size = GROUPS[bits]
 
     @routine(8)
@@ -144,6 +157,7 @@ def _quantised_tile(rows: int, bits: int) -> Routine:
         octets, halves = ir.VectorType(_I8, 4 * lanes), ir.VectorType(ir.HalfType(), lanes)
         unsigned = bits == 8 and dot_instruction() == "vpdpbusd"  # it takes unsigned weights: 128 is added to them
         initial_sum = _initial_sum()
+        in_pairs = has_pair_products() and rows % 2 == 0 if by_pairs is None else by_pairs
         x_rows = [w.b.add(x, w.b.mul(x_step, i64(row))) for row in range(rows)]
         scale_rows = [w.b.add(group_scales, w.b.mul(scales_step, i64(4 * row))) for row in range(rows)]
 
@@ -186,12 +200,9 @@ def _quantised_tile(rows: int, bits: int) -> Routine:
                     totals = [
                         splat(w.b.bitcast(w.load_float(scales, negative_sum), _I32), integers) for scales in scale_rows
                     ]
-                inputs: list[Any] = []
-                for step, weight in enumerate(load_steps(block)):
-                    if step % 4 == 0:
-                        i = w.b.add(w.b.mul(g, i64(size)), i64(4 * step))
-                        inputs = [w.b.load(w.at(row, i, 1), typ=ir.VectorType(_I32, 4), align=1) for row in x_rows]
-                    totals = [_dot(w, t, weight, four, step % 4) for t, four in zip(totals, inputs, strict=True)]
+                inputs = [w.plus(row, g, size) for row in x_rows]
+                multiply = add_by_pairs if in_pairs else _add_by_fours
+                totals = multiply(w, totals, load_steps(block), inputs)
                 scale = load_halves(scales_at, 0)
                 offset = load_halves(scales_at, 2 * LANES) if bits == 4 else None
                 results = []
