@@ -226,13 +226,15 @@ def _attend_to_segment(
         size = (high - low) * CHUNK
         begin, stop = min(max(begin, 0), size), min(max(stop, 0), size)
         for number in range((row - first_row) * q_heads, (row - first_row + 1) * q_heads):
-            scores[number, :begin] = -np.inf
-            scores[number, stop:size] = -np.inf
+            if begin > 0:
+                scores[number, :begin] = -np.inf
+            if stop < size:
+                scores[number, stop:size] = -np.inf
             call_routine(
                 code[_SOFTMAX],
                 (
                     row_scores + number * step,
-                    size // LANES,
+                    high - low,
                     probabilities + number * LINE,
                     scale,
                     result + number * _FLOAT,
