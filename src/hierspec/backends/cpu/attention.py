@@ -50,7 +50,8 @@ def attend(
     thread, threads, sync, layer, window, shape, qkv, positions, arena, tables, groups, group_texts,
     ends, path_starts, paths, scale, scores, totals, attended, code,
 ):  # fmt: skip
-    """Attention for all groups of rows, each of at most QUERIES rows of one text."""
+    """Attention for all groups of rows, each of at most QUERIES rows of one text, which have paths behind the same
+    tokens or none."""
     kv_heads, count = shape[1], len(groups) - 1
     if count < 2 * threads:
         for group in range(count):
