@@ -7,6 +7,7 @@ either case, so that nothing but attention is rounded.
 from __future__ import annotations
 
 import random
+import re
 from functools import cache
 
 import numpy as np
@@ -14,12 +15,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llvmlite import binding, ir
 from texts import Texts, states
 
 from hierspec.backends.base import Batch, Decoder
+from hierspec.backends.cpu import amx, amx_attention_kernels
+from hierspec.backends.cpu import backend as cpu_backend
+from hierspec.backends.cpu.amx import TileRegisters
 from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.cpu.decoder import CpuDecoder
-from hierspec.backends.cpu.packing import KINDS, pack_in_memory
+from hierspec.backends.cpu.packing import KINDS, PackedWeights, pack_in_memory
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.core.proposal import Proposal
 from hierspec.scorers.climb import advance
@@ -168,3 +173,39 @@ def test_a_memory_of_another_layout_is_refused():
     batch = Batch(nothing, nothing, np.zeros(1, np.int64), nothing[None], nothing, np.zeros(1, np.int64), nothing)
     with pytest.raises(AssertionError):
         of.run(decoder(False, 1, 2, 3, 64, 0).memory((), 0), batch, torch.empty(0, 64), 0, 1)
+
+
+@pytest.mark.parametrize("matrix_units", [True, False])
+@pytest.mark.parametrize("with_amx", [True, False])
+def test_keys_are_rounded_where_weights_are_and_there_are_matrix_units(monkeypatch, with_amx, matrix_units):
+    config, weights = model(2, 3, 64, 0)
+    monkeypatch.setattr(amx, "available", lambda: with_amx)
+    monkeypatch.setattr(cpu_backend, "CpuDecoder", lambda *arguments: arguments[-1])
+    of = CpuBackend(1, matrix_units)
+
+    def by_tiles(kind: int) -> bool:
+        return of.with_weights(config, weights, PackedWeights(kind, kind, np.empty(0), 0, 0, None))
+
+    assert by_tiles(KINDS["bfloat16-matrix"])
+    assert not by_tiles(KINDS["float32"])
+    assert not by_tiles(KINDS["bfloat16"])
+    assert by_tiles(KINDS["int8"]) == by_tiles(KINDS["int4"]) == (with_amx and matrix_units)
+
+
+@pytest.mark.parametrize(("name", "products"), [("scores", 2 + 4), ("weighted_sums", 1 + 2 + 3 + 4)])
+def test_llvm_emits_the_instructions(monkeypatch, name, products):
+    """For CPUs with AMX, whatever CPU this is."""
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    try:
+        target = binding.Target.from_triple("x86_64-unknown-linux-gnu")
+    except RuntimeError:
+        pytest.skip("this LLVM cannot emit x86-64 code")
+    monkeypatch.setattr(amx_attention_kernels, "registers", TileRegisters)
+    module = ir.Module()
+    module.triple = "x86_64-unknown-linux-gnu"
+    getattr(amx_attention_kernels, name).define(module, name)
+    machine = target.create_target_machine(cpu="sapphirerapids", opt=3)
+    text = machine.emit_assembly(binding.parse_assembly(str(module)))
+    assert len(re.findall(r"\btdpbf16ps\b", text)) == products
+    assert len(re.findall(r"\btilestored\b", text)) == products

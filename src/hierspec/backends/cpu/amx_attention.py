@@ -5,8 +5,7 @@ padded to a multiple of 32 with zeros, and values [PAGE / 32, head_size / 16, 16
 
 Heads that share keys are rows of one tile, for as many tokens as it has room for. Tokens of a text see keys and values
 where they stand. A node of a tree sees its last positions in other slots than a token of a chain, so from the chunk in
-which its path begins, keys and values are gathered for it, and for the nodes before it on its path that are in the
-same tile: then its sums are those of the same token in a chain.
+which its path begins, keys and values are gathered for it: then its sums are those of the same token in a chain.
 """
 
 # mypy: allow-untyped-defs
@@ -141,52 +140,41 @@ def _slot_at(position, row, table, ends, path_starts, paths):
 
 
 @part
-def _gather_values(first, last, row, layer, head, shape, arena, table, ends, path_starts, paths, room, listed, code):
-    """Values of positions first .. last, as the row sees them, in chunks whose rest is zero; addresses to `listed`."""
+def _gather_values(start, first, last, row, layer, head, shape, arena, table, ends, path_starts, paths, room, code):
+    """Values of positions first .. last, as the row sees them, to where chunks from `start` on are gathered."""
     head_size = shape[2]
-    tiles = head_size // LANES
     _, _, _, values, _, _, _ = _rooms(room, head_size)
-    chunks = (last - first + CHUNK - 1) // CHUNK
-    for line in range(chunks * tiles * LANES):
-        zero_lanes(values + line * LINE)
     for position in range(first, last):
-        slot, to = _slot_at(position, row, table, ends, path_starts, paths), position - first
-        start = _keys_at(arena, slot // PAGE, layer, head, shape) + _keys_size(head_size)
-        source = start + _value_pair(slot % PAGE, head_size)
+        slot, to = _slot_at(position, row, table, ends, path_starts, paths), position - start
+        source = _keys_at(arena, slot // PAGE, layer, head, shape) + _keys_size(head_size)
+        source += _value_pair(slot % PAGE, head_size)
         target = values + _value_pair(to, head_size)
-        call_routine(code[_COPY_VALUE], (source, slot % 2, target, to % 2, tiles))
-    for chunk in range(chunks):
-        store_integer(listed + 8 * chunk, values + chunk * tiles * TILE_BYTES)
+        call_routine(code[_COPY_VALUE], (source, slot % 2, target, to % 2, head_size // LANES))
 
 
 @part
-def _gather_keys(first, last, row, layer, head, shape, arena, table, ends, path_starts, paths, room, code):
-    """The same of keys; what stands in the rest does not matter."""
+def _clear_values(chunks, head_size, room, listed):
+    """Zeros where so many chunks will be gathered, since no number times zero is no number; addresses to `listed`."""
+    _, _, _, values, _, _, _ = _rooms(room, head_size)
+    size = head_size // LANES * TILE_BYTES
+    for line in range(chunks * size // LINE):
+        zero_lanes(values + line * LINE)
+    for chunk in range(chunks):
+        store_integer(listed + 8 * chunk, values + chunk * size)
+
+
+@part
+def _gather_keys(start, first, last, row, layer, head, shape, arena, table, ends, path_starts, paths, room, code):
+    """The same of keys. What stands in the rest does not matter."""
     head_size = shape[2]
     depth = (head_size + CHUNK - 1) // CHUNK
     _, _, keys, _, _, _, _ = _rooms(room, head_size)
     for position in range(first, last):
         slot = _slot_at(position, row, table, ends, path_starts, paths)
         source = _keys_at(arena, slot // PAGE, layer, head, shape) + _key_column(slot % PAGE, head_size)
-        call_routine(code[_COPY_KEY], (source, keys + _key_column(position - first, head_size), depth * LANES))
-    for block in range((last - first + CHUNK - 1) // CHUNK * 2):
+        call_routine(code[_COPY_KEY], (source, keys + _key_column(position - start, head_size), depth * LANES))
+    for block in range((last - start + CHUNK - 1) // CHUNK * 2):
         store_integer(room + 8 * block, keys + block * depth * TILE_BYTES)
-
-
-@part
-def _branch(first_row, past, ends, path_starts, paths):
-    """The first of the rows right before `past` whose paths all begin that of the last: one gathering serves them."""
-    last = past - 1
-    row, size = last, path_starts[past] - path_starts[last]
-    while row > first_row:
-        before = path_starts[row] - path_starts[row - 1]
-        if before > size or ends[row - 1] != ends[last]:
-            break
-        for i in range(before):
-            if paths[path_starts[row - 1] + i] != paths[path_starts[last] + i]:
-                return row
-        row -= 1
-    return row
 
 
 @part
@@ -225,20 +213,21 @@ def _attend_to_segment(
     own_scores = scores[LANES].ctypes.data
     if common > low:
         call_routine(code[_SCORES], (queries, depth, room, common - low, row_scores, step))
-    start = common * CHUNK
+    start, shared = common * CHUNK, ends[first_row]
     if has_path:
-        past = last_row
-        while past > first_row:
-            row, branch = past - 1, _branch(first_row, past, ends, path_starts, paths)
+        for row in range(first_row, last_row):
             stop = min(ends[row] + path_starts[row + 1] - path_starts[row], high * CHUNK)
             if stop > start:
                 own = (stop - start + CHUNK - 1) // CHUNK
-                _gather_keys(start, stop, row, layer, head, shape, arena, table, ends, path_starts, paths, room, code)
+                # What the rows of the group have in common is gathered with the first of them.
+                new = start if row == first_row else max(start, shared)
+                _gather_keys(
+                    start, new, stop, row, layer, head, shape, arena, table, ends, path_starts, paths, room, code
+                )
                 call_routine(code[_SCORES], (queries, depth, room, own, own_scores, step))
-                for number in range((branch - first_row) * q_heads, (past - first_row) * q_heads):
+                for number in range((row - first_row) * q_heads, (row - first_row + 1) * q_heads):
                     to = (common - low) * CHUNK
                     scores[number, to : to + own * CHUNK] = scores[LANES + number, : own * CHUNK]
-            past = branch
 
     for row in range(first_row, last_row):
         begin = (max(0, positions[row] - window + 1) if window else 0) - low * CHUNK
@@ -246,13 +235,15 @@ def _attend_to_segment(
         size = (high - low) * CHUNK
         begin, stop = min(max(begin, 0), size), min(max(stop, 0), size)
         for number in range((row - first_row) * q_heads, (row - first_row + 1) * q_heads):
-            scores[number, :begin] = -np.inf
-            scores[number, stop:size] = -np.inf
+            if begin > 0:
+                scores[number, :begin] = -np.inf
+            if stop < size:
+                scores[number, stop:size] = -np.inf
             call_routine(
                 code[_SOFTMAX],
                 (
                     row_scores + number * step,
-                    size // LANES,
+                    high - low,
                     probabilities + number * LINE,
                     scale,
                     result + number * _FLOAT,
@@ -261,39 +252,34 @@ def _attend_to_segment(
             )
 
     sums, listed = result + MERGE_WORDS * _FLOAT, room + _VALUE_LIST
-    whole = common
-    if not has_path and end < high * CHUNK:
-        # Slots behind the text's end may hold anything, even what is no number: zeros instead.
-        whole -= 1
-        _gather_values(
-            whole * CHUNK, end, last_row - 1, layer, head, shape, arena, table, ends, path_starts, paths, room,
-            listed + 8 * (whole - low), code,
-        )  # fmt: skip
-    for chunk in range(low, whole):
+    for chunk in range(low, common):
         page, slot = table[chunk * CHUNK // PAGE], chunk * CHUNK % PAGE
         block = _keys_at(arena, page, layer, head, shape) + _keys_size(head_size) + _value_pair(slot, head_size)
         store_integer(listed + 8 * (chunk - low), block)
+    if not has_path and end < high * CHUNK:
+        # Slots behind the text's end may hold anything, even what is no number: zeros instead.
+        begin = (high - 1) * CHUNK
+        _clear_values(1, head_size, room, listed + 8 * (high - 1 - low))
+        _gather_values(
+            begin, begin, end, last_row - 1, layer, head, shape, arena, table, ends, path_starts, paths, room, code
+        )
     target = common_sums if has_path else sums
     call_routine(code[_SUMS], (probabilities, listed, common - low, tiles, zeros, target, stride))
-    if not has_path:
-        return
-    past = last_row
-    while past > first_row:
-        row, branch = past - 1, _branch(first_row, past, ends, path_starts, paths)
-        stop = min(ends[row] + path_starts[row + 1] - path_starts[row], high * CHUNK)
-        if stop > start:
-            own = (stop - start + CHUNK - 1) // CHUNK
-            _gather_values(
-                start, stop, row, layer, head, shape, arena, table, ends, path_starts, paths, room, listed, code
-            )
-            rest = probabilities + (common - low) * TILE_BYTES
-            call_routine(code[_SUMS], (rest, listed, own, tiles, common_sums, own_sums, stride))
-        for row in range(branch, past):
-            sees_own = ends[row] + path_starts[row + 1] - path_starts[row] > start
-            source = own_sums if sees_own and stop > start else common_sums
+    if has_path:
+        _clear_values(high - common, head_size, room, listed)
+        for row in range(first_row, last_row):
+            stop = min(ends[row] + path_starts[row + 1] - path_starts[row], high * CHUNK)
+            source = common_sums
+            if stop > start:
+                own, new = (stop - start + CHUNK - 1) // CHUNK, start if row == first_row else max(start, shared)
+                _gather_values(
+                    start, new, stop, row, layer, head, shape, arena, table, ends, path_starts, paths, room, code
+                )
+                rest = probabilities + (common - low) * TILE_BYTES
+                call_routine(code[_SUMS], (rest, listed, own, tiles, common_sums, own_sums, stride))
+                source = own_sums
             for line in range((row - first_row) * q_heads * tiles, (row - first_row + 1) * q_heads * tiles):
                 copy_lanes(source + line * LINE, sums + line * LINE)
-        past = branch
 
 
 @part
@@ -312,7 +298,7 @@ def attend_by_tiles(
     thread, threads, sync, layer, window, shape, qkv, positions, arena, tables, groups, group_texts,
     ends, path_starts, paths, scale, scores, parts, rooms, attended, code,
 ):  # fmt: skip
-    """Attention for all groups of rows. A group's rows are of one text and have paths, or have none.
+    """Attention for all groups of rows. A group's rows are of one text, and have paths behind the same tokens or none.
 
     An item is a group and as many heads as fill a tile. scores [threads, 32, SEGMENT]; parts [2 * threads + segments of
     all items, part_floats].

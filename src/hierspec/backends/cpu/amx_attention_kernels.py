@@ -39,7 +39,7 @@ class AttentionCode(IntEnum):
     PLACE_KEY = 3  # (x, groups of 16, target)
     PLACE_VALUE = 4  # (x, groups of 16, target)
     SCORES = 5  # (queries, steps, addresses of blocks of keys, pairs of blocks, out, stride)
-    SOFTMAX = 6  # (scores, blocks of 16, probabilities, address of a factor, largest, total)
+    SOFTMAX = 6  # (scores, chunks, probabilities, address of a factor, largest, total)
     WEIGHTED_SUMS = 7  # (probabilities, addresses of chunks of values, chunks, tiles, before, out, stride)
     MERGE = 8  # (state, part, address of a factor, groups of 16)
     COPY_KEY = 9  # (source, target, words)
@@ -165,7 +165,7 @@ def _or_zero(w: VectorWriter, largest: Any) -> Any:
 
 @routine(6)
 def softmax(
-    w: VectorWriter, row: Any, blocks: Any, probabilities: Any, factor: Any, largest_out: Any, total_out: Any
+    w: VectorWriter, row: Any, chunks: Any, probabilities: Any, factor: Any, largest_out: Any, total_out: Any
 ) -> None:
     """2**(factor * (score - largest)) of one row, rounded to bfloat16, into its row of tiles; and their sum.
 
@@ -179,8 +179,11 @@ def softmax(
     def block(j: Any) -> Any:
         return w.load(row, w.times(j, LANES))
 
-    [maxima] = w.loop(blocks, [splat_f32(float("-inf"))], lambda j, carried: [larger(block(j), carried[0])])
-    largest, scale = w.fold(maxima, larger), w.load_float(factor, i64(0))
+    def larger_of_two(chunk: Any, carried: list[Any]) -> list[Any]:
+        return [larger(block(w.plus(i64(half), chunk, 2)), maxima) for half, maxima in enumerate(carried)]
+
+    maxima = w.loop(chunks, [splat_f32(float("-inf"))] * 2, larger_of_two)  # two chains: one would wait for itself
+    largest, scale = w.fold(larger(*maxima), larger), w.load_float(factor, i64(0))
     factors, offset = w.splat(scale), w.splat(b.fsub(ir.FloatType()(-0.0), b.fmul(_or_zero(w, largest), scale)))
 
     def add(j: Any, sums: list[Any]) -> list[Any]:
@@ -192,7 +195,7 @@ def softmax(
         b.store(halves, w.at(probabilities, tile, 1), align=2)
         return [b.fadd(sums[0], b.bitcast(b.and_(bits, splat_i32(-65536)), V16F32))]
 
-    [total] = w.loop(blocks, [splat_f32(0.0)], add)
+    [total] = w.loop(w.times(chunks, 2), [splat_f32(0.0)], add)
     w.store(largest, largest_out, i64(0))
     w.store(w.fold(total, b.fadd), total_out, i64(0))
 

@@ -70,7 +70,8 @@ def attend(
     thread, threads, sync, layer, window, shape, qkv, positions, arena, tables, groups, group_texts,
     ends, path_starts, paths, scale, scores, totals, attended, code,
 ):  # fmt: skip
-    """Attention for all groups of rows, each of at most QUERIES rows of one text."""
+    """Attention for all groups of rows, each of at most QUERIES rows of one text, which have paths behind the same
+    tokens or none."""
     kv_heads, count = shape[1], len(groups) - 1
     if count < 2 * threads:
         for group in range(count):
@@ -166,33 +167,34 @@ def _attend(
             mine[stop:end] = 0
     barrier(sync, threads)
 
-    chunks, common = head_size // LANES, end // LANES * LANES
+    # Page after page, each going on with the sums of the one before it.
+    chunks, common, first_seen = head_size // LANES, end // LANES * LANES, low * LANES
+    before = first_score - first_q_head  # scores of a query's head, less its number
     first, last = share((last_head - first_head) * chunks, thread, threads)
+    begin = first_seen
+    while begin < common:
+        page, slot = table[begin // PAGE], begin % PAGE
+        count = min(common - begin, PAGE - slot)
+        multiply = code[_TILES] if begin == first_seen else code[_TILES_ONTO]
+        for item in range(first, last):
+            head, chunk = first_head + item // chunks, item % chunks
+            seen = _keys_at(arena, page, layer, head, shape)
+            seen += (PAGE * head_size + (chunk * PAGE + slot) * LANES) * _FLOAT
+            x = scores.ctypes.data + ((before + head * group) * QUERIES * length + begin) * _FLOAT
+            out = o_start + (head * group * head_size + chunk * LANES) * _FLOAT
+            if rows == 1:
+                call_routine(multiply, (x, QUERIES * length, group, seen, count, out, head_size))
+            else:
+                for number in range(group):
+                    its, sums = x + number * QUERIES * length * _FLOAT, out + number * head_size * _FLOAT
+                    call_routine(multiply, (its, length, rows, seen, count, sums, heads * head_size))
+        begin += count
     for item in range(first, last):
         head, chunk = first_head + item // chunks, item % chunks
         # Values of a page's slot 0, as an offset from its keys.
         to_values = (PAGE * head_size + chunk * PAGE * LANES) * _FLOAT
-        before = first_score - first_q_head  # scores of a query's head, less its number
-        heads_scores = scores.ctypes.data + (before + head * group) * QUERIES * length * _FLOAT
-        heads_out = o_start + (head * group * head_size + chunk * LANES) * _FLOAT
-        first_seen = low * LANES
-        # Page after page, each going on with the sums of the one before it.
-        begin = first_seen
-        while begin < common:
-            page, slot = table[begin // PAGE], begin % PAGE
-            count = min(common - begin, PAGE - slot)
-            seen = _keys_at(arena, page, layer, head, shape) + to_values + slot * LANES * _FLOAT
-            x = heads_scores + begin * _FLOAT
-            multiply = code[_TILES] if begin == first_seen else code[_TILES_ONTO]
-            if rows == 1:
-                call_routine(multiply, (x, QUERIES * length, group, seen, count, heads_out, head_size))
-            else:
-                for number in range(group):
-                    its, out = x + number * QUERIES * length * _FLOAT, heads_out + number * head_size * _FLOAT
-                    call_routine(multiply, (its, length, rows, seen, count, out, heads * head_size))
-            begin += count
         for q_head in range(head * group, (head + 1) * group):
-            out = heads_out + (q_head - head * group) * head_size * _FLOAT
+            out = o_start + (q_head * head_size + chunk * LANES) * _FLOAT
             for row in range(first_row, last_row):
                 if common <= first_seen:
                     attended[row, q_head * head_size + chunk * LANES : q_head * head_size + (chunk + 1) * LANES] = 0

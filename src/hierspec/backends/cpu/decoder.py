@@ -17,7 +17,7 @@ from torch import Tensor
 from hierspec.backends.base import Backend, Batch, Memory
 from hierspec.backends.cpu.amx import DEPTH
 from hierspec.backends.cpu.amx_attention import most_parts, part_floats, room_bytes, rows_of_block
-from hierspec.backends.cpu.amx_attention_kernels import CHUNK, SEGMENT, attention_code
+from hierspec.backends.cpu.amx_attention_kernels import SEGMENT, attention_code
 from hierspec.backends.cpu.attention import QUERIES
 from hierspec.backends.cpu.features import has_wide_registers
 from hierspec.backends.cpu.layers import run_head, run_layers
@@ -139,13 +139,13 @@ class CpuDecoder:
     def _groups(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Rows that attend together, as first rows and the end, and the text of each group."""
         starts = batch.text_starts
-        if not self._tile_attention:
-            return _groups(starts, np.arange(len(starts) - 1), QUERIES)
-        # Rows with paths attend apart from others: what they have in common is the text's whole chunks.
-        commons = np.where(np.diff(batch.path_starts) > 0, batch.lengths // CHUNK, -1)
+        most = rows_of_block(self.config.heads // self.config.kv_heads) if self._tile_attention else QUERIES
+        if not len(batch.paths):
+            return _groups(starts, np.arange(len(starts) - 1), most)
+        # Rows with paths attend apart from others: what they have in common is the tokens before their paths.
+        commons = np.where(np.diff(batch.path_starts) > 0, batch.lengths, -1)
         cuts = np.unique(np.concatenate((starts, np.flatnonzero(np.diff(commons)) + 1)))
-        texts = np.searchsorted(starts, cuts[:-1], side="right") - 1
-        return _groups(cuts, texts, rows_of_block(self.config.heads // self.config.kv_heads))
+        return _groups(cuts, np.searchsorted(starts, cuts[:-1], side="right") - 1, most)
 
     def _rotary(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of at least so many positions: where they are lacking, of as many again."""
