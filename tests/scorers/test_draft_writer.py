@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import hierspec
 from hierspec import Plan, Sampling, TierPlan
+from hierspec.backends.cpu.memory import _in_chunk
 from hierspec.core.foresight import SUREST, lead_class
 from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import NOTHING, Proposal
@@ -65,7 +66,9 @@ def held(scorer: FeatureScorer, request, entries: int):
     page, slot = np.divmod(slots, memory.page)
     block, lane = np.divmod(slot, 16)
     assert (staircase.heights[:entries] != 0).all()
-    keys, values = memory._keys[page, :, :, block, :, lane], memory._values[page, :, :, :, slot]
+    keys = memory._keys[page, :, :, block, :, lane]
+    where = (slice(None), slice(None), *_in_chunk(slot)) if memory.in_tiles else (slice(None),) * 3 + (slot,)
+    values = memory._values[page, *where]
     there = staircase.heights[:entries] > 0
     return staircase.tokens[:entries].tolist(), keys.copy(), values.copy(), memory.state_numbers[:, slots], there
 

@@ -118,13 +118,13 @@ def _batch(climbing: Sequence[tuple[Staircase, np.ndarray]]) -> Batch:
 
 def batch_of(staircase: Staircase, entries: np.ndarray) -> Batch:
     """The batch of one text."""
-    path_starts, paths = staircase.paths(entries)
+    lengths, path_starts, paths = staircase.seen(entries)
     return Batch(
         positions=staircase.positions[entries],
         slots=staircase.slots[entries],
         text_starts=np.array([0, len(entries)], np.int64),
         tables=staircase.table[None],
-        lengths=np.minimum(entries + 1, staircase.chain),
+        lengths=lengths,
         path_starts=path_starts,
         paths=paths,
     )

@@ -240,21 +240,26 @@ class Staircase:
             self.positions[length + node] = length + depth
         self.chain, self.used = length, wanted
 
-    def paths(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What each of these sees beyond the context: slots from the context down to itself, one path after the other,
-        and where each begins and ends."""
-        if entries[-1] < self.chain:  # they rise
-            return np.zeros(len(entries) + 1, np.int64), _NO_PATHS
+    def seen(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """How many entries from the first on each of these sees, and what beyond them: slots from the context down to
+        itself, one path after the other, and where each begins and ends.
+
+        An entry that is where its position is has all entries before it as its ancestors, also if they are nodes: for
+        backends that is cheaper than a path.
+        """
+        in_line = self.positions[entries] == entries
+        if entries[-1] < self.chain or in_line.all():  # they rise
+            return entries + 1, np.zeros(len(entries) + 1, np.int64), _NO_PATHS
         chain, parents = self.chain, self.parents[self.chain : self.used].tolist()
         starts, path_entries = [0], list[int]()
-        for entry in entries.tolist():
+        for entry, no_path in zip(entries.tolist(), in_line.tolist(), strict=True):
             path = []
-            while entry >= chain:
+            while entry >= chain and not no_path:
                 path.append(entry)
                 entry = parents[entry - chain]
             path_entries += reversed(path)
             starts.append(len(path_entries))
-        return np.array(starts, np.int64), self.slots[path_entries]
+        return np.where(in_line, entries + 1, chain), np.array(starts, np.int64), self.slots[path_entries]
 
     def _put_context(self, context: np.ndarray, same: int) -> None:
         length = len(context)

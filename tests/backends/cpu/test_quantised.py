@@ -28,6 +28,11 @@ from hierspec.language_model import load
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 
+def _rounded(weight: torch.Tensor, bits: int) -> torch.Tensor:
+    """What weights in few bits represent."""
+    return torch.from_numpy(dequantise_weights(quantise_weights(weight.numpy(), bits), weight.shape[1], bits))
+
+
 def multiply(x, inputs, scales, weights, bits, out):
     rows, size = x.shape
     quantise, tiles = (quantise_for_int8, int8_tiles) if bits == 8 else (quantise_for_int4, int4_tiles)
@@ -68,7 +73,7 @@ def test_products_are_those_of_the_weights_they_represent(rows, groups, blocks, 
     # The inputs moved by at most half a step of 1/127 of their group's largest number.
     largest = np.abs(x).reshape(rows, groups, group).max(axis=2).repeat(group, axis=1)
     assert (np.abs(used - x) <= largest / 127 * 0.501).all()
-    exact = used @ dequantise_weights(weights, bits).astype(np.float64).T
+    exact = used @ dequantise_weights(weights, groups * group, bits).astype(np.float64).T
     assert np.allclose(result, exact, rtol=1e-4, atol=2e-5 * scale * group)
     for row in range(rows):  # and every row has the bits it has alone
         alone, _ = product(x[row : row + 1], weights, bits)
@@ -91,7 +96,7 @@ def test_numbers_from_such_blocks_come_back_exactly(bits, levels):
         values = step * integers + rng.uniform(-1, 0, (32, 4, 1)).astype(np.float16).astype(np.float32)
     values = values.reshape(32, 4 * group).astype(np.float32)
     # The rounding of the sum may differ; or a finer grid fits as well.
-    assert np.abs(dequantise_weights(quantise_weights(values, bits), bits) - values).max() <= (
+    assert np.abs(dequantise_weights(quantise_weights(values, bits), values.shape[1], bits) - values).max() <= (
         0 if bits == 8 else 3e-4 * step.max()
     )
 
@@ -100,7 +105,9 @@ def test_a_group_of_equal_numbers_and_of_zeros():
     weights = np.zeros((16, 2 * INT8_GROUP), np.float32)
     weights[:, INT8_GROUP:] = 0.5
     for bits in (8, 4):
-        assert np.abs(dequantise_weights(quantise_weights(weights, bits), bits) - weights).max() < 1e-3
+        assert (
+            np.abs(dequantise_weights(quantise_weights(weights, bits), weights.shape[1], bits) - weights).max() < 1e-3
+        )
 
 
 @pytest.mark.parametrize("kind", [INT8, INT4])
@@ -114,9 +121,9 @@ def test_a_quantised_model_is_near_the_original(tmp_path, kind):
     for name, tensor in tensors.items():  # the quantised weights, as floats
         if name.endswith("_proj.weight"):
             bits = 8 if kind == INT8 else 4
-            rounded[name] = torch.from_numpy(dequantise_weights(quantise_weights(tensor.numpy(), bits), bits))
+            rounded[name] = _rounded(tensor, bits)
     head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
-    rounded[head] = torch.from_numpy(dequantise_weights(quantise_weights(tensors[head].numpy(), 8), 8))
+    rounded[head] = _rounded(tensors[head], 8)
     in_floats = backend.decoder(config, rounded, "float32")
     from backends.test_bits import plain_logits
 
@@ -192,3 +199,20 @@ def test_without_a_dot_instruction_the_bits_are_the_same(monkeypatch):
             addresses = [array.ctypes.data for array in (inputs, scales, weights[bits], out)]
             tiles[bits](addresses[0], 0, addresses[1], 0, addresses[2], len(scales), addresses[3], 16)
             assert (out.view(np.int32) == expected[bits][row].view(np.int32)).all()
+
+
+@pytest.mark.skipif(quantised.dot_instruction() == "vpdpbusd", reason="weights of other CPUs are signed")
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("rows", [2, 4, 8])
+def test_products_of_pairs_have_the_same_bits(bits, rows):
+    """i8mm, or what emulates it here."""
+    rng, groups = np.random.default_rng(rows), 5
+    x = rng.standard_normal((rows, groups * GROUPS[bits])).astype(np.float32)
+    weights = quantise_weights(rng.standard_normal((16, x.shape[1])).astype(np.float32), bits)
+    expected, _ = product(x, weights, bits)
+    inputs, scales = np.empty(x.shape, np.int8), np.empty((rows, groups, WORDS_PER_GROUP), np.float32)
+    out, unused = np.full((rows, 16), np.nan, np.float32), np.empty((rows, 16), np.float32)
+    multiply(x, inputs, scales, weights, bits, unused)
+    given = inputs.ctypes.data, x.shape[1], scales.ctypes.data, groups * WORDS_PER_GROUP, weights.ctypes.data, groups
+    quantised._quantised_tile(rows, bits, by_pairs=True).from_python(*given, out.ctypes.data, 16)
+    assert (out.view(np.int32) == expected.view(np.int32)).all()

@@ -69,18 +69,22 @@ def steps(size: int) -> int:
     return -(-size // DEPTH)
 
 
+def to_bfloat16(w: VectorWriter, value: Any) -> Any:
+    """16 floats, rounded to nearest even, as 16-bit integers."""
+    bits = w.b.bitcast(value, V16I32)
+    even = w.b.and_(w.b.lshr(bits, splat_i32(16)), splat_i32(1))
+    rounded = w.b.add(w.b.add(bits, splat_i32(0x7FFF)), even)
+    quiet = w.b.or_(bits, splat_i32(0x400000))  # NaN must not round to a number
+    rounded = w.b.select(w.b.fcmp_unordered("uno", value, value), quiet, rounded)
+    return w.b.trunc(w.b.lshr(rounded, splat_i32(16)), ir.VectorType(_I16, LANES))
+
+
 @routine(3)
 def round_row(w: VectorWriter, x: Any, groups: Any, out: Any) -> None:
     """16 * groups floats, rounded to nearest even, as one row of each of the tiles that begin at `out`."""
 
     def group(i: Any, carried: list[Any]) -> list[Any]:
-        value = w.load(x, w.b.mul(i, i64(LANES)))
-        bits = w.b.bitcast(value, V16I32)
-        even = w.b.and_(w.b.lshr(bits, splat_i32(16)), splat_i32(1))
-        rounded = w.b.add(w.b.add(bits, splat_i32(0x7FFF)), even)
-        quiet = w.b.or_(bits, splat_i32(0x400000))  # NaN must not round to a number
-        rounded = w.b.select(w.b.fcmp_unordered("uno", value, value), quiet, rounded)
-        halves = w.b.trunc(w.b.lshr(rounded, splat_i32(16)), ir.VectorType(_I16, LANES))
+        halves = to_bfloat16(w, w.load(x, w.b.mul(i, i64(LANES))))
         tile, half = w.b.mul(w.b.lshr(i, i64(1)), i64(TILE_BYTES)), w.b.mul(w.b.and_(i, i64(1)), i64(2 * LANES))
         w.b.store(halves, w.at(out, w.b.add(tile, half), 1), align=2)
         return []
@@ -117,9 +121,9 @@ class TileRegisters:
     def zero(self, tile: int) -> None:
         self._call("tilezero", _number(tile))
 
-    def load(self, tile: int, address: Any) -> None:
-        """A tile from 1024 bytes."""
-        self._call("tileloadd64", _number(tile), self._pointer(address), i64(_ROW_BYTES))
+    def load(self, tile: int, address: Any, stride: Any = None) -> None:
+        """16 rows, each `stride` bytes after the one before: by default 64, a tile in 1024 bytes."""
+        self._call("tileloadd64", _number(tile), self._pointer(address), stride or i64(_ROW_BYTES))
 
     def multiply(self, total: int, inputs: int, weights: int) -> None:
         """total += inputs times weights."""
@@ -159,9 +163,9 @@ class EmulatedTiles(TileRegisters):
         w, memory = self._w, self._tile(tile)
         self._rows(lambda r: w.store(splat_f32(0.0), memory, w.b.mul(r, i64(LANES))))
 
-    def load(self, tile: int, address: Any) -> None:
-        w, memory = self._w, self._tile(tile)
-        self._rows(lambda r: w.store(w.load(address, _first(w, r)), memory, _first(w, r)))
+    def load(self, tile: int, address: Any, stride: Any = None) -> None:
+        w, memory, step = self._w, self._tile(tile), stride or i64(_ROW_BYTES)
+        self._rows(lambda r: w.store(w.load(w.b.add(address, w.b.mul(r, step)), i64(0)), memory, _first(w, r)))
 
     def multiply(self, total: int, inputs: int, weights: int) -> None:
         w = self._w
@@ -195,20 +199,20 @@ def _number(tile: int) -> Any:
     return ir.Constant(_I8, tile)
 
 
-def _tiles(w: VectorWriter) -> TileRegisters:
+def tile_registers(w: VectorWriter) -> TileRegisters:
     return EmulatedTiles(w) if emulated() else TileRegisters(w)
 
 
 @routine(1)
 def begin_tiles(w: VectorWriter, scratch: Any) -> None:
     """Before products of a thread: configures its tiles. `scratch` has room for 64 bytes."""
-    _tiles(w).begin(scratch)
+    tile_registers(w).begin(scratch)
 
 
 @routine(1)
 def end_tiles(w: VectorWriter, unused: Any) -> None:
     """After products of a thread: otherwise the system would keep saving tiles that nobody needs."""
-    _tiles(w).end()
+    tile_registers(w).end()
 
 
 @dataclass(frozen=True)
@@ -260,6 +264,6 @@ def tile_product(row_tiles: int, blocks: int) -> Routine:
 
     @routine(7, optimised=available)
     def product(w: VectorWriter, *arguments: Any) -> None:
-        emit_product(w, _tiles(w), row_tiles, blocks, ProductArguments(*arguments))
+        emit_product(w, tile_registers(w), row_tiles, blocks, ProductArguments(*arguments))
 
     return product

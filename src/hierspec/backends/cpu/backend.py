@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hierspec import compiling
 from hierspec.backends.base import Decoder, DraftWriter, Join, Shortlist
+from hierspec.backends.cpu import amx
 from hierspec.backends.cpu.answers import answer
 from hierspec.backends.cpu.decoder import CpuDecoder
 from hierspec.backends.cpu.drafting import CpuDraftWriter
@@ -19,7 +20,8 @@ from hierspec.backends.cpu.functions import needed_functions
 from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.packing import KINDS, PackedWeights, kind_for, pack_in_memory, pack_layers, packed_weights
-from hierspec.backends.cpu.quantised import BLOCK_BYTES, GROUPS, INT8_GROUP
+from hierspec.backends.cpu.product import BFLOAT16_AMX, INT4, INT8
+from hierspec.backends.cpu.quantised import GROUP_BYTES, GROUPS, INT8_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
@@ -66,12 +68,14 @@ class CpuBackend:
     ) -> CpuDecoder:
         kind = kind_for(format, self._matrix_units)
         if origin is None:
-            return CpuDecoder(self, self.team, config, weights, pack_in_memory(config, weights, kind))
+            return self.with_weights(config, weights, pack_in_memory(config, weights, kind))
         return self.with_weights(config, weights, packed_weights(origin, kind, progress))
 
     def with_weights(self, config: DecoderConfig, weights: Mapping[str, Tensor], packed: PackedWeights) -> CpuDecoder:
         """A decoder of weights that are packed already."""
-        return CpuDecoder(self, self.team, config, weights, packed)
+        # Matrix units multiply bfloat16 alone: of weights in float32 keys and values stay in float32 as well.
+        low_bits = packed.kind in (INT8, INT4) and self._matrix_units and amx.available()
+        return CpuDecoder(self, self.team, config, weights, packed, low_bits or packed.kind == BFLOAT16_AMX)
 
     def layers(self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str) -> Decoder:
         # Some drafters have a layer without its first norm, and some have sizes of their own: torch runs any.
@@ -115,7 +119,7 @@ class CpuBackend:
 
     def bytes_per_weight(self, format: str) -> float:
         if bits := _LOW_BITS.get(format):
-            return BLOCK_BYTES[bits] / (GROUPS[bits] * LANES)
+            return GROUP_BYTES[bits] / (GROUPS[bits] * LANES)
         return float(getattr(torch, format).itemsize)
 
     def synchronize(self) -> None:

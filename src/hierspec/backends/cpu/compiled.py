@@ -34,6 +34,10 @@ _KERNEL_FILES = (
     "tiles.py",
     "product.py",
     "layers.py",
+    "attention.py",
+    "amx_attention.py",
+    "amx_attention_kernels.py",
+    "sharing.py",
     "threads.py",
 )
 _FILTER_FILES = ("filters.py", "exponentials.py", "pick.py", "head_passes.py")

@@ -16,8 +16,11 @@ from torch import Tensor
 
 from hierspec.backends.base import Backend, Batch, Memory
 from hierspec.backends.cpu.amx import DEPTH
+from hierspec.backends.cpu.amx_attention import most_parts, part_floats, room_bytes, rows_of_block
+from hierspec.backends.cpu.amx_attention_kernels import SEGMENT, attention_code
+from hierspec.backends.cpu.attention import QUERIES
 from hierspec.backends.cpu.features import has_wide_registers
-from hierspec.backends.cpu.layers import QUERIES, run_head, run_layers
+from hierspec.backends.cpu.layers import run_head, run_layers
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.memory import CpuMemory
 from hierspec.backends.cpu.packing import PackedWeights
@@ -37,6 +40,7 @@ class CpuDecoder:
         config: DecoderConfig,
         weights: Mapping[str, Tensor],
         packed: PackedWeights,
+        tile_attention: bool = False,
     ) -> None:
         self.backend = backend
         self.config = config
@@ -70,12 +74,18 @@ class CpuDecoder:
         self._windows = np.array(config.windows, np.int64)
         self._rotary_layers = np.array(config.rotary_layers)
         self._shape = (config.heads, config.kv_heads, config.head_size, config.intermediate, config.layers)
-        self.scale = np.array([config.head_size**-0.5], np.float32)
+        scale = config.head_size**-0.5
+        self._scale = np.array([scale, scale * np.log2(np.e)], np.float32)  # for powers of e, and of 2
+        self._tile_attention = tile_attention
+        self._tile_code = attention_code() if tile_attention else np.empty(0, np.int64)
+        self.rows_together = (
+            rows_of_block(config.heads // config.kv_heads) if tile_attention else QUERIES
+        )  # in attention
         frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
         self._frequencies = torch.as_tensor(frequencies)
         nothing = np.empty((0, config.head_size // 2), np.float32)
         self._rotary_table = nothing, nothing  # cosines and sines by position; one pair, so that both are there or none
-        self._scratch = Scratch(config, team.threads)
+        self._scratch = Scratch(config, team.threads, tile_attention)
         # As `run_layers` takes them.
         self.weights = (
             self._packed.layers,
@@ -90,7 +100,7 @@ class CpuDecoder:
         )
 
     def memory(self, taps: tuple[int, ...], most_bytes: int) -> CpuMemory:
-        return CpuMemory(self.config, taps, most_bytes)
+        return CpuMemory(self.config, taps, most_bytes, in_tiles=self._tile_attention)
 
     def embed(self, tokens: np.ndarray) -> Tensor:
         if self._embedding is None:
@@ -104,7 +114,8 @@ class CpuDecoder:
         self.layer_rows += rows * (stop - start)
         cos, sin = self.rotary(int(positions.max()) + 1 if rows else 1)
         states = hidden.numpy()
-        groups, group_texts = _groups(batch.text_starts)
+        assert memory.in_tiles == self._tile_attention
+        groups, group_texts = self._groups(batch)
         longest = int(batch.lengths.max()) + len(batch.paths) if rows else 0
         self._team.run(
             run_layers,
@@ -124,15 +135,25 @@ class CpuDecoder:
             batch.path_starts,
             batch.paths,
             *self.weights,
-            *self.scratch(rows, longest),
-            self.scale,
+            *self.scratch(rows, longest, len(group_texts)),
             memory.tap_addresses(start, stop),
         )
         return hidden
 
-    def scratch(self, rows: int, longest: int) -> tuple[np.ndarray, ...]:
-        """Memory of `run_layers` between its parts, for so many rows that see at most `longest` tokens."""
-        return self._scratch.for_rows(rows, longest).arrays
+    def scratch(self, rows: int, longest: int, groups: int) -> tuple[np.ndarray, ...]:
+        """Memory of `run_layers` between its parts, for so many rows that see at most `longest` tokens and attend in
+        so many groups; and what it takes up to the taps."""
+        return *self._scratch.for_rows(rows, longest, groups).arrays, self._scale, self._tile_code
+
+    def _groups(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+        """Rows that attend together, as first rows and the end, and the text of each group."""
+        starts = batch.text_starts
+        if not len(batch.paths):
+            return _groups(starts, np.arange(len(starts) - 1), self.rows_together)
+        # Rows with paths attend apart from others: what they have in common is the tokens before their paths.
+        commons = np.where(np.diff(batch.path_starts) > 0, batch.lengths, -1)
+        cuts = np.unique(np.concatenate((starts, np.flatnonzero(np.diff(commons)) + 1)))
+        return _groups(cuts, np.searchsorted(starts, cuts[:-1], side="right") - 1, self.rows_together)
 
     def rotary(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of at least so many positions: where they are lacking, of as many again."""
@@ -161,13 +182,13 @@ class CpuDecoder:
         return torch.from_numpy(logits)
 
 
-def _groups(text_starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that attend together, as first rows and the end, and the text of each group."""
+def _groups(cuts: np.ndarray, cut_texts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows between two cuts in groups of at most so many: first rows and the end, and the text of each group."""
     firsts: list[int] = []
     texts: list[int] = []
-    starts = text_starts.tolist()
-    for text, (first, last) in enumerate(pairwise(starts)):
-        group = range(first, last, QUERIES)
+    starts = cuts.tolist()
+    for text, (first, last) in zip(cut_texts.tolist(), pairwise(starts), strict=True):
+        group = range(first, last, most)
         firsts += group
         texts += [text] * len(group)
     return np.array([*firsts, starts[-1]], np.int64), np.array(texts, np.int64)
@@ -185,15 +206,20 @@ def _aligned(count: int, size: int) -> np.ndarray:
     return memory[start : start + count * size].reshape(count, size)
 
 
+def _aligned_floats(count: int, size: int) -> np.ndarray:
+    return _aligned(count, 4 * size).view(np.float32)
+
+
 class Scratch:
     """Memory between the parts of a pass, kept from pass to pass and made larger as needed."""
 
-    def __init__(self, config: DecoderConfig, threads: int) -> None:
-        self._config, self._threads = config, threads
-        self._rows, self._longest = 0, 0
+    def __init__(self, config: DecoderConfig, threads: int, tile_attention: bool = False) -> None:
+        self._config, self._threads, self._tile_attention = config, threads, tile_attention
+        self._rows, self._longest, self._parts = 0, 0, 0
+        self.rooms = _aligned(threads, room_bytes(config.head_size) if tile_attention else 0)
         self.for_rows(16, 1024)
 
-    def for_rows(self, rows: int, longest: int) -> Scratch:
+    def for_rows(self, rows: int, longest: int, groups: int = 0) -> Scratch:
         config, threads = self._config, self._threads
         self._now = rows
         if rows > self._rows:
@@ -211,16 +237,31 @@ class Scratch:
             self._gates = np.empty((threads, 2, rows, LANES), np.float32)
             self._gated = np.empty((rows, config.intermediate), np.float32)
             self._delta = np.empty((rows, config.hidden), np.float32)
-            self._totals = np.empty((rows, config.heads), np.float32)
+            if not self._tile_attention:
+                self._totals = np.empty((rows, config.heads), np.float32)
             self._rows = rows  # last: where there was no memory for one of these, the next pass tries again
-        if longest > self._longest:
-            self._scores = np.zeros((config.heads, QUERIES, 2 * longest + LANES), np.float32)
+        if self._tile_attention:
+            self._for_segments(longest, groups)
+        elif longest > self._longest:
+            # Of all heads, or, where each thread has a head for keys to itself, of the heads that share that one.
+            scores = max(config.heads, threads * (config.heads // config.kv_heads))
+            self._scores = np.zeros((scores, QUERIES, 2 * longest + LANES), np.float32)
             self._longest = 2 * longest
         return self
+
+    def _for_segments(self, longest: int, groups: int) -> None:
+        """Scores of one segment for each thread, and the results of as many segments as are kept."""
+        config, threads = self._config, self._threads
+        needed = most_parts(config.heads, config.kv_heads, groups, longest, threads)
+        if needed > self._parts:
+            size = part_floats(config.head_size)
+            self._scores = _aligned_floats(threads, 2 * LANES * SEGMENT).reshape(threads, 2 * LANES, SEGMENT)
+            self._totals = _aligned_floats(2 * needed, size)
+            self._parts = 2 * needed
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
         """As `run_layers` takes them: cut to the rows of this pass."""
         rows = slice(self._now)
         shared = self._qkv[rows], self._attended[rows], self._gates, self._gated[rows], self._delta
-        return self.normed, self.inputs, self.records, *shared, self._scores, self._totals
+        return self.normed, self.inputs, self.records, *shared, self._scores, self._totals, self.rooms

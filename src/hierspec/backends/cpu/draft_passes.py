@@ -30,11 +30,12 @@ from hierspec.backends.cpu.compiled import (
     kernel_version,
 )
 from hierspec.backends.cpu.head_passes import run_draft_head, run_join
-from hierspec.backends.cpu.layers import barrier, place_heads, run_layers, share
+from hierspec.backends.cpu.layers import place_heads, run_layers
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.pick import greedy_row
 from hierspec.backends.cpu.product import Code
 from hierspec.backends.cpu.routines import call_routine
+from hierspec.backends.cpu.sharing import barrier, share
 
 _FLOAT = 4  # bytes
 # numba takes constants, not enumerations.
@@ -47,12 +48,12 @@ _PREPARE, _PRODUCT, _NORMALISE, _BEGIN, _END = (
     kernel_version,
     INT, INT, INTS, INT, FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INT,
     INTS_2D, INTS, FLOATS_3D, FLOATS_3D, FLOATS_2D, BOOLS, types.UniTuple(INT, 5), FLOATS,
-    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D,
+    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, INTS,
     seconds=2,
 )  # fmt: skip
 def run_keys(
     thread, threads, sync, layer, hidden, cos, sin, slots, arena, weights, code, norms, head_norms, biases, rotary,
-    shape, eps, normed, inputs, records, qkv, version=0,
+    shape, eps, normed, inputs, records, qkv, tile_code, version=0,
 ):  # fmt: skip
     """Of one layer the keys and values of all rows, and nothing else. Arguments as of `run_layers`."""
     rows, size = hidden.shape
@@ -74,7 +75,8 @@ def run_keys(
                 qkv[row, i] += biases[layer, i]
     barrier(sync, threads)
     # Queries are whatever they were; nobody reads them.
-    place_heads(thread, threads, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps, code)
+    first, last = share(rows * (heads + 2 * kv_heads), thread, threads)
+    place_heads(first, last, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps, code, tile_code)
     call_routine(code[_END], (record,))
     barrier(sync, threads)
 
@@ -94,9 +96,10 @@ _ROTARY = types.UniTuple(FLOATS_2D, 2)  # cosines and sines by position
 _WEIGHTS = types.Tuple(  # as `run_layers`
     (INTS_2D, INTS, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS)
 )
-_SCRATCH = types.Tuple(  # as `run_layers`, up to the scale
-    (FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D, FLOATS)
-)
+_SCRATCH = types.Tuple((  # as `run_layers`, up to the taps
+    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D,
+    BYTES_2D, FLOATS, INTS,
+))  # fmt: skip
 # As `run_draft_head`, after the states.
 _HEAD = types.Tuple((FLOATS, FLOATS, INTS, INTS_2D, INTS, FLOATS_3D, BYTES_3D, FLOATS_3D, FLOATS_3D, FLOATS_2D))
 # Scratch: [threads, rows, hidden] embedded; [rows, hidden] in the layers; [blocks] largest logits; [candidates] scores.
@@ -123,7 +126,7 @@ def run_draft(
     """
     positions, ends, slots, features, zeros, groups = places
     (arena, table, taps), (cosines, sines), (floats, halves) = memory, rotary, embedding
-    normed, ready, group_records, qkv, attended, gates, gated, delta, scores, totals, scale = scratch
+    normed, ready, group_records, qkv, attended, gates, gated, delta, scores, totals, rooms, scale, tiles = scratch
     embedded, hidden, maxima, best = own
     (stops, bounds, ahead), (picks, leads, written) = ending, out
     logits, size, least = head[9][0], hidden.shape[1], len(bounds)
@@ -161,7 +164,7 @@ def run_draft(
                         thread, threads, sync, layer, x[: count - 1], cosines[place : place + count - 1],
                         sines[place : place + count - 1], slots[begin:rest], arena, weights[0], weights[1], weights[2],
                         weights[3], weights[4], weights[6], weights[7], weights[8], normed, ready, group_records,
-                        qkv[: count - 1],
+                        qkv[: count - 1], tiles,
                     ),
                 )  # fmt: skip
                 x, place, begin, group = x[count - 1 :], place + count - 1, rest, groups[2:]
@@ -172,7 +175,8 @@ def run_draft(
                     thread, threads, sync, start, stop, x, cosines[place : place + count],
                     sines[place : place + count], positions[begin:end], slots[begin:end], arena, table, group,
                     zeros[:1], ends[begin:end], zeros[: count + 1], zeros[:0], *weights, normed, ready, group_records,
-                    qkv[:count], attended[:count], gates, gated[:count], delta, scores, totals, scale, taps,
+                    qkv[:count], attended[:count], gates, gated[:count], delta, scores, totals, rooms, scale, tiles,
+                    taps,
                 ),
             )  # fmt: skip
             start = stop

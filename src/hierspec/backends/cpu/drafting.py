@@ -10,10 +10,10 @@ from torch import Tensor
 
 from hierspec.backends.base import Batch, DraftRows, ExtraRows, Memory
 from hierspec.backends.cpu.answers import answer
+from hierspec.backends.cpu.attention import QUERIES
 from hierspec.backends.cpu.decoder import CpuDecoder
 from hierspec.backends.cpu.draft_passes import PARTS, run_draft, run_keys
 from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist
-from hierspec.backends.cpu.layers import QUERIES
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.memory import CpuMemory
 from hierspec.backends.cpu.threads import ThreadTeam
@@ -32,8 +32,6 @@ _ZEROS = np.zeros(QUERIES + 1, np.int64)
 class CpuDraftWriter:
     """`DraftWriter`, compiled: a drafter's parts, and memory between them."""
 
-    most_rows = QUERIES  # that attend together
-
     def __init__(
         self,
         embedding: Tensor,
@@ -46,6 +44,7 @@ class CpuDraftWriter:
     ) -> None:
         self._layers, self._first, self._then, self._team = layers, first, then, team
         self._shortlist, self._norm = shortlist, norm
+        self.most_rows = layers.rows_together
         self._joins: dict[int, tuple[Memory, tuple[int, ...], tuple[Any, ...]]] = {}
         self._addresses = np.empty(0, np.int64)  # of what it calls, once that is needed
         (vocabulary, hidden), half = embedding.shape, embedding.dtype == torch.bfloat16
@@ -68,6 +67,7 @@ class CpuDraftWriter:
         layers.layer_rows += rows
         packed, code, norms, head_norms, biases, _, rotary, shape, eps = layers.weights
         cos, sin = (table[batch.positions] for table in layers.rotary(int(batch.positions[-1]) + 1))
+        scratch = layers.scratch(rows, 0, 1)
         self._team.run(
             run_keys,
             self._team.sync,
@@ -85,7 +85,8 @@ class CpuDraftWriter:
             rotary,
             shape,
             eps,
-            *layers.scratch(rows, 0)[:4],
+            *scratch[:4],
+            scratch[-1],
         )
 
     def write(self, ask: Ask, rows: DraftRows, extra: ExtraRows) -> Answer:
@@ -122,7 +123,7 @@ class CpuDraftWriter:
             then,
             layers.rotary(end),
             layers.weights,
-            (*layers.scratch(count, end), layers.scale),
+            layers.scratch(count, end, 1),
             head,
             (*self._scratch, np.empty(picks.shape[1])),
             (np.array([*ask.request.stop_ids], np.int64), _LEADS, ahead),

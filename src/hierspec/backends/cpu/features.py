@@ -40,6 +40,12 @@ def dot_instruction() -> str:
     return "sdot" if "sdot" in machine.emit_assembly(binding.parse_assembly(_SUM_OF_PRODUCTS)) else ""
 
 
+@cache
+def has_pair_products() -> bool:
+    """Whether an instruction multiplies two rows of bytes with two others (ARM's i8mm)."""
+    return is_arm() and bool(binding.get_host_cpu_features().get("i8mm", False))
+
+
 _SUM_OF_PRODUCTS = """
 declare i32 @llvm.vector.reduce.add.v16i32(<16 x i32>)
 define i32 @sum(ptr %a, ptr %b) {

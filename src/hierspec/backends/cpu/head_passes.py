@@ -15,10 +15,10 @@ from hierspec.backends.cpu.compiled import (
     kernel_version,
 )
 from hierspec.backends.cpu.kernels import copy_lanes, zero_lanes
-from hierspec.backends.cpu.layers import share
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.product import Code
 from hierspec.backends.cpu.routines import call_routine
+from hierspec.backends.cpu.sharing import share
 
 _FLOAT = 4  # bytes
 _BLOCK = LANES * _FLOAT

@@ -156,7 +156,7 @@ class CpuShortlist:
         if rows <= self._rows:
             return
         self._shape = [], []  # also where Ctrl-C, or a lack of memory, leaves the following half done
-        rows = max(rows, 2 * self._rows)
+        rows = -(-max(rows, 2 * self._rows) // LANES) * LANES  # whole tiles
         threads, (vocabulary, hidden) = self._team.threads, self._weight.shape
         self._normed = np.empty((threads, rows, hidden), np.float32)
         self._inputs = np.empty((threads, rows, hidden * (4 if has_wide_registers() else 1)), np.int8)

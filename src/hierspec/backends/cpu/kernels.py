@@ -111,8 +111,8 @@ def _transpose(rows: int) -> Routine:
     return transpose
 
 
-tile_1, tile_2, tile_3, tile_4 = (_tile(rows, bfloat16=False) for rows in (1, 2, 3, 4))
-onto_1, onto_2, onto_3, onto_4 = (_tile(rows, bfloat16=False, onto=True) for rows in (1, 2, 3, 4))
+tile_1, tile_2, tile_3, tile_4, tile_8 = (_tile(rows, bfloat16=False) for rows in (1, 2, 3, 4, 8))
+onto_1, onto_2, onto_3, onto_4, onto_8 = (_tile(rows, bfloat16=False, onto=True) for rows in (1, 2, 3, 4, 8))
 transposed_tile_8, transposed_tile_16 = (_transposed_tile(rows, bfloat16=False) for rows in (8, 16))
 bfloat16_tile_1, bfloat16_tile_2, bfloat16_tile_3, bfloat16_tile_4 = (
     _tile(rows, bfloat16=True) for rows in (1, 2, 3, 4)
@@ -208,6 +208,11 @@ def copy_lanes(w: VectorWriter, source: Any, target: Any) -> None:
 def zero_lanes(w: VectorWriter, target: Any) -> None:
     """target[0:16] = 0."""
     w.store(splat_f32(0.0), target, i64(0))
+
+
+@kernel(2)
+def store_integer(w: VectorWriter, target: Any, number: Any) -> None:
+    w.b.store(number, w.at(target, i64(0)), align=8)
 
 
 @kernel(3)

@@ -128,6 +128,21 @@ class VectorWriter:
         self.b.position_at_end(after)
         return results
 
+    def loop_perhaps(
+        self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]
+    ) -> list[Any]:
+        """`loop` where `count` may be 0."""
+        before = self.b.block
+        with self.b.if_then(self.b.icmp_signed(">", count, i64(0))):
+            results = self.loop(count, carried, body)
+            inside = self.b.block
+        values = []
+        for start, result in zip(carried, results, strict=True):
+            values.append(self.b.phi(start.type))
+            values[-1].add_incoming(start, before)
+            values[-1].add_incoming(result, inside)
+        return values
+
     def repeat(self, count: Any, body: Callable[[Any], None]) -> None:
         """body(index) for every index below `count`, which may be 0."""
 

@@ -6,15 +6,18 @@ import numpy as np
 import torch
 
 from hierspec.backends.arena import reserve
-from hierspec.backends.cpu.layers import PAGE
+from hierspec.backends.cpu.amx_attention import key_bytes, value_bytes
+from hierspec.backends.cpu.amx_attention_kernels import CHUNK
+from hierspec.backends.cpu.attention import PAGE
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.checkpoints.config import DecoderConfig
 
-_FLOAT = 4  # bytes
+_FLOAT, _LINE = 4, 64  # bytes of a number, and of a line of the cache
 
 
 class CpuMemory:
-    """A page holds, for every layer and head, keys [PAGE / 16, head_size, 16] and values [head_size / 16, PAGE, 16].
+    """A page holds, for every layer and head, its keys and then its values, in float32 as in `attention.py`, or in
+    bfloat16 and tiles as in `amx_attention.py`.
 
     All of it is reserved at once. The system hands out memory as it is first written to, so what is reserved and not
     used costs nothing, and nothing ever moves.
@@ -22,21 +25,33 @@ class CpuMemory:
 
     page = PAGE
 
-    def __init__(self, config: DecoderConfig, taps: tuple[int, ...], most_bytes: int) -> None:
-        self.taps = taps
+    def __init__(self, config: DecoderConfig, taps: tuple[int, ...], most_bytes: int, in_tiles: bool = False) -> None:
+        self.taps, self.in_tiles = taps, in_tiles
         kv_heads, head_size = config.kv_heads, config.head_size
-        of_page = config.layers * kv_heads * 2 * PAGE * head_size
-        self.bytes_per_page = _FLOAT * (of_page + len(taps) * PAGE * config.hidden)
+        of_keys = key_bytes(head_size) if in_tiles else _FLOAT * PAGE * head_size
+        of_values = value_bytes(head_size) if in_tiles else _FLOAT * PAGE * head_size
+        of_page = config.layers * kv_heads * (of_keys + of_values)
+        self.bytes_per_page = of_page + _FLOAT * len(taps) * PAGE * config.hidden
 
         def arrays(pages: int) -> tuple[np.ndarray, np.ndarray]:
-            numbers = np.zeros((pages, config.layers, kv_heads, 2, PAGE * head_size), np.float32)
+            numbers = np.zeros(pages * of_page + _LINE, np.int8)
             return numbers, np.zeros((len(taps), pages * PAGE, config.hidden), np.float32)
 
         self.pages, (numbers, states) = reserve(most_bytes // self.bytes_per_page, arrays)
+        start = -numbers.ctypes.data % _LINE
+        numbers = numbers[start : start + self.pages * of_page]
         self.address = numbers.ctypes.data
-        before = (self.pages, config.layers, kv_heads)
-        self._keys = numbers[:, :, :, 0].reshape(*before, PAGE // LANES, head_size, LANES)
-        self._values = numbers[:, :, :, 1].reshape(*before, head_size // LANES, PAGE, LANES)
+        by_head = numbers.reshape(self.pages, config.layers, kv_heads, of_keys + of_values)
+        keys, values = by_head[..., :of_keys], by_head[..., of_keys:]
+        # A word of a key is one number, or two: in either case it stands in 16 lanes.
+        self._keys = _as(keys, np.int32, (PAGE // LANES, of_keys // (_FLOAT * PAGE), LANES))
+        if in_tiles:
+            shape = (PAGE // CHUNK, head_size // LANES, CHUNK // 2, LANES, 2)
+            by_pair = _as(values, np.int16, shape)
+            by_tile = by_pair.transpose(0, 1, 2, 3, 5, 7, 4, 6)  # [.., chunk, pair, half, tile, lane]
+            self._values = by_tile
+        else:
+            self._values = _as(values, np.float32, (head_size // LANES, PAGE, LANES))
         self.state_numbers = states  # as an array
         self.states = torch.from_numpy(states)
         self._addresses: dict[tuple[int, int], np.ndarray] = {}
@@ -45,7 +60,11 @@ class CpuMemory:
         (to_page, to_slot), (page, slot) = (np.divmod(slots, PAGE) for slots in (to, source))
         (to_block, to_lane), (block, lane) = (np.divmod(slots, LANES) for slots in (to_slot, slot))
         self._keys[to_page, :, :, to_block, :, to_lane] = self._keys[page, :, :, block, :, lane]
-        self._values[to_page, :, :, :, to_slot] = self._values[page, :, :, :, slot]
+        if self.in_tiles:
+            at, source_at = _in_chunk(to_slot), _in_chunk(slot)
+            self._values[to_page, :, :, *at] = self._values[page, :, :, *source_at]
+        else:
+            self._values[to_page, :, :, :, to_slot] = self._values[page, :, :, :, slot]
         self.state_numbers[:, to] = self.state_numbers[:, source]
 
     def tap_addresses(self, start: int, stop: int) -> np.ndarray:
@@ -56,3 +75,13 @@ class CpuMemory:
             rows = [(layer, self.state_numbers[tap].ctypes.data) for layer, tap in passed]
             addresses = self._addresses[start, stop] = np.array(rows, np.int64).reshape(-1, 2)
         return addresses
+
+
+def _as(numbers: np.ndarray, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
+    """A view of the last axis, which holds bytes, as numbers of this type and shape."""
+    return numbers.view(dtype).reshape(*numbers.shape[:-1], *shape)
+
+
+def _in_chunk(slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Chunk, pair and half of the values of slots of a page."""
+    return slots // CHUNK, slots % CHUNK // 2, slots % 2

@@ -22,7 +22,7 @@ from torch import Tensor
 from hierspec.backends.cpu import amx
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32, INT4, INT8
-from hierspec.backends.cpu.quantised import BLOCK_BYTES, GROUPS, quantise_weights
+from hierspec.backends.cpu.quantised import block_bytes, quantise_weights
 from hierspec.cache import folder_name, keep_within_limit
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.core.errors import HierspecError
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "bfloat16-matrix": BFLOAT16_AMX, "int8": INT8, "int4": INT4}
 _NAMES = {kind: name for name, kind in KINDS.items()}
-_LAYOUT = 2  # count up when the same weights would now be packed differently
+_LAYOUT = 3  # count up when the same weights would now be packed differently
 _ALIGNED = 64
 _WORTH_A_FILE = 32 << 20  # bytes; smaller models are packed at every start
 _PARTS = (("self_attn.q", "self_attn.k", "self_attn.v"), ("self_attn.o",), ("mlp.gate",), ("mlp.up",), ("mlp.down",))
@@ -137,7 +137,7 @@ def packed_bytes(shape: tuple[int, int], kind: int) -> int:
     outputs, inputs = shape
     if kind in (INT8, INT4):
         bits = 8 if kind == INT8 else 4
-        return outputs // LANES * (inputs // GROUPS[bits]) * BLOCK_BYTES[bits]
+        return outputs // LANES * block_bytes(inputs, bits)
     if kind == BFLOAT16_AMX:
         return outputs // LANES * amx.steps(inputs) * amx.TILE_BYTES
     return outputs * inputs * (4 if kind == FLOAT32 else 2)

@@ -5,7 +5,8 @@ Everything here is routines: the code of each way to store weights is compiled w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from functools import cache
 from typing import Any
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from hierspec.backends.cpu.amx import DEPTH, TILE_BYTES, begin_tiles, end_tiles, round_row, store_zeros
+from hierspec.backends.cpu.byte_tiles import LEAST_ROWS, configure, has_byte_tiles, over_rows_by_tiles, release
 from hierspec.backends.cpu.compiled import library
 from hierspec.backends.cpu.features import has_wide_registers
 from hierspec.backends.cpu.kernels import emit_gate, normalise
 from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
-from hierspec.backends.cpu.quantised import BLOCK_BYTES, INT4_GROUP, INT8_GROUP, quantise_for_int4, quantise_for_int8
+from hierspec.backends.cpu.quantised import GROUP_BYTES, GROUPS, quantise_for_int4, quantise_for_int8
 from hierspec.backends.cpu.routines import Routine, RoutineLibrary, routine
 from hierspec.backends.cpu.tiles import (
     amx_steps,
@@ -36,7 +38,8 @@ from hierspec.backends.cpu.tiles import (
 FLOAT32, BFLOAT16, INT8, INT4, BFLOAT16_AMX = range(5)
 _NAMES = ("float32", "bfloat16", "int8", "int4", "bfloat16_amx")
 AMX_SCRATCH_BYTES = 4 * (2 * LANES) ** 2
-_FLOAT = 4  # bytes
+_BITS = {INT8: 8, INT4: 4}
+_FLOAT, _LINE = 4, 64  # bytes
 
 
 class Code(IntEnum):
@@ -58,8 +61,9 @@ def _block_bytes(w: VectorWriter, size: Any, kind: int) -> Any:
     if kind == BFLOAT16_AMX:
         return w.times(amx_steps(w, size), TILE_BYTES)
     if kind in (INT8, INT4):
-        group, block = (INT8_GROUP, BLOCK_BYTES[8]) if kind == INT8 else (INT4_GROUP, BLOCK_BYTES[4])
-        return w.times(w.b.sdiv(size, i64(group)), block)
+        bits = _BITS[kind]
+        used = w.times(w.b.sdiv(size, i64(GROUPS[bits])), GROUP_BYTES[bits])
+        return w.b.and_(w.plus(used, _LINE - 1), i64(-_LINE))
     return w.times(size, LANES, 2 if kind == BFLOAT16 else _FLOAT)
 
 
@@ -70,9 +74,9 @@ def _prepare(kind: int) -> Routine:
         if kind == BFLOAT16_AMX:
             w.repeat(rows, lambda row: _round(w, x, row, size, prepared))
         elif kind == INT8:
-            quantise_for_int8(w, x, w.b.sdiv(w.times(rows, size), i64(INT8_GROUP)), prepared, group_scales)
+            quantise_for_int8(w, x, w.b.sdiv(w.times(rows, size), i64(GROUPS[8])), prepared, group_scales)
         elif kind == INT4:
-            quantise_for_int4(w, x, w.b.sdiv(w.times(rows, size), i64(INT4_GROUP)), prepared, group_scales)
+            quantise_for_int4(w, x, w.b.sdiv(w.times(rows, size), i64(GROUPS[4])), prepared, group_scales)
         elif has_wide_registers():
             transpose_rows(w, x, rows, size, prepared)
 
@@ -92,12 +96,41 @@ def _round(w: VectorWriter, x: Any, row: Any, size: Any, prepared: Any) -> None:
 prepare_for_amx = _prepare(BFLOAT16_AMX)
 
 
+_VECTORS = {INT8: int8_tiles, INT4: int4_tiles}
+_BYTE_TILES = {kind: over_rows_by_tiles(bits) for kind, bits in _BITS.items()}
+
+
+def _by_tiles(w: VectorWriter, kind: int, rows: Any) -> Any:
+    return w.b.icmp_signed(">=", rows, i64(LEAST_ROWS[_BITS[kind]]))
+
+
+@contextmanager
+def _configured(w: VectorWriter, kind: int, rows: Any) -> Iterator[None]:
+    """Around products with few bits: whatever calls them need not know that matrix units make them."""
+    if kind in _BITS and has_byte_tiles():
+        with w.b.if_then(_by_tiles(w, kind, rows)):
+            configure(w, rows, _BITS[kind])
+        yield
+        with w.b.if_then(_by_tiles(w, kind, rows)):
+            release(w)
+    else:
+        yield
+
+
 def _block(kind: int) -> Callable[..., None]:
     """Emits one block of 16 outputs: (w, x, prepared, group_scales, rows, weights, size, out, out_step)."""
 
     def block(w: VectorWriter, x: Any, prepared: Any, group_scales: Any, rows: Any, weights: Any, *rest: Any) -> None:
-        if kind in (INT8, INT4):
-            (int8_tiles if kind == INT8 else int4_tiles)(w, prepared, rows, group_scales, weights, *rest)
+        if kind in _BITS:
+            given = prepared, rows, group_scales, weights, *rest
+            if not has_byte_tiles():
+                _VECTORS[kind](w, *given)
+                return
+            with w.b.if_else(_by_tiles(w, kind, rows)) as (wide, narrow):
+                with wide:
+                    _BYTE_TILES[kind](w, *given)
+                with narrow:
+                    _VECTORS[kind](w, *given)
         elif has_wide_registers():
             over = transposed_tiles if kind == FLOAT32 else transposed_bfloat16_tiles
             over(w, x, prepared, rows, weights, *rest)
@@ -136,7 +169,8 @@ def _product(kind: int) -> Routine:
 
         if kind == BFLOAT16_AMX:
             w.repeat(w.b.sdiv(w.plus(count, 1), i64(2)), two_blocks)
-        else:
+            return
+        with _configured(w, kind, rows):
             w.repeat(count, one_block)
 
     return product
@@ -188,7 +222,8 @@ def _gated(kind: int) -> Routine:
 
             w.repeat(rows, gate_row)
 
-        w.repeat(w.b.sub(last, first), one_block)
+        with _configured(w, kind, rows):
+            w.repeat(w.b.sub(last, first), one_block)
 
     return gated
 

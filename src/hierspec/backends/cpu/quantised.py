@@ -5,27 +5,40 @@ inputs (int8), or q from 0 to 15 for 32 (int4, as in GGUF's blocks). A row of in
 group by group, just before a product: then its sums of products are integers, which no order of adding can change, and
 only one multiplication by the scales per group is rounded. So these products, too, are the same bits at every width.
 
-A block holds one group of inputs for 16 outputs: group x 16 integers, then 16 scales, then (int4) 16 offsets.
+A block of 16 outputs holds the integers of all groups, [groups, inputs / 4, 16 outputs, 4 inputs] (int4: the second
+half of a group in the upper four bits), then for every group 16 scales and (int4) 16 offsets. The integers of a
+group of 64 are a tile of the matrix units (`byte_tiles.py`), each at the beginning of a cache line.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 
-from hierspec.backends.cpu.features import dot_instruction
+from hierspec.backends.cpu.features import dot_instruction, has_pair_products
 from hierspec.backends.cpu.llvm import LANES, V16F32, V16I32, VectorWriter, i64, splat_i32
+from hierspec.backends.cpu.pair_products import add_by_pairs
 from hierspec.backends.cpu.routines import Routine, routine
 
 # Inputs that share a scale. What a group costs beside its products is a third of the work with 32 of them; 8 bits are
 # enough for 64, 4 are not.
 INT8_GROUP, INT4_GROUP = 64, 32
 GROUPS = {8: INT8_GROUP, 4: INT4_GROUP}
-BLOCK_BYTES = {8: INT8_GROUP * LANES + 2 * LANES, 4: INT4_GROUP * LANES // 2 + 4 * LANES}  # of 16 outputs, one group
+INTEGER_BYTES = {8: INT8_GROUP * LANES, 4: INT4_GROUP * LANES // 2}  # of 16 outputs, one group
+SCALE_BYTES = {8: 2 * LANES, 4: 4 * LANES}  # and offsets
+GROUP_BYTES = {bits: INTEGER_BYTES[bits] + SCALE_BYTES[bits] for bits in GROUPS}
+_LINE = 64  # bytes of a cache line
 # Words about one group of a row of inputs: its scale, scale * sum of its integers, -128 * sum as an integer, 0.
 WORDS_PER_GROUP = 4
+
+
+def block_bytes(inputs: int, bits: int) -> int:
+    """Of 16 outputs: whole cache lines."""
+    return -(-inputs // GROUPS[bits] * GROUP_BYTES[bits] // _LINE) * _LINE
+
 
 _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 _V64I8 = ir.VectorType(_I8, 4 * LANES)
@@ -109,7 +122,18 @@ def _dot(w: VectorWriter, total: Any, weights: Any, four: Any, lane: int) -> Any
     return total
 
 
-def _quantised_tile(rows: int, bits: int) -> Routine:
+def _add_by_fours(w: VectorWriter, totals: Sequence[Any], weights: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
+    """Each row's total[o] + the sum over all inputs of a group of weights times inputs, for every output o."""
+    results = [*totals]
+    inputs: list[Any] = []
+    for step, weight in enumerate(weights):
+        if step % 4 == 0:
+            inputs = [w.b.load(w.at(row, i64(4 * step), 1), typ=ir.VectorType(_I32, 4), align=1) for row in rows]
+        results = [_dot(w, total, weight, four, step % 4) for total, four in zip(results, inputs, strict=True)]
+    return results
+
+
+def _quantised_tile(rows: int, bits: int, by_pairs: bool | None = None) -> Routine:
     size = GROUPS[bits]
 
     @routine(8)
@@ -133,6 +157,7 @@ def _quantised_tile(rows: int, bits: int) -> Routine:
         octets, halves = ir.VectorType(_I8, 4 * lanes), ir.VectorType(ir.HalfType(), lanes)
         unsigned = bits == 8 and dot_instruction() == "vpdpbusd"  # it takes unsigned weights: 128 is added to them
         initial_sum = _initial_sum()
+        in_pairs = has_pair_products() and rows % 2 == 0 if by_pairs is None else by_pairs
         x_rows = [w.b.add(x, w.b.mul(x_step, i64(row))) for row in range(rows)]
         scale_rows = [w.b.add(group_scales, w.b.mul(scales_step, i64(4 * row))) for row in range(rows)]
 
@@ -166,7 +191,8 @@ def _quantised_tile(rows: int, bits: int) -> Routine:
                 return w.b.fpext(w.b.load(pointer, typ=halves, align=2), floats)
 
             def group(g: Any, sums: list[Any]) -> list[Any]:
-                block = w.b.add(weights, w.b.mul(g, i64(BLOCK_BYTES[bits])))
+                block = w.plus(weights, g, INTEGER_BYTES[bits])
+                scales_at = w.plus(w.plus(weights, groups, INTEGER_BYTES[bits]), g, SCALE_BYTES[bits])
                 word = w.b.mul(g, i64(WORDS_PER_GROUP))
                 totals = [ir.Constant(integers, [initial_sum] * lanes)] * rows
                 if unsigned:  # and 128 times the sum of the inputs is subtracted
@@ -174,15 +200,11 @@ def _quantised_tile(rows: int, bits: int) -> Routine:
                     totals = [
                         splat(w.b.bitcast(w.load_float(scales, negative_sum), _I32), integers) for scales in scale_rows
                     ]
-                inputs: list[Any] = []
-                for step, weight in enumerate(load_steps(block)):
-                    if step % 4 == 0:
-                        i = w.b.add(w.b.mul(g, i64(size)), i64(4 * step))
-                        inputs = [w.b.load(w.at(row, i, 1), typ=ir.VectorType(_I32, 4), align=1) for row in x_rows]
-                    totals = [_dot(w, t, weight, four, step % 4) for t, four in zip(totals, inputs, strict=True)]
-                weight_bytes = BLOCK_BYTES[bits] - (2 if bits == 8 else 4) * LANES
-                scale = load_halves(block, weight_bytes)
-                offset = load_halves(block, weight_bytes + 2 * LANES) if bits == 4 else None
+                inputs = [w.plus(row, g, size) for row in x_rows]
+                multiply = add_by_pairs if in_pairs else _add_by_fours
+                totals = multiply(w, totals, load_steps(block), inputs)
+                scale = load_halves(scales_at, 0)
+                offset = load_halves(scales_at, 2 * LANES) if bits == 4 else None
                 results = []
                 for scales, total, result in zip(scale_rows, totals, sums, strict=True):
                     factor = w.b.fmul(scale, splat(w.load_float(scales, word), floats))
@@ -207,44 +229,45 @@ int4_tile_1, int4_tile_2, int4_tile_3, int4_tile_4 = (_quantised_tile(rows, 4) f
 
 
 def quantise_weights(weight: np.ndarray, bits: int) -> np.ndarray:
-    """[outputs, inputs] floats as blocks [outputs / 16, groups of inputs, bytes of a block]."""
+    """[outputs, inputs] floats as blocks [outputs / 16, bytes of a block]."""
     (outputs, inputs), group = weight.shape, GROUPS[bits]
-    steps = group // _INPUTS_PER_STEP
-    groups = np.ascontiguousarray(weight, np.float32).reshape(outputs * inputs // group, group)
+    panels, count, steps = outputs // LANES, inputs // group, group // _INPUTS_PER_STEP
+    groups = np.ascontiguousarray(weight, np.float32).reshape(outputs * count, group)
     integers, scales, offsets = (_to_int8 if bits == 8 else _to_int4)(groups)
-    blocks = np.empty((outputs // LANES, inputs // group, BLOCK_BYTES[bits]), np.uint8)
-    by_output = integers.reshape(outputs // LANES, LANES, inputs // group, steps, _INPUTS_PER_STEP)
-    by_step = by_output.transpose(0, 2, 3, 1, 4)  # [panel, group, step, output, 4]
-    by_step = np.ascontiguousarray(by_step).view(np.uint8).reshape(*blocks.shape[:2], steps, _INPUTS_PER_STEP * LANES)
+    by_step = integers.reshape(panels, LANES, count, steps, _INPUTS_PER_STEP).transpose(0, 2, 3, 1, 4)
+    octets: np.ndarray = np.ascontiguousarray(by_step).view(np.uint8).reshape(panels, count, steps, -1)
     if bits == 4:
-        by_step = by_step[:, :, : steps // 2] | by_step[:, :, steps // 2 :] << 4
-    weight_bytes = by_step.shape[2] * by_step.shape[3]
-    blocks[:, :, :weight_bytes] = by_step.reshape(*blocks.shape[:2], weight_bytes)
-    for index, values in enumerate((scales, offsets)[: 1 if bits == 8 else 2]):
-        by_group = np.ascontiguousarray(values.reshape(outputs // LANES, LANES, inputs // group).transpose(0, 2, 1))
-        start = weight_bytes + 2 * LANES * index
-        blocks[:, :, start : start + 2 * LANES] = by_group.view(np.uint8)
+        octets = octets[:, :, : steps // 2] | octets[:, :, steps // 2 :] << 4
+    blocks = np.zeros((panels, block_bytes(inputs, bits)), np.uint8)
+    of_integers, of_scales = _parts(blocks, count, bits)
+    of_integers[:] = octets.reshape(of_integers.shape)
+    for index, values in enumerate((scales, offsets)[: of_scales.shape[2]]):
+        of_scales[:, :, index] = values.reshape(panels, LANES, count).transpose(0, 2, 1)
     return blocks
 
 
-def dequantise_weights(blocks: np.ndarray, bits: int) -> np.ndarray:
+def dequantise_weights(blocks: np.ndarray, inputs: int, bits: int) -> np.ndarray:
     """The floats that blocks represent, [outputs, inputs]: what the model's weights now are."""
-    panels, groups, size = blocks.shape
-    weight_bytes = size - (2 if bits == 8 else 4) * LANES
-    integers = blocks[:, :, :weight_bytes].reshape(panels, groups, -1, LANES, _INPUTS_PER_STEP)
+    panels, count = len(blocks), inputs // GROUPS[bits]
+    of_integers, of_scales = _parts(blocks, count, bits)
+    integers = of_integers.reshape(panels, count, -1, LANES, _INPUTS_PER_STEP)
     if bits == 4:
         integers = np.concatenate((integers & 15, integers >> 4), axis=2)
-    signed = integers.view(np.int8).astype(np.float32).transpose(0, 3, 1, 2, 4).reshape(panels, LANES, groups, -1)
-
-    def by_output(start: int) -> np.ndarray:
-        halves = np.ascontiguousarray(blocks[:, :, start : start + 2 * LANES]).view(np.float16)
-        return halves.astype(np.float32).transpose(0, 2, 1)[..., None]
-
-    values = signed * by_output(weight_bytes)
+    signed = integers.view(np.int8).astype(np.float32).transpose(0, 3, 1, 2, 4).reshape(panels, LANES, count, -1)
+    by_output = of_scales.astype(np.float32).transpose(2, 0, 3, 1)[..., None]
+    values = signed * by_output[0]
     if bits == 4:
-        values = values + by_output(weight_bytes + 2 * LANES)
+        values = values + by_output[1]
     weights: np.ndarray = values.reshape(panels * LANES, -1)
     return weights
+
+
+def _parts(blocks: np.ndarray, count: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Integers [panels, groups, bytes], and scales and perhaps offsets [panels, groups, 1 or 2, 16]: views."""
+    end = count * INTEGER_BYTES[bits]
+    integers = blocks[:, :end].reshape(len(blocks), count, INTEGER_BYTES[bits])
+    scales = blocks[:, end : end + count * SCALE_BYTES[bits]].view(np.float16)
+    return integers, scales.reshape(len(blocks), count, -1, LANES)
 
 
 def _to_int8(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

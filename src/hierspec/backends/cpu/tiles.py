@@ -20,10 +20,12 @@ from hierspec.backends.cpu.kernels import (
     onto_2,
     onto_3,
     onto_4,
+    onto_8,
     tile_1,
     tile_2,
     tile_3,
     tile_4,
+    tile_8,
     transpose_8,
     transpose_16,
     transposed_bfloat16_tile_8,
@@ -52,8 +54,11 @@ from hierspec.backends.cpu.routines import Routine, routine
 _FLOAT = 4  # bytes
 
 
-def over_rows(four: Routine, three: Routine, two: Routine, one: Routine) -> Routine:
-    """One block of 16 outputs for all rows, in tiles of four, and one tile for the rest."""
+def over_rows(four: Routine, three: Routine, two: Routine, one: Routine, eight: Routine | None = None) -> Routine:
+    """One block of 16 outputs for all rows, in tiles of four, and one tile for the rest.
+
+    With `eight`, in tiles of eight first, where four chains of sums do not fill the multipliers.
+    """
 
     @routine(7)
     def over(w: VectorWriter, x: Any, x_step: Any, rows: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
@@ -62,9 +67,29 @@ def over_rows(four: Routine, three: Routine, two: Routine, one: Routine) -> Rout
         def tile(of: Routine, row: Any) -> None:
             of(w, w.plus(x, row, x_step, _FLOAT), x_step, weights, size, w.plus(out, row, out_step, _FLOAT), out_step)
 
-        _by_four(w, rows, lambda row: tile(four, row), {3: three, 2: two, 1: one}, tile)
+        rest: dict[int, Routine] = {3: three, 2: two, 1: one}
+        if eight is None or not has_wide_registers():
+            _by_four(w, rows, lambda row: tile(four, row), rest, tile)
+        else:
+            _by_eight(w, rows, lambda row: tile(eight, row), lambda row: tile(four, row), rest, tile)
 
     return over
+
+
+def _by_eight(  # type: ignore[no-untyped-def]
+    w: VectorWriter, rows: Any, eight: Callable[[Any], None], four: Callable[[Any], None], rest, tile
+) -> None:
+    """eight(first row) for each eight rows, then as `_by_four`."""
+    eights = w.b.sdiv(rows, i64(8))
+    w.repeat(eights, lambda number: eight(w.times(number, 8)))
+    done = w.times(eights, 8)
+    _by_four(
+        w,
+        w.b.sub(rows, done),
+        lambda row: four(w.b.add(done, row)),
+        rest,
+        lambda of, row: tile(of, w.b.add(done, row)),
+    )
 
 
 def _by_four(
@@ -106,8 +131,8 @@ def _over_wide(w: VectorWriter, rows: Any, sixteen: Callable[[Any], None], eight
     return w.plus(row, eights, 8)
 
 
-tiles = over_rows(tile_4, tile_3, tile_2, tile_1)
-tiles_onto = over_rows(onto_4, onto_3, onto_2, onto_1)  # sums go on from what is there
+tiles = over_rows(tile_4, tile_3, tile_2, tile_1, tile_8)
+tiles_onto = over_rows(onto_4, onto_3, onto_2, onto_1, onto_8)  # sums go on from what is there
 bfloat16_tiles = over_rows(bfloat16_tile_4, bfloat16_tile_3, bfloat16_tile_2, bfloat16_tile_1)
 transposed_tiles = over_transposed_rows(transposed_tile_16, transposed_tile_8, tiles)
 transposed_bfloat16_tiles = over_transposed_rows(
@@ -133,16 +158,7 @@ def over_quantised_rows(
         if not has_wide_registers():
             _by_four(w, rows, lambda row: tile(four, row), rest, tile)
             return
-        eights = w.b.sdiv(rows, i64(8))
-        w.repeat(eights, lambda number: tile(eight, w.times(number, 8)))
-        done = w.times(eights, 8)
-        _by_four(
-            w,
-            w.b.sub(rows, done),
-            lambda row: tile(four, w.b.add(done, row)),
-            rest,
-            lambda of, row: tile(of, w.b.add(done, row)),
-        )
+        _by_eight(w, rows, lambda row: tile(eight, row), lambda row: tile(four, row), rest, tile)
 
     return over
 

@@ -1,0 +1,217 @@
+"""Attention in float32: keys and values go to their pages, then each row adds up what it sees.
+
+Numbers that meet one input stand in 16 lanes, as in weights: for every page, layer and head, keys
+[PAGE / 16, head_size, 16] and values [head_size / 16, PAGE, 16]. So scores and their weighted sums are products too,
+and one `tile` does all the work.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import numpy as np
+
+from hierspec.backends.cpu.compiled import part
+from hierspec.backends.cpu.kernels import add_weighted_value, copy_lanes, query_dot_key, scatter, softmax_numerators
+from hierspec.backends.cpu.llvm import LANES, UNROLLED
+from hierspec.backends.cpu.product import Code
+from hierspec.backends.cpu.routines import call_routine
+from hierspec.backends.cpu.sharing import barrier, share
+
+PAGE = 64  # slots of a page: a prefix of so many tokens can be shared; a multiple of 32
+QUERIES = 16  # rows of one text that attend together: as many as keep their scores in the cache
+_FLOAT = 4  # bytes
+
+# numba takes constants, not enumerations.
+_TILES, _TILES_ONTO = int(Code.TILES), int(Code.TILES_ONTO)
+
+
+@part
+def _keys_at(arena, page, layer, head, shape):
+    """Address of a page's keys for a layer and head; its values come right behind them."""
+    _, kv_heads, head_size, _, layers = shape
+    return arena + ((page * layers + layer) * kv_heads + head) * 2 * PAGE * head_size * _FLOAT
+
+
+@part
+def place(x, is_value, slot, layer, kv_head, shape, arena):
+    """A key or value to its slot."""
+    head_size = shape[2]
+    start, inside = _keys_at(arena, slot // PAGE, layer, kv_head, shape), slot % PAGE
+    if is_value:
+        for chunk in range(head_size // LANES):
+            value = start + (PAGE * head_size + (chunk * PAGE + inside) * LANES) * _FLOAT
+            copy_lanes(x.ctypes.data + chunk * LANES * _FLOAT, value)
+    else:
+        scatter(x.ctypes.data, start + (inside // LANES * LANES * head_size + inside % LANES) * _FLOAT, head_size)
+
+
+@part
+def _run(paths, node, past, within):
+    """How many nodes from this one on, before `past`, have slots in a row, none beyond a multiple of `within`."""
+    slot, run = paths[node], 1
+    most = min(past - node, within - slot % within)
+    while run < most and paths[node + run] == slot + run:
+        run += 1
+    return run
+
+
+@part
+def _add_values(weights, values, count, out, code):
+    """out[0:16] += values [count, 16] times their weights, one after the other."""
+    fours = count // UNROLLED * UNROLLED
+    if fours:
+        call_routine(code[_TILES_ONTO], (weights, 0, 1, values, fours, out, 0))
+    for i in range(fours, count):
+        add_weighted_value(weights + i * _FLOAT, values + i * LANES * _FLOAT, out)
+
+
+@part
+def attend(
+    thread, threads, sync, layer, window, shape, qkv, positions, arena, tables, groups, group_texts,
+    ends, path_starts, paths, scale, scores, totals, attended, code,
+):  # fmt: skip
+    """Attention for all groups of rows, each of at most QUERIES rows of one text, which have paths behind the same
+    tokens or none."""
+    kv_heads, count = shape[1], len(groups) - 1
+    if count < 2 * threads:
+        for group in range(count):
+            _attend(
+                thread, threads, sync, 0, kv_heads, 0, groups[group], groups[group + 1], layer, window, shape, qkv,
+                positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals, attended,
+                code,
+            )  # fmt: skip
+        return
+    # There is enough to do for each thread to take a head of a group as a whole: nobody waits within it.
+    first_score = thread * (shape[0] // kv_heads)
+    for item in range(thread, count * kv_heads, threads):
+        group, head = item // kv_heads, item % kv_heads
+        _attend(
+            0, 1, sync, head, head + 1, first_score, groups[group], groups[group + 1], layer, window, shape, qkv,
+            positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals, attended,
+            code,
+        )  # fmt: skip
+    barrier(sync, threads)
+
+
+@part
+def _attend(
+    thread, threads, sync, first_head, last_head, first_score, first_row, last_row, layer, window, shape, qkv,
+    positions, arena, table, ends, path_starts, paths, scale, scores, totals, attended, code,
+):  # fmt: skip
+    """Attention for at most QUERIES rows of one text: scores, their exponentials, and the weighted sums.
+
+    Of heads for keys first_head .. last_head, whose scores are kept in `scores` from `first_score` on.
+
+    A row sees the text's tokens up to its end, then the slots of its path. Both stand in `scores` by position, so a
+    node of a tree adds the same numbers in the same order as the same token in a chain. A tile of a product is made of
+    rows, or, for one row alone, of its heads that share keys. `table` names the pages of the text's tokens.
+    """
+    heads, kv_heads, head_size, _, _ = shape
+    group, width, rows = heads // kv_heads, qkv.shape[1], last_row - first_row
+    q_start, o_start = (
+        qkv.ctypes.data + first_row * width * _FLOAT,
+        attended.ctypes.data + first_row * heads * head_size * _FLOAT,
+    )
+    length = scores.shape[2]
+    end, begin = 0, length
+    for row in range(first_row, last_row):
+        end = max(end, ends[row])
+        begin = min(begin, max(0, positions[row] - window + 1) if window else 0)
+    low, high = min(begin, end) // LANES, (end + LANES - 1) // LANES
+
+    q_heads, first_q_head = (last_head - first_head) * group, first_head * group
+    first, last = share((last_head - first_head) * (high - low), thread, threads)
+    for item in range(first, last):
+        number, block = item // (high - low), low + item % (high - low)
+        head = first_head + number
+        page, slot = table[block * LANES // PAGE], block * LANES % PAGE
+        key_block = _keys_at(arena, page, layer, head, shape) + slot * head_size * _FLOAT
+        out = scores.ctypes.data + ((first_score + number * group) * QUERIES * length + block * LANES) * _FLOAT
+        q = q_start + head * group * head_size * _FLOAT
+        if rows == 1:
+            call_routine(code[_TILES], (q, head_size, group, key_block, head_size, out, QUERIES * length))
+        else:
+            for number in range(group):
+                mine, its = q + number * head_size * _FLOAT, out + number * QUERIES * length * _FLOAT
+                call_routine(code[_TILES], (mine, width, rows, key_block, head_size, its, length))
+    barrier(sync, threads)
+
+    sixteen = np.empty(LANES, np.float32)
+    first, last = share(rows * q_heads, thread, threads)
+    for item in range(first, last):
+        row, q_head = first_row + item // q_heads, first_q_head + item % q_heads
+        mine = scores[first_score + item % q_heads, row - first_row]
+        own_begin = max(0, positions[row] - window + 1) if window else 0
+        stop = ends[row]
+        node, past = path_starts[row], path_starts[row + 1]
+        while node < past:
+            page, slot, run = paths[node] // PAGE, paths[node] % PAGE, _run(paths, node, past, LANES)
+            key = _keys_at(arena, page, layer, q_head // group, shape) + slot // LANES * LANES * head_size * _FLOAT
+            query = qkv.ctypes.data + (row * width + q_head * head_size) * _FLOAT
+            if run == 1:
+                mine[stop] = query_dot_key(query, key + slot % LANES * _FLOAT, head_size)
+            else:  # all 16 at once take as long as one
+                call_routine(code[_TILES], (query, 0, 1, key, head_size, sixteen.ctypes.data, 0))
+                for i in range(run):
+                    mine[stop + i] = sixteen[slot % LANES + i]
+            node += run
+            stop += run
+        from_block, to_block = own_begin // LANES, (stop + LANES - 1) // LANES
+        mine[from_block * LANES : own_begin] = -np.inf
+        mine[stop : to_block * LANES] = -np.inf
+        start = mine.ctypes.data + from_block * LANES * _FLOAT
+        totals[row, q_head] = softmax_numerators(start, to_block - from_block, scale.ctypes.data)
+        # Rows share one product with the values, and zero adds nothing: what a row does not see is zero.
+        mine[low * LANES : own_begin] = 0
+        if stop < end:
+            mine[stop:end] = 0
+    barrier(sync, threads)
+
+    # Page after page, each going on with the sums of the one before it.
+    chunks, common, first_seen = head_size // LANES, end // LANES * LANES, low * LANES
+    before = first_score - first_q_head  # scores of a query's head, less its number
+    first, last = share((last_head - first_head) * chunks, thread, threads)
+    begin = first_seen
+    while begin < common:
+        page, slot = table[begin // PAGE], begin % PAGE
+        count = min(common - begin, PAGE - slot)
+        multiply = code[_TILES] if begin == first_seen else code[_TILES_ONTO]
+        for item in range(first, last):
+            head, chunk = first_head + item // chunks, item % chunks
+            seen = _keys_at(arena, page, layer, head, shape)
+            seen += (PAGE * head_size + (chunk * PAGE + slot) * LANES) * _FLOAT
+            x = scores.ctypes.data + ((before + head * group) * QUERIES * length + begin) * _FLOAT
+            out = o_start + (head * group * head_size + chunk * LANES) * _FLOAT
+            if rows == 1:
+                call_routine(multiply, (x, QUERIES * length, group, seen, count, out, head_size))
+            else:
+                for number in range(group):
+                    its, sums = x + number * QUERIES * length * _FLOAT, out + number * head_size * _FLOAT
+                    call_routine(multiply, (its, length, rows, seen, count, sums, heads * head_size))
+        begin += count
+    for item in range(first, last):
+        head, chunk = first_head + item // chunks, item % chunks
+        # Values of a page's slot 0, as an offset from its keys.
+        to_values = (PAGE * head_size + chunk * PAGE * LANES) * _FLOAT
+        for q_head in range(head * group, (head + 1) * group):
+            out = o_start + (q_head * head_size + chunk * LANES) * _FLOAT
+            for row in range(first_row, last_row):
+                if common <= first_seen:
+                    attended[row, q_head * head_size + chunk * LANES : q_head * head_size + (chunk + 1) * LANES] = 0
+                out_row = out + (row - first_row) * heads * head_size * _FLOAT
+                weights = scores[before + q_head, row - first_row].ctypes.data
+                position = max(common, first_seen)
+                if position < ends[row]:  # fewer than 16, in one page
+                    value = _keys_at(arena, table[position // PAGE], layer, head, shape) + to_values
+                    value += position % PAGE * LANES * _FLOAT
+                    _add_values(weights + position * _FLOAT, value, ends[row] - position, out_row, code)
+                node, past, position = path_starts[row], path_starts[row + 1], ends[row]
+                while node < past:
+                    slot, run = paths[node] % PAGE, _run(paths, node, past, PAGE)
+                    value = _keys_at(arena, paths[node] // PAGE, layer, head, shape) + to_values
+                    _add_values(weights + position * _FLOAT, value + slot * LANES * _FLOAT, run, out_row, code)
+                    node += run
+                    position += run
+                for i in range(q_head * head_size + chunk * LANES, q_head * head_size + (chunk + 1) * LANES):
+                    attended[row, i] /= totals[row, q_head]
+    barrier(sync, threads)

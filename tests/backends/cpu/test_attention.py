@@ -1,0 +1,211 @@
+"""Attention: what a row takes from its text is the same bits at every width, in chains and trees, on any threads.
+
+Both ways, in float32 and in tiles of bfloat16, which vector code emulates where there is no AMX. Weights are float32 in
+either case, so that nothing but attention is rounded.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llvmlite import binding, ir
+from texts import Texts, states
+
+from hierspec.backends.base import Batch, Decoder
+from hierspec.backends.cpu import amx, amx_attention_kernels
+from hierspec.backends.cpu import backend as cpu_backend
+from hierspec.backends.cpu.amx import TileRegisters
+from hierspec.backends.cpu.backend import CpuBackend
+from hierspec.backends.cpu.decoder import CpuDecoder
+from hierspec.backends.cpu.packing import KINDS, PackedWeights, pack_in_memory
+from hierspec.backends.torch.backend import TorchBackend
+from hierspec.core.proposal import Proposal
+from hierspec.scorers.climb import advance
+from hierspec.testing.checkpoints import random_weights, tiny_config
+
+LONGEST = 620  # more than two segments
+VOCABULARY = 320
+
+
+@cache
+def backend(threads: int) -> CpuBackend:
+    return CpuBackend(threads)
+
+
+@cache
+def model(kv_heads: int, group: int, head_size: int, window: int, sharpness: int = 5):
+    config = tiny_config(
+        "llama", layers=2, heads=kv_heads * group, kv_heads=kv_heads, head_size=head_size, windows=(window, 0)
+    )
+    weights = random_weights(config, seed=head_size)
+    for name in weights:
+        if "q_proj" in name or "k_proj" in name:
+            weights[name] = sharpness * weights[name]  # scores grow with its square
+    return config, weights
+
+
+@cache
+def decoder(tiles: bool, threads: int, *shape: int) -> CpuDecoder:
+    config, weights = model(*shape)
+    packed = pack_in_memory(config, weights, KINDS["float32"])
+    return CpuDecoder(backend(threads), backend(threads).team, config, weights, packed, tile_attention=tiles)
+
+
+def tokens(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, count).astype(np.int32)
+
+
+def states_in_steps(of: Decoder, text: np.ndarray, steps: list[int]) -> np.ndarray:
+    """The last states of all tokens, read so many at a time."""
+    staircase, at = Texts(of).new(len(text)), 0
+    with torch.inference_mode():
+        for step in steps:
+            at += step
+            staircase.align(text[:at], Proposal())
+            advance(of, [staircase], of.config.layers)
+        return states(staircase, 0, at).numpy().copy()
+
+
+@cache
+def one_by_one(tiles: bool, *shape: int) -> np.ndarray:
+    """Of a text that all examples are beginnings of, one row a pass on one thread."""
+    return states_in_steps(decoder(tiles, 1, *shape), tokens(0, LONGEST), [1] * LONGEST)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return np.array_equal(a.view(np.int32), b.view(np.int32))
+
+
+shapes = st.sampled_from(
+    [(1, 1, 16, 0), (2, 3, 64, 0), (2, 3, 32, 50), (1, 7, 48, 3), (3, 2, 128, 0), (1, 20, 16, 270), (2, 4, 80, 300)]
+)
+
+
+def a_tree_along(text: np.ndarray, depth: int, rng: random.Random) -> tuple[Proposal, list[int]]:
+    """The text as the spine of a tree, with other tokens beside it and between it."""
+    nodes: list[int] = []
+    parents: list[int] = []
+    spine: list[int] = []
+    for place in range(depth):
+        for _ in range(rng.choice([0, 0, 1, 2])):
+            nodes.append(rng.randrange(VOCABULARY))
+            parents.append(rng.randrange(-1, len(nodes) - 1))
+        nodes.append(int(text[place]))
+        parents.append(spine[-1] if spine else -1)
+        spine.append(len(nodes) - 1)
+    return Proposal(tuple(nodes), tuple(parents)), spine
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+@settings(max_examples=25, deadline=None)
+@given(shape=shapes, threads=st.sampled_from([1, 2]), seed=st.integers(0, 10_000), data=st.data())
+def test_a_row_has_the_same_bits_whatever_its_pass_holds(tiles, shape, threads, seed, data):
+    of, expected, rng = decoder(tiles, threads, *shape), one_by_one(tiles, *shape), random.Random(seed)
+    text = tokens(0, LONGEST)
+    context = data.draw(st.integers(1, 300) | st.integers(500, 540))
+    width = data.draw(st.integers(0, 70))
+    texts = Texts(of)
+    mine, others = texts.new(LONGEST), [texts.new(100) for _ in range(data.draw(st.integers(0, 2)))]
+    with torch.inference_mode():
+        done = 0
+        while done < context:
+            done = min(context, done + rng.choice([1, 2, 15, 40, 300]))
+            mine.align(text[:done], Proposal())
+            for other in others:
+                other.align(tokens(rng.randrange(99), rng.randrange(1, 90)), Proposal())
+            advance(of, [*others, mine] if rng.random() < 0.5 else [mine, *others], of.config.layers)
+        assert same_bits(states(mine, 0, context).numpy(), expected[:context])
+        tree, spine = a_tree_along(text[context:], width // 2, rng)
+        mine.align(text[:context], tree)
+        advance(of, [mine], of.config.layers)
+        found = states(mine, context, mine.used).numpy()[spine]
+        assert same_bits(found, expected[context : context + len(spine)])
+        # And the accepted nodes, which move to where a chain has them, are seen as the chain's.
+        after = context + len(spine) + 1 + width - width // 2
+        mine.align(text[:after], Proposal())
+        advance(of, [mine], of.config.layers)
+        assert same_bits(states(mine, 0, after).numpy(), expected[:after])
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+@settings(max_examples=10, deadline=None)
+@given(shape=shapes, seed=st.integers(0, 1000))
+def test_states_are_the_reference_ones(tiles, shape, seed):
+    """Beside float64: to the rounding of float32, or of keys, values and probabilities to 8 bits."""
+    shape = (*shape, 1)  # the larger scores, the more rounding them changes
+    config, weights = model(*shape)
+    text = tokens(seed, 290)
+    exact = TorchBackend("cpu").decoder(config, {name: w.double() for name, w in weights.items()}, "float64")
+    right = states_in_steps(exact, text, [len(text)])
+    found = states_in_steps(decoder(tiles, 2, *shape), text, [200, 90])
+    embedded = weights["model.embed_tokens.weight"][torch.from_numpy(text)].numpy()
+    error = np.linalg.norm(found - right) / np.linalg.norm(right - embedded)
+    assert error < (0.015 if tiles else 1e-5)
+
+
+def test_slots_that_nobody_sees_may_hold_anything():
+    """What is not a number in slots behind the text's end must not reach it."""
+    of = decoder(True, 1, 2, 3, 64, 0)
+    staircase = Texts(of).new(100)
+    staircase.align(tokens(0, 40), Proposal())
+    memory = staircase.memory
+    memory._keys[:], memory._values[:] = -1, -1  # the bits of a number that is none
+    with torch.inference_mode():
+        advance(of, [staircase], of.config.layers)
+    assert same_bits(states(staircase, 0, 40).numpy(), one_by_one(True, 2, 3, 64, 0)[:40])
+
+
+def test_keys_and_values_in_bfloat16_take_half_the_memory():
+    wide, narrow = (decoder(tiles, 1, 2, 3, 64, 0).memory((), 0).bytes_per_page for tiles in (False, True))
+    assert wide == 2 * narrow
+
+
+def test_a_memory_of_another_layout_is_refused():
+    of = decoder(True, 1, 2, 3, 64, 0)
+    nothing = np.empty(0, np.int64)
+    batch = Batch(nothing, nothing, np.zeros(1, np.int64), nothing[None], nothing, np.zeros(1, np.int64), nothing)
+    with pytest.raises(AssertionError):
+        of.run(decoder(False, 1, 2, 3, 64, 0).memory((), 0), batch, torch.empty(0, 64), 0, 1)
+
+
+@pytest.mark.parametrize("matrix_units", [True, False])
+@pytest.mark.parametrize("with_amx", [True, False])
+def test_keys_are_rounded_where_weights_are_and_there_are_matrix_units(monkeypatch, with_amx, matrix_units):
+    config, weights = model(2, 3, 64, 0)
+    monkeypatch.setattr(amx, "available", lambda: with_amx)
+    monkeypatch.setattr(cpu_backend, "CpuDecoder", lambda *arguments: arguments[-1])
+    of = CpuBackend(1, matrix_units)
+
+    def by_tiles(kind: int) -> bool:
+        return of.with_weights(config, weights, PackedWeights(kind, kind, np.empty(0), 0, 0, None))
+
+    assert by_tiles(KINDS["bfloat16-matrix"])
+    assert not by_tiles(KINDS["float32"])
+    assert not by_tiles(KINDS["bfloat16"])
+    assert by_tiles(KINDS["int8"]) == by_tiles(KINDS["int4"]) == (with_amx and matrix_units)
+
+
+@pytest.mark.parametrize(("name", "products"), [("scores", 2 + 4), ("weighted_sums", 1 + 2 + 3 + 4)])
+def test_llvm_emits_the_instructions(monkeypatch, name, products):
+    """For CPUs with AMX, whatever CPU this is."""
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    try:
+        target = binding.Target.from_triple("x86_64-unknown-linux-gnu")
+    except RuntimeError:
+        pytest.skip("this LLVM cannot emit x86-64 code")
+    monkeypatch.setattr(amx_attention_kernels, "registers", TileRegisters)
+    module = ir.Module()
+    module.triple = "x86_64-unknown-linux-gnu"
+    getattr(amx_attention_kernels, name).define(module, name)
+    machine = target.create_target_machine(cpu="sapphirerapids", opt=3)
+    text = machine.emit_assembly(binding.parse_assembly(str(module)))
+    assert len(re.findall(r"\btdpbf16ps\b", text)) == products
+    assert len(re.findall(r"\btilestored\b", text)) == products
