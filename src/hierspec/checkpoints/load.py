@@ -15,13 +15,22 @@ from hierspec.checkpoints.default import DEFAULT_NAME, default_model, default_mo
 from hierspec.checkpoints.delta import ChangedWeights
 from hierspec.checkpoints.families import family_named, from_huggingface
 from hierspec.checkpoints.gguf_file import convert, converted, gguf_config
+from hierspec.checkpoints.gguf_weights import GgufWeights, open_gguf
 from hierspec.checkpoints.packs import EARLY_EXIT, Pack, open_pack, shipped_pack
 from hierspec.checkpoints.tensor_files import check_stored, missing, opened
 from hierspec.core.errors import HierspecError
 from hierspec.core.text_files import read_object, shown
 from hierspec.progress import Progress, silent
 
-__all__ = ["Checkpoint", "expected_tensors", "find_source", "known_config", "load_checkpoint", "read_config"]
+__all__ = [
+    "Checkpoint",
+    "expected_tensors",
+    "find_source",
+    "known_config",
+    "load_checkpoint",
+    "read_config",
+    "stored_in_blocks",
+]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _EARLY_EXIT_NAME = "default-ee"  # the default model with the delta of its pack
@@ -46,23 +55,31 @@ def load_checkpoint(
     dtype: torch.dtype | Callable[[DecoderConfig], torch.dtype] = torch.float32,
     progress: Progress | None = None,
     pack: str | Path | None = None,
+    as_stored: bool = False,
 ) -> Checkpoint:
     """Finds `source` (None or "default", a folder, a .gguf file or a hub name) and maps its weights as `dtype`.
 
     A dtype that depends on the model is a function of its configuration, called before anything is converted.
     `pack` is the folder of its pack, "none", or None for the one that is shipped for it. "default-ee" is the default
     model's early-exit variant: the default weights plus a delta from the pack.
+    `as_stored`: the weights of a GGUF file stay in it (`GgufWeights`), and nothing is converted.
     """
     if isinstance(dtype, torch.dtype):
         _check_dtype(dtype)
     name, path = _locate(source, progress or silent)
-    if not isinstance(dtype, torch.dtype):
-        dtype = dtype(_config(path))
-        _check_dtype(dtype)
-    folder = path if path.is_dir() else convert(path, dtype, progress)
-    config = read_config(folder)
-    files = _weight_files(folder)
-    weights = _read_weights(folder, files, config, dtype, progress or silent)
+    weights: Mapping[str, torch.Tensor]
+    if as_stored:
+        if not stored_in_blocks(source):
+            raise HierspecError(f"{source} has no bits of a GGUF file to run in (--weights file): use --weights auto.")
+        dtype, folder = torch.float32, convert(path, None, progress)
+        config, weights = read_config(folder), GgufWeights(open_gguf(path))
+    else:
+        if not isinstance(dtype, torch.dtype):
+            dtype = dtype(_config(path))
+            _check_dtype(dtype)
+        folder = path if path.is_dir() else convert(path, dtype, progress)
+        config = read_config(folder)
+        weights = _read_weights(folder, _weight_files(folder), config, dtype, progress or silent)
     if pack is None:
         opened = shipped_pack(config, weights)
     else:
@@ -135,6 +152,13 @@ def _locate(source: str | Path | None, progress: Progress) -> tuple[str, Path]:
     if path is None:
         return str(source), _download(str(source))
     return (path.resolve().name if path.is_dir() else path.stem), path
+
+
+def stored_in_blocks(source: str | Path | None) -> bool:
+    """Whether a model is a GGUF file, and its weights are those of that file."""
+    if str(source) == _EARLY_EXIT_NAME:  # its weights are the file's plus a change
+        return False
+    return _is_default(source) or (Path(str(source)).suffix == ".gguf" and not Path(str(source)).expanduser().is_dir())
 
 
 def _is_default(source: str | Path | None) -> bool:

@@ -31,7 +31,9 @@ _KERNEL_FILES = (
     "amx.py",
     "compiled.py",
     "tiles.py",
+    "file_blocks.py",
     "product.py",
+    "layer_products.py",
     "layers.py",
     "threads.py",
 )

@@ -39,6 +39,7 @@ from hierspec.backends.cpu.kernels import (
     softmax_numerators,
     yield_core,
 )
+from hierspec.backends.cpu.layer_products import DOWN, OUTPUT, add_product, gated_product, project
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.product import Code
 from hierspec.backends.cpu.routines import call_routine
@@ -50,9 +51,7 @@ _FLOAT = 4  # bytes
 _PATIENCE = 20_000  # looks at a barrier before the core is offered to others
 
 # numba takes constants, not enumerations.
-_PREPARE, _PRODUCT, _ADD_PRODUCT, _GATED = (
-    int(code) for code in (Code.PREPARE, Code.PRODUCT, Code.ADD_PRODUCT, Code.GATED)
-)
+_PREPARE, _PRODUCT = int(Code.PREPARE), int(Code.PRODUCT)
 _BEGIN, _END, _NORMALISE = int(Code.BEGIN), int(Code.END), int(Code.NORMALISE)
 _TILES, _TILES_ONTO = int(Code.TILES), int(Code.TILES_ONTO)
 
@@ -238,7 +237,7 @@ def _attend(
     kernel_version,
     INT, INT, INTS, INT, INT,
     FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INTS, INT, INTS_2D, INTS, INTS, INTS, INTS, INTS,
-    INTS_2D, INTS, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS,
+    INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS,
     FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D, FLOATS,
     INTS_2D,
     seconds=5,
@@ -250,7 +249,7 @@ def run_layers(
     arena, tables,  # address of all keys and values; [texts, pages]: those of each text
     groups, group_texts,  # [groups + 1]: rows that attend together; [groups]: their text
     ends, path_starts, paths,  # a row sees tokens below ends[row], then paths[path_starts[row]:path_starts[row + 1]]
-    weights, code,  # [layers, 5]: addresses of qkv, output, gate, up, down; of the routines for them, see `Code`
+    weights, kinds, codes,  # of each matrix, see `layer_products.py`
     norms, head_norms, biases,  # [layers, 2, hidden]; [layers, 2, head_size] or empty; [layers, qkv] or empty
     windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate, layers; [1]
     normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, scale,
@@ -264,16 +263,17 @@ def run_layers(
     x, small, tail = normed[thread].ctypes.data, gates[thread].ctypes.data, eps.ctypes.data
     ready, record, begun = inputs[thread].ctypes.data, records[thread].ctypes.data, hidden.ctypes.data
     scratch, row_bytes = delta.ctypes.data, size * _FLOAT
+    code = codes[0]  # for what is the same for all kinds of weights
     call_routine(code[_BEGIN], (record,))
     for layer in range(start, stop):
         norm = norms[layer, 0].ctypes.data
         for row in range(rows):  # every thread for itself: cheaper than another barrier
             call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, tail, x + row * row_bytes))
-        call_routine(code[_PREPARE], (x, rows, size, ready, record))
         first, last = _share(width // LANES, thread, threads)
-        call_routine(
-            code[_PRODUCT], (x, ready, record, rows, weights[layer, 0], size, qkv.ctypes.data, width, first, last)
-        )
+        project(
+            layer, weights, kinds, codes, x, ready, record, rows, size, qkv.ctypes.data,
+            heads * head_size // LANES, kv_heads * head_size // LANES, first, last,
+        )  # fmt: skip
         if biases.size:
             for row in range(rows):
                 for i in range(first * LANES, last * LANES):
@@ -288,26 +288,21 @@ def run_layers(
             )  # fmt: skip
         first, last = _share(size // LANES, thread, threads)
         inside, y = heads * head_size, attended.ctypes.data
-        call_routine(code[_PREPARE], (y, rows, inside, ready, record))
-        call_routine(
-            code[_ADD_PRODUCT],
-            (y, ready, record, rows, weights[layer, 1], inside, scratch, size, first, last, begun),
+        add_product(
+            layer, OUTPUT, weights, kinds, codes, y, ready, record, rows, inside, scratch, size, first, last, begun
         )
         _barrier(sync, threads)
 
         norm = norms[layer, 1].ctypes.data
         for row in range(rows):
             call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, tail, x + row * row_bytes))
-        call_routine(code[_PREPARE], (x, rows, size, ready, record))
         first, last = _share(intermediate // LANES, thread, threads)
-        one, two, y = weights[layer, 2], weights[layer, 3], gated.ctypes.data
-        call_routine(code[_GATED], (x, ready, record, rows, one, two, size, small, y, intermediate, first, last))
+        y = gated.ctypes.data
+        gated_product(layer, weights, kinds, codes, x, ready, record, rows, size, small, y, intermediate, first, last)
         _barrier(sync, threads)
         first, last = _share(size // LANES, thread, threads)
-        call_routine(code[_PREPARE], (y, rows, intermediate, ready, record))
-        call_routine(
-            code[_ADD_PRODUCT],
-            (y, ready, record, rows, weights[layer, 4], intermediate, scratch, size, first, last, begun),
+        add_product(
+            layer, DOWN, weights, kinds, codes, y, ready, record, rows, intermediate, scratch, size, first, last, begun
         )
         _barrier(sync, threads)
         for tap in range(len(taps)):
