@@ -19,6 +19,7 @@ from hierspec.assembly.dtype import DTYPES, DtypeChoice, DtypeChooser
 from hierspec.assembly.learnt import Learnt
 from hierspec.assembly.measured_costs import CostBook
 from hierspec.assembly.vocabulary import Vocabulary
+from hierspec.checkpoints.gguf_weights import GgufWeights
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import Pack
 from hierspec.core.errors import HierspecError
@@ -59,7 +60,8 @@ def load(
     measurement, kept in the cache, shows it to be faster); device is cpu, cuda or auto.
     backend is torch, compiled (CPU only: whole passes in one compiled function, the same bits at every width),
     compiled-vectors (the same without matrix units, which compiled uses for bfloat16 where the CPU has them) or auto.
-    weights is auto (as dtype says), int8 or int4 (compiled backend: another, faster model, exact in itself).
+    weights is auto (as dtype says), file (compiled backend: a GGUF file's own bits, without converting anything), int8
+    or int4 (compiled backend: another, faster model, exact in itself).
     kv_memory is the most bytes of KV cache and hidden states.
     stores is the folder of its databases on disk (default: one of the cache, by the model's name and vocabulary).
     pack is the folder of what was trained for it: exits, drafters (default: the one that ships, if any; "none": none).
@@ -76,7 +78,10 @@ def load(
         start_compiling()
     with progress_bar(progress) as shown:
         dtypes = DtypeChooser(dtype, device, backend, weights, shown)
-        checkpoint = load_checkpoint(source, dtypes.choose if dtype == "auto" else DTYPES[dtype], shown, pack)
+        asked = dtypes.choose if dtype == "auto" else DTYPES[dtype]
+        checkpoint = load_checkpoint(source, asked, shown, pack, as_stored=weights == "file")
+        if isinstance(checkpoint.weights, GgufWeights):
+            dtypes.choice = DtypeChoice("float32", reason=f"weights as the file has them: {checkpoint.weights}")
         tokenizer = Tokenizer.from_folder(checkpoint.folder)
         options = LoadOptions(dtypes.choice.dtype, device, backend, weights, kv_memory)
         catalogue = open_catalogue(checkpoint, options, shown)

@@ -11,7 +11,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress, silent
 
 BACKENDS = ("auto", "compiled", "compiled-vectors", "torch")
-WEIGHTS = ("auto", "int8", "int4")
+WEIGHTS = ("auto", "file", "int8", "int4")
 
 
 def open_decoder(
@@ -39,7 +39,7 @@ def open_decoder(
         raise HierspecError(f"The compiled backend cannot run {checkpoint.name} here: {reason}; use --backend torch.")
     if weights != "auto":
         why = reason or "the torch backend was asked for"
-        raise HierspecError(f"Weights in {weights} need the compiled backend ({why}); use --weights auto.")
+        raise HierspecError(f"--weights {weights} needs the compiled backend ({why}); use --weights auto.")
     return _torch_backend(device).decoder(checkpoint.config, checkpoint.weights, format)
 
 

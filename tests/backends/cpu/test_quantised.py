@@ -169,7 +169,7 @@ def test_quantised_weights_need_the_compiled_backend(tmp_path):
     checkpoint = load_checkpoint(folder)
     with pytest.raises(HierspecError, match="compiled backend"):
         open_decoder(checkpoint, "cpu", "torch", "int8")
-    with pytest.raises(HierspecError, match="choose auto, int8, int4"):
+    with pytest.raises(HierspecError, match="choose auto, file, int8, int4"):
         load(folder, weights="int2")
 
 
