@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from hierspec.checkpoints.cast_weights import CastWeights
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 from hierspec.checkpoints.default import DEFAULT_NAME, default_model, default_model_here
 from hierspec.checkpoints.delta import ChangedWeights
@@ -206,7 +207,8 @@ def _weight_files(folder: Path) -> dict[str, str] | str:
 
 def _read_weights(
     folder: Path, files: dict[str, str] | str, config: DecoderConfig, dtype: torch.dtype, progress: Progress
-) -> dict[str, torch.Tensor]:
+) -> Mapping[str, torch.Tensor]:
+    """Mapped, not read; a tensor whose stored type differs is cast when it is asked for."""
     expected = expected_tensors(config)
     stored_name = family_named(config.family).names
     by_file: dict[str, list[str]] = {}  # canonical names
@@ -221,10 +223,10 @@ def _read_weights(
     for file, names in by_file.items():
         with opened(folder / file, _REMEDY) as tensors:
             for name in names:
-                # Mapped, not read; a copy is made only where the stored type differs.
-                weights[name] = tensors.get_tensor(stored_name(name)).to(dtype)
+                weights[name] = tensors.get_tensor(stored_name(name))
                 progress("Loading weights", len(weights), len(expected))
-    return {name: weights[name] for name in expected}
+    ordered = {name: weights[name] for name in expected}
+    return CastWeights(ordered, dtype) if any(tensor.dtype != dtype for tensor in ordered.values()) else ordered
 
 
 def _check_file(path: Path, expected: dict[str, tuple[int, ...]]) -> None:

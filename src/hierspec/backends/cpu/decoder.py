@@ -25,6 +25,7 @@ from hierspec.backends.cpu.packing import PackedWeights
 from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES, product_code
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
+from hierspec.checkpoints.cast_weights import CastWeights
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
 from hierspec.checkpoints.gguf_weights import GgufWeights, StoredRows
 
@@ -158,15 +159,14 @@ class CpuDecoder:
 
 def _rows(weights: Mapping[str, Tensor], name: str) -> Rows:
     """A table of which few rows are used: as floats where the checkpoint has them, else made when asked for."""
-    return weights.rows(name) if isinstance(weights, GgufWeights) else weights[name]
+    return weights.rows(name) if isinstance(weights, GgufWeights | CastWeights) else weights[name]
 
 
 def _embedding(table: Rows) -> Callable[[np.ndarray], np.ndarray]:
     """From tokens to their rows, as float32."""
     if isinstance(table, StoredRows):
         return table.few
-    assert isinstance(table, Tensor)
-    if table.dtype == torch.float32:
+    if isinstance(table, Tensor) and table.dtype == torch.float32:
         floats: np.ndarray = table.numpy()
         return lambda tokens: floats[tokens]
     return lambda tokens: _floats(table[torch.from_numpy(tokens)])

@@ -5,8 +5,9 @@ numbers and the small integers that scale them; a group's scale and offset, prod
 float32. Inputs are quantised to 8 bits for each group, as in `quantised.py`, and products have the same bits at every
 width for the same reason.
 
-For each 16 outputs, unit after unit: a unit is as many inputs as share one `d`. It holds all integers of its groups,
-then the groups' multipliers and minimums (16 bytes each), then 16 times `d` and 16 times what scales the minimums.
+For each 16 outputs, unit after unit: a unit is as many inputs as share one `d`. It holds 16 times `d` and 16 times what
+is added or scales the minimums, the multipliers of all groups and their minimums (16 bytes each), then all integers. So
+memory is read from front to back.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from hierspec.checkpoints.gguf_blocks import UnpackedBlocks
 
 _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 _INPUTS_PER_STEP = 4
+_LARGE = 1 << 23  # a float whose last digit counts ones
+_LARGE_BITS = int(np.float32(_LARGE).view(np.int32))
 
 
 @dataclass(frozen=True)
@@ -50,15 +53,21 @@ class Form:
         return self.unit > self.group
 
     @property
-    def integer_bytes(self) -> int:
-        return self.unit * LANES * self.bits // 8
+    def small_start(self) -> int:
+        """Where multipliers begin in a unit."""
+        return 2 * LANES * (2 if self.offsets else 1)
+
+    @property
+    def integers_start(self) -> int:
+        if not self.multiplied:
+            return self.small_start
+        small = self.groups * LANES * (2 if self.offsets else 1)
+        return -(-(self.small_start + small) // 64) * 64  # a line of the cache
 
     @property
     def unit_bytes(self) -> int:
         """Of a unit, for 16 outputs."""
-        halves = 2 * LANES * (2 if self.offsets else 1)
-        small = self.groups * LANES * (2 if self.offsets else 1) if self.multiplied else 0
-        return self.integer_bytes + small + halves
+        return self.integers_start + self.unit * LANES * self.bits // 8
 
 
 FORMS = (
@@ -122,10 +131,10 @@ class _Tile:
 
             def unit(number: Any, sums: list[Any], first: int = first) -> list[Any]:
                 start, first_group = w.plus(weights, number, form.unit_bytes), w.times(number, form.groups)
-                end = w.plus(start, form.unit_bytes)
-                halves = 2 if form.offsets else 1
-                d = self._halves(end, first, -2 * LANES * halves)
-                offset = self._halves(end, first, -2 * LANES) if form.offsets else None
+                d = self._halves(start, first)
+                offset = self._halves(w.plus(start, 2 * LANES), first) if form.offsets else None
+                if offset is not None and form.multiplied:  # minimums are subtracted
+                    offset = w.b.fsub(self._all(-0.0), offset)
 
                 def group(g: Any, carried: list[Any]) -> list[Any]:
                     return self._group(carried, start, g, w.b.add(first_group, g), d, offset, first)
@@ -134,7 +143,7 @@ class _Tile:
                     return group(i64(0), sums)
                 return w.loop(i64(form.groups), sums, group)
 
-            zeros = [ir.Constant(self.floats, [0.0] * self.lanes)] * self.rows
+            zeros = [self._all(0.0)] * self.rows
             for row, total in enumerate(w.loop(units, zeros, unit)):
                 w.store(total, out, w.b.add(w.b.mul(out_step, i64(row)), i64(first)))
 
@@ -151,11 +160,10 @@ class _Tile:
             totals = [dot(w, t, weight, four, step % 4) for t, four in zip(totals, inputs, strict=True)]
         scale = d
         if form.multiplied:
-            small = w.plus(w.plus(unit, form.integer_bytes), g, LANES)
+            small = w.plus(w.plus(unit, form.small_start), g, LANES)
             scale = w.b.fmul(d, self._small(small, first))
             if offset is not None:
-                minimum = self._small(w.plus(small, form.groups * LANES), first)
-                offset = w.b.fmul(offset, w.b.fsub(ir.Constant(self.floats, [-0.0] * self.lanes), minimum))
+                offset = w.b.fmul(offset, self._small(w.plus(small, form.groups * LANES), first))
         results = []
         for scales, total, result in zip(self.scale_rows, totals, sums, strict=True):
             factor = w.b.fmul(scale, self._splat(w.load_float(scales, word), self.floats))
@@ -170,7 +178,7 @@ class _Tile:
         """The integers of a group, for 4 inputs each."""
         w, form = self.w, self.form
         octets = ir.VectorType(_I8, 4 * self.lanes)
-        start = w.plus(unit, g, form.integer_bytes // form.groups)
+        start = w.plus(w.plus(unit, form.integers_start), g, form.group * LANES * form.bits // 8)
         count = form.group * form.bits // 8 // _INPUTS_PER_STEP
         pointers = [w.at(start, i64(4 * LANES * step + 4 * first), 1) for step in range(count)]
         loaded = [w.b.load(pointer, typ=octets, align=1) for pointer in pointers]
@@ -191,21 +199,30 @@ class _Tile:
         total = w.b.sdiv(total, ir.Constant(_I32, 128 // above))
         return self._splat(w.b.add(total, ir.Constant(_I32, self.start)), self.integers)
 
-    def _halves(self, end: Any, first: int, offset: int) -> Any:
+    def _halves(self, address: Any, first: int) -> Any:
         halves = ir.VectorType(ir.HalfType(), self.lanes)
-        pointer = self.w.at(end, i64(offset + 2 * first), 1)
+        pointer = self.w.at(address, i64(first), 2)
         return self.w.b.fpext(self.w.b.load(pointer, typ=halves, align=2), self.floats)
 
     def _small(self, address: Any, first: int) -> Any:
-        octets = self.w.b.load(self.w.at(address, i64(first), 1), typ=ir.VectorType(_I8, self.lanes), align=1)
-        return self.w.b.sitofp(self.w.b.sext(octets, self.integers), self.floats)
+        """Integers of 8 bits as floats."""
+        b, octets = self.w.b, ir.VectorType(_I8, self.lanes)
+        loaded = b.load(self.w.at(address, i64(first), 1), typ=octets, align=1)
+        if not self.start:
+            return b.sitofp(b.sext(loaded, self.integers), self.floats)
+        # As in `initial_sum`: 128 more, as the last digits of a large float.
+        above = b.zext(b.xor(loaded, ir.Constant(octets, [-128] * self.lanes)), self.integers)
+        large = b.or_(above, ir.Constant(self.integers, [_LARGE_BITS] * self.lanes))
+        return b.fsub(b.bitcast(large, self.floats), self._all(_LARGE + 128))
 
     def _as_floats(self, total: Any) -> Any:
         if not self.start:
             return self.w.b.sitofp(total, self.floats)
-        return self.w.b.fsub(
-            self.w.b.bitcast(total, self.floats), ir.Constant(self.floats, [float(MAGIC)] * self.lanes)
-        )
+        return self.w.b.fsub(self.w.b.bitcast(total, self.floats), self._all(MAGIC))
+
+    def _all(self, value: float) -> Any:
+        """A number in all lanes."""
+        return ir.Constant(self.floats, [float(value)] * self.lanes)
 
     def _splat(self, value: Any, kind: Any) -> Any:
         undefined = ir.Constant(kind, ir.Undefined)
@@ -228,59 +245,45 @@ def arrange(blocks: UnpackedBlocks, outputs: int, form: Form) -> np.ndarray:
     """Blocks of [outputs, inputs], row after row, as [outputs / 16, units, bytes of a unit]."""
     panels = outputs // LANES
     units = blocks.integers.size // (outputs * form.unit)
-    arranged = np.empty((panels, units, form.unit_bytes), np.uint8)
+    arranged = np.zeros((panels, units, form.unit_bytes), np.uint8)
+    for start, halves in ((0, blocks.d), (2 * LANES, blocks.offset)):
+        if halves is not None:
+            by_unit = np.ascontiguousarray(halves.reshape(panels, LANES, units).transpose(0, 2, 1))
+            arranged[:, :, start : start + 2 * LANES] = by_unit.view(np.uint8)
+    size = form.groups * LANES
+    for start, small in ((0, blocks.multipliers), (size, blocks.minimums)):
+        if small is not None:
+            by_group = small.reshape(panels, LANES, units, form.groups).transpose(0, 2, 3, 1)
+            start += form.small_start
+            arranged[:, :, start : start + size] = by_group.reshape(panels, units, size).view(np.uint8)
     integers: np.ndarray = blocks.integers.view(np.uint8)
     if form.bits == 4:
-        halves = (integers + np.uint8(form.zero) if form.zero else integers).reshape(-1, 2, form.group // 2)
-        integers = halves[:, 0] | halves[:, 1] << 4
+        parts = (integers + np.uint8(form.zero) if form.zero else integers).reshape(-1, 2, form.group // 2)
+        integers = parts[:, 0] | parts[:, 1] << 4
     words = integers.reshape(panels, LANES, units, -1).view(np.uint32)  # of 4 inputs each
-    target = arranged[:, :, : form.integer_bytes].view(np.uint32).reshape(panels, units, -1, LANES)
+    target = arranged[:, :, form.integers_start :].view(np.uint32).reshape(panels, units, -1, LANES)
     target[...] = words.transpose(0, 2, 3, 1)
-    start = form.integer_bytes
-    small = (blocks.multipliers, blocks.minimums) if form.multiplied else ()
-    halves_of = (blocks.d, blocks.offset)
-    for values in (each for each in small if each is not None):
-        size = form.groups * LANES
-        by_group = values.reshape(panels, LANES, units, form.groups).transpose(0, 2, 3, 1)
-        arranged[:, :, start : start + size] = by_group.reshape(panels, units, size).view(np.uint8)
-        start += size
-    for halves in (each for each in halves_of if each is not None):
-        by_unit = np.ascontiguousarray(halves.reshape(panels, LANES, units).transpose(0, 2, 1))
-        arranged[:, :, start : start + 2 * LANES] = by_unit.view(np.uint8)
-        start += 2 * LANES
     return arranged
 
 
 def dequantise(arranged: np.ndarray, form: Form) -> np.ndarray:
     """The floats that arranged blocks represent, [outputs, inputs]."""
     panels, units, _ = arranged.shape
-    words = arranged[:, :, : form.integer_bytes].reshape(panels, units, form.groups, -1, LANES, _INPUTS_PER_STEP)
+
+    def by_output(start: int, size: int, dtype: type) -> np.ndarray:
+        """Numbers of 16 outputs as one row for each unit of an output."""
+        numbers: np.ndarray = np.ascontiguousarray(arranged[:, :, start : start + size]).view(dtype)
+        moved = np.moveaxis(numbers.reshape(panels, units, -1, LANES), -1, 1)
+        return np.ascontiguousarray(moved).reshape(panels * LANES * units, -1)
+
+    d = by_output(0, 2 * LANES, np.float16)[:, 0]
+    offset = by_output(2 * LANES, 2 * LANES, np.float16)[:, 0] if form.offsets else None
+    size, start = form.groups * LANES, form.small_start
+    multipliers = by_output(start, size, np.int8) if form.multiplied else None
+    minimums = by_output(start + size, size, np.int8) if form.multiplied and form.offsets else None
+    words = arranged[:, :, form.integers_start :].reshape(panels, units, form.groups, -1, LANES, _INPUTS_PER_STEP)
     if form.bits == 4:
         words = np.concatenate((words & 15, words >> 4), axis=3)
-    integers = words.view(np.int8) - np.int8(form.zero)
-    start = form.integer_bytes
-
-    def small() -> np.ndarray:
-        nonlocal start
-        size, begin = form.groups * LANES, start
-        start += size
-        return arranged[:, :, begin : begin + size].view(np.int8).reshape(panels, units, form.groups, LANES)
-
-    def halves() -> np.ndarray:
-        nonlocal start
-        begin = start
-        start += 2 * LANES
-        return np.ascontiguousarray(arranged[:, :, begin : begin + 2 * LANES]).view(np.float16)
-
-    def by_output(values: np.ndarray) -> np.ndarray:
-        """[panels, units, …, 16] as one row for each block of an output."""
-        moved = np.moveaxis(values, -1, 1)
-        return np.ascontiguousarray(moved.reshape(panels * LANES * units, -1))
-
-    multipliers = by_output(small()) if form.multiplied else None
-    minimums = by_output(small()) if form.multiplied and form.offsets else None
-    d = by_output(halves())[:, 0]
-    offset = by_output(halves())[:, 0] if form.offsets else None
-    flat = integers.transpose(0, 4, 1, 2, 3, 5).reshape(panels * LANES * units, form.unit)
-    blocks = UnpackedBlocks(flat, d, multipliers, offset, minimums)
+    integers = words.view(np.int8).transpose(0, 4, 1, 2, 3, 5).reshape(panels * LANES * units, form.unit)
+    blocks = UnpackedBlocks(integers - np.int8(form.zero), d, multipliers, offset, minimums)
     return blocks.values().reshape(panels * LANES, units * form.unit)
