@@ -3,7 +3,7 @@
 The file is written once into the given folder: matrices of Q4_K, but for the head and half of the values and down
 projections, which are Q6_K, as llama.cpp's Q4_K_M has them, and a vocabulary of the real size. Each measurement is a
 new process. Cold: nothing is in the cache, compiled code included; warm: everything is. The last line is one JSON
-document. It made docs/results/big-file.json.
+document. It made docs/results/big-file.json and docs/results/big-file-7b.json.
 
 example:
   python experiments/big_file.py FOLDER --output docs/results/big-file.json

@@ -85,7 +85,9 @@ def load(
         tokenizer = Tokenizer.from_folder(checkpoint.folder)
         options = LoadOptions(dtypes.choice.dtype, device, backend, weights, kv_memory)
         catalogue = open_catalogue(checkpoint, options, shown)
-    return LanguageModel(catalogue, tokenizer, checkpoint.folder, options, stores, dtypes.choice, keep_learnt)
+    return LanguageModel(
+        catalogue, tokenizer, checkpoint.folder, options, stores, dtypes.choice, keep_learnt, checkpoint.file
+    )
 
 
 class LanguageModel(Generates):
@@ -100,9 +102,10 @@ class LanguageModel(Generates):
         stores: str | Path | None = None,
         choice: DtypeChoice | None = None,
         keep_learnt: bool = True,
+        file: Path | None = None,  # a GGUF file in whose bits it runs; then the folder has no weights
     ) -> None:
         self.turns = Turns()
-        self.name, self.folder, self.tokenizer = catalogue.name, folder, tokenizer
+        self.name, self.folder, self.file, self.tokenizer = catalogue.name, folder, file, tokenizer
         self.decoder, self.config = catalogue.decoder, catalogue.decoder.config
         self.dtype, self.backend, self.weights = options.dtype, options.backend, options.weights
         self.dtype_choice = choice or DtypeChoice(options.dtype)  # and why

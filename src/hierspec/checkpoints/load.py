@@ -49,6 +49,7 @@ class Checkpoint:
     dtype: torch.dtype
     pack: Pack | None = None  # what was trained for it beside its weights
     variant: str = ""  # hash of a change to the weights that was made after reading them from the folder
+    file: Path | None = None  # the GGUF file where its weights stay; then the folder has none
 
 
 def load_checkpoint(
@@ -85,7 +86,7 @@ def load_checkpoint(
         opened = shipped_pack(config, weights)
     else:
         opened = None if str(pack) == "none" else open_pack(Path(pack).expanduser(), config, weights)
-    checkpoint = Checkpoint(name, folder, config, weights, dtype, opened)
+    checkpoint = Checkpoint(name, folder, config, weights, dtype, opened, file=path if as_stored else None)
     return _early_exit(checkpoint) if str(source) == _EARLY_EXIT_NAME else checkpoint
 
 
