@@ -6,6 +6,7 @@ import os
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -18,8 +19,8 @@ from hierspec.assembly.drafts import DEFAULT_KV_MEMORY, LoadOptions, open_catalo
 from hierspec.assembly.dtype import DTYPES, DtypeChoice, DtypeChooser
 from hierspec.assembly.learnt import Learnt
 from hierspec.assembly.measured_costs import CostBook
+from hierspec.assembly.opening import runs_in_file_bits
 from hierspec.assembly.vocabulary import Vocabulary
-from hierspec.checkpoints.gguf_weights import GgufWeights
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import Pack
 from hierspec.core.errors import HierspecError
@@ -60,8 +61,9 @@ def load(
     measurement, kept in the cache, shows it to be faster); device is cpu, cuda or auto.
     backend is torch, compiled (CPU only: whole passes in one compiled function, the same bits at every width),
     compiled-vectors (the same without matrix units, which compiled uses for bfloat16 where the CPU has them) or auto.
-    weights is auto (as dtype says), file (compiled backend: a GGUF file's own bits, without converting anything), int8
-    or int4 (compiled backend: another, faster model, exact in itself).
+    weights is auto (file where that is possible and no dtype is given, else as dtype says), file (compiled backend: a
+    GGUF file's own bits, nothing is converted), float32 and the like (the same as dtype), int8 or int4 (compiled
+    backend: another, faster model, exact in itself).
     kv_memory is the most bytes of KV cache and hidden states.
     stores is the folder of its databases on disk (default: one of the cache, by the model's name and vocabulary).
     pack is the folder of what was trained for it: exits, drafters (default: the one that ships, if any; "none": none).
@@ -70,6 +72,10 @@ def load(
     """
     if source is not None and not isinstance(source, str | os.PathLike):
         raise HierspecError("load takes a model's folder, file or hub name; one that is already loaded cannot be used.")
+    if weights in DTYPES:  # float32 and the like: another way to ask for a dtype
+        if dtype not in ("auto", weights):
+            raise HierspecError(f"dtype is {dtype} and weights are {weights}: give one of them.")
+        dtype, weights = weights, "auto"
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -79,9 +85,14 @@ def load(
     with progress_bar(progress) as shown:
         dtypes = DtypeChooser(dtype, device, backend, weights, shown)
         asked = dtypes.choose if dtype == "auto" else DTYPES[dtype]
-        checkpoint = load_checkpoint(source, asked, shown, pack, as_stored=weights == "file")
-        if isinstance(checkpoint.weights, GgufWeights):
-            dtypes.choice = DtypeChoice("float32", reason=f"weights as the file has them: {checkpoint.weights}")
+        # A GGUF file runs in its own bits wherever it can, unless something else was asked for.
+        if_it_can = partial(runs_in_file_bits, device=device, backend=backend)
+        as_stored = if_it_can if (weights, dtype) == ("auto", "auto") else weights == "file"
+        checkpoint = load_checkpoint(source, asked, shown, pack, as_stored)
+        if checkpoint.file is not None:
+            why = "as asked" if weights == "file" else "since it is a GGUF file on a CPU"
+            bits = f"with weights in the file's own bits, {why}: {checkpoint.weights}"
+            weights, dtypes.choice = "file", DtypeChoice("float32", reason=bits)
         tokenizer = Tokenizer.from_folder(checkpoint.folder)
         options = LoadOptions(dtypes.choice.dtype, device, backend, weights, kv_memory)
         catalogue = open_catalogue(checkpoint, options, shown)

@@ -75,3 +75,26 @@ def test_a_folder_and_the_early_exit_variant_have_no_bits_of_a_file(tmp_path):
     assert stored_in_blocks(tmp_path / "m.gguf")
     with pytest.raises(HierspecError, match="use --weights auto"):
         load_checkpoint(folder, as_stored=True)
+    assert load_checkpoint(folder, as_stored=lambda config: True).file is None
+
+
+def test_where_it_depends_on_the_model_a_file_of_floats_is_read_as_floats(tmp_path):
+    path, config = tmp_path / "m.gguf", tiny_config("llama")
+    write_gguf(path, config, Kind.Q8_0)
+    asked = []
+    assert load_checkpoint(path, as_stored=lambda config: not asked.append(config)).file == path
+    assert asked == [config]
+    assert load_checkpoint(path, as_stored=lambda config: False).file is None
+    write_gguf(path, config, Kind.BF16)
+    assert load_checkpoint(path, as_stored=lambda config: True).file is None
+    assert load_checkpoint(path, as_stored=True).file == path
+
+
+@pytest.mark.parametrize("as_stored", [True, lambda config: True], ids=["asked", "if it can"])
+def test_what_is_no_gguf_file_is_one_sentence(as_stored, tmp_path):
+    path = tmp_path / "m.gguf"
+    for content in (None, b"", b"GG", b"GGML" + bytes(100), b"GGUF" + bytes(100)):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(HierspecError):
+            load_checkpoint(path, as_stored=as_stored)

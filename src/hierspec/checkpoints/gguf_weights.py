@@ -121,6 +121,10 @@ class GgufWeights(Mapping[str, Tensor]):
         counts = Counter(source.quantisation.name for source in stored if source is not None)
         return ", ".join(f"{count} in {name}" for name, count in counts.most_common())
 
+    def has_blocks(self) -> bool:
+        """Whether any of it is quantised; a file of floats alone may as well be read as floats."""
+        return any(source is not None and source.quantisation.block > 1 for source in self._sources.values())
+
     def stored(self, name: str) -> StoredMatrix | None:
         """A tensor as the file has it; None where it is absent, which means zeros."""
         source = self._sources[name]

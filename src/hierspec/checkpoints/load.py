@@ -57,24 +57,23 @@ def load_checkpoint(
     dtype: torch.dtype | Callable[[DecoderConfig], torch.dtype] = torch.float32,
     progress: Progress | None = None,
     pack: str | Path | None = None,
-    as_stored: bool = False,
+    as_stored: bool | Callable[[DecoderConfig], bool] = False,
 ) -> Checkpoint:
     """Finds `source` (None or "default", a folder, a .gguf file or a hub name) and maps its weights as `dtype`.
 
     A dtype that depends on the model is a function of its configuration, called before anything is converted.
     `pack` is the folder of its pack, "none", or None for the one that is shipped for it. "default-ee" is the default
     model's early-exit variant: the default weights plus a delta from the pack.
-    `as_stored`: the weights of a GGUF file stay in it (`GgufWeights`), and nothing is converted.
+    `as_stored`: the weights of a GGUF file stay in it (`GgufWeights`), and nothing is converted. Where that depends on
+    the model it is a function of its configuration too; files of floats alone are then read as others are.
     """
     if isinstance(dtype, torch.dtype):
         _check_dtype(dtype)
     name, path = _locate(source, progress or silent)
-    weights: Mapping[str, torch.Tensor]
-    if as_stored:
-        if not stored_in_blocks(source):
-            raise HierspecError(f"{source} has no bits of a GGUF file to run in (--weights file): use --weights auto.")
+    weights: Mapping[str, torch.Tensor] | None = _weights_in_file(source, path, as_stored)
+    if weights is not None:
         dtype, folder = torch.float32, convert(path, None, progress)
-        config, weights = read_config(folder), GgufWeights(open_gguf(path))
+        config = read_config(folder)
     else:
         if not isinstance(dtype, torch.dtype):
             dtype = dtype(_config(path))
@@ -86,8 +85,24 @@ def load_checkpoint(
         opened = shipped_pack(config, weights)
     else:
         opened = None if str(pack) == "none" else open_pack(Path(pack).expanduser(), config, weights)
-    checkpoint = Checkpoint(name, folder, config, weights, dtype, opened, file=path if as_stored else None)
+    file = path if isinstance(weights, GgufWeights) else None
+    checkpoint = Checkpoint(name, folder, config, weights, dtype, opened, file=file)
     return _early_exit(checkpoint) if str(source) == _EARLY_EXIT_NAME else checkpoint
+
+
+def _weights_in_file(
+    source: str | Path | None, path: Path, as_stored: bool | Callable[[DecoderConfig], bool]
+) -> GgufWeights | None:
+    """The weights that stay in a GGUF file, where `load_checkpoint` is to leave them there."""
+    if path.is_dir() or not stored_in_blocks(source):
+        if as_stored is True:
+            raise HierspecError(f"{source} has no bits of a GGUF file to run in (--weights file): use --weights auto.")
+        return None
+    if as_stored is False or not (as_stored is True or as_stored(_config(path))):
+        return None
+    _config(path)  # says what is wrong with a file that is none
+    weights = GgufWeights(open_gguf(path))
+    return weights if as_stored is True or weights.has_blocks() else None
 
 
 def _early_exit(checkpoint: Checkpoint) -> Checkpoint:
