@@ -76,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         for number, path in enumerate(arguments.records):
             progress("Writing recorded texts again", number, len(arguments.records))
             record = _read(path)
-            key = record["model"], record["weights"]
+            # Weights "auto" of a record are those of its dtype: a file's own bits have their own name.
+            key = record["model"], record["dtype"] if record["weights"] == "auto" else record["weights"]
             if key not in models:
                 models[key] = hierspec.load(_MODELS.get(key[0], key[0]), weights=key[1])
             result["records"][path.name] = compare(record, models[key], arguments.plans.split(","), arguments.limit)

@@ -6,6 +6,7 @@ import os
 from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -18,6 +19,7 @@ from hierspec.assembly.drafts import DEFAULT_KV_MEMORY, LoadOptions, open_catalo
 from hierspec.assembly.dtype import DTYPES, DtypeChoice, DtypeChooser
 from hierspec.assembly.learnt import Learnt
 from hierspec.assembly.measured_costs import CostBook
+from hierspec.assembly.opening import runs_in_file_bits
 from hierspec.assembly.vocabulary import Vocabulary
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import Pack
@@ -59,7 +61,9 @@ def load(
     measurement, kept in the cache, shows it to be faster); device is cpu, cuda or auto.
     backend is torch, compiled (CPU only: whole passes in one compiled function, the same bits at every width),
     compiled-vectors (the same without matrix units, which compiled uses for bfloat16 where the CPU has them) or auto.
-    weights is auto (as dtype says), int8 or int4 (compiled backend: another, faster model, exact in itself).
+    weights is auto (file where that is possible and no dtype is given, else as dtype says), file (compiled backend: a
+    GGUF file's own bits, nothing is converted), float32 and the like (the same as dtype), int8 or int4 (compiled
+    backend: another, faster model, exact in itself).
     kv_memory is the most bytes of KV cache and hidden states.
     stores is the folder of its databases on disk (default: one of the cache, by the model's name and vocabulary).
     pack is the folder of what was trained for it: exits, drafters (default: the one that ships, if any; "none": none).
@@ -68,6 +72,10 @@ def load(
     """
     if source is not None and not isinstance(source, str | os.PathLike):
         raise HierspecError("load takes a model's folder, file or hub name; one that is already loaded cannot be used.")
+    if weights in DTYPES:  # float32 and the like: another way to ask for a dtype
+        if dtype not in ("auto", weights):
+            raise HierspecError(f"dtype is {dtype} and weights are {weights}: give one of them.")
+        dtype, weights = weights, "auto"
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -76,11 +84,21 @@ def load(
         start_compiling()
     with progress_bar(progress) as shown:
         dtypes = DtypeChooser(dtype, device, backend, weights, shown)
-        checkpoint = load_checkpoint(source, dtypes.choose if dtype == "auto" else DTYPES[dtype], shown, pack)
+        asked = dtypes.choose if dtype == "auto" else DTYPES[dtype]
+        # A GGUF file runs in its own bits wherever it can, unless something else was asked for.
+        if_it_can = partial(runs_in_file_bits, device=device, backend=backend)
+        as_stored = if_it_can if (weights, dtype) == ("auto", "auto") else weights == "file"
+        checkpoint = load_checkpoint(source, asked, shown, pack, as_stored)
+        if checkpoint.file is not None:
+            why = "as asked" if weights == "file" else "since it is a GGUF file on a CPU"
+            bits = f"with weights in the file's own bits, {why}: {checkpoint.weights}"
+            weights, dtypes.choice = "file", DtypeChoice("float32", reason=bits)
         tokenizer = Tokenizer.from_folder(checkpoint.folder)
         options = LoadOptions(dtypes.choice.dtype, device, backend, weights, kv_memory)
         catalogue = open_catalogue(checkpoint, options, shown)
-    return LanguageModel(catalogue, tokenizer, checkpoint.folder, options, stores, dtypes.choice, keep_learnt)
+    return LanguageModel(
+        catalogue, tokenizer, checkpoint.folder, options, stores, dtypes.choice, keep_learnt, checkpoint.file
+    )
 
 
 class LanguageModel(Generates):
@@ -95,9 +113,10 @@ class LanguageModel(Generates):
         stores: str | Path | None = None,
         choice: DtypeChoice | None = None,
         keep_learnt: bool = True,
+        file: Path | None = None,  # a GGUF file in whose bits it runs; then the folder has no weights
     ) -> None:
         self.turns = Turns()
-        self.name, self.folder, self.tokenizer = catalogue.name, folder, tokenizer
+        self.name, self.folder, self.file, self.tokenizer = catalogue.name, folder, file, tokenizer
         self.decoder, self.config = catalogue.decoder, catalogue.decoder.config
         self.dtype, self.backend, self.weights = options.dtype, options.backend, options.weights
         self.dtype_choice = choice or DtypeChoice(options.dtype)  # and why

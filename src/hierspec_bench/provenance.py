@@ -66,6 +66,8 @@ def prompt_set(name: str, prompts: Sequence[BenchPrompt]) -> dict[str, Any]:
 def model_files(model: LanguageModel, plans: Iterable[Plan] = (), progress: Progress = silent) -> dict[str, str]:
     """sha256 of the model's files, of its pack's, and of draft models in folders, by names without paths."""
     named = {path.name: path for path in _of_folder(model.folder)}
+    if model.file is not None:
+        named[model.file.name] = model.file
     for source in dict.fromkeys(tier.draft for plan in plans for tier in plan.tiers if tier.draft):
         folder = Path(source)
         if folder.is_dir():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from hierspec.checkpoints import gguf_file
+from hierspec.checkpoints import gguf_file, gguf_weights
 from hierspec.checkpoints.config import DecoderConfig, Rotary, inverse_frequencies
 from hierspec.checkpoints.families import FAMILIES, family_named, from_huggingface
 from hierspec.checkpoints.gguf_file import convert, converted, gguf_config
@@ -30,7 +31,10 @@ from hierspec.core.errors import HierspecError
 from hierspec.testing.checkpoints import random_weights, tiny_config
 
 KINDS = [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
-K_KINDS = [Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
+K_KINDS = [Kind.IQ4_NL, Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
+# Where a block has its float16 numbers.
+HALVES = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,)}
+HALVES |= {Kind.IQ4_NL: (0,), Kind.Q4_0: (0,), Kind.Q4_1: (0, 2), Kind.Q5_0: (0,), Kind.Q5_1: (0, 2), Kind.Q8_0: (0,)}
 WIDE = {"hidden": 256, "heads": 4, "kv_heads": 2, "head_size": 64, "intermediate": 256, "layers": 1, "vocabulary": 8}
 SMALL = {"hidden": 32, "heads": 2, "kv_heads": 1, "head_size": 16, "intermediate": 32, "layers": 1, "vocabulary": 8}
 
@@ -48,29 +52,30 @@ def permute(rows: np.ndarray, heads: int) -> np.ndarray:
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def random_blocks(shape: tuple[int, ...], kind: Kind, generator: np.random.Generator) -> np.ndarray:
-    """Valid bytes of a K-quantisation, which the gguf package reads but cannot write."""
+def random_blocks(
+    shape: tuple[int, ...], kind: Kind, generator: np.random.Generator, scale: float = 0.01
+) -> np.ndarray:
+    """Valid bytes of a quantisation, also of those that the gguf package reads but cannot write."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = generator.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
-    scales = generator.uniform(-0.01, 0.01, (*blocks.shape[:-1], 2)).astype(np.float16)
-    if kind == Kind.Q6_K:
-        blocks[..., -2:] = scales[..., :1].view(np.uint8)
-    else:
-        blocks[..., :4] = scales.view(np.uint8)
+    for start in HALVES[kind]:
+        halves = generator.uniform(-scale, scale, (*blocks.shape[:-1], 1)).astype(np.float16)
+        blocks[..., start : start + 2] = halves.view(np.uint8)
     return blocks.reshape(*shape[:-1], -1)
 
 
 def write_gguf(
     path: Path,
     config: DecoderConfig,
-    kind: Kind = Kind.F32,
+    kind: Kind | Callable[[str], Kind] = Kind.F32,
     architecture: str | None = None,
     drop: tuple[str, ...] = (),
     reshape: dict[str, tuple[int, ...]] | None = None,
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
+    scale: float = 0.01,
 ) -> dict[str, np.ndarray]:
-    """Writes `path` and returns the numbers in its tensors, by canonical name."""
+    """Writes `path` and returns the numbers in its tensors, by canonical name. `kind` may depend on that name."""
     form = family_named(config.family).gguf
     architecture = architecture or form.architecture
     writer = gguf.GGUFWriter(path, architecture)
@@ -96,9 +101,9 @@ def write_gguf(
     expected = {}
     for name, tensor in random_weights(config).items():
         values = tensor.numpy()
-        stored_kind = Kind.F32 if values.ndim == 1 else kind
+        stored_kind = Kind.F32 if values.ndim == 1 else kind if isinstance(kind, Kind) else kind(name)
         if stored_kind in K_KINDS:
-            raw = random_blocks(values.shape, stored_kind, generator)
+            raw = random_blocks(values.shape, stored_kind, generator, scale)
         else:
             raw = gguf.quants.quantize(values, stored_kind)
         expected[name] = gguf.quants.dequantize(raw, stored_kind).reshape(values.shape)
@@ -152,7 +157,7 @@ def test_every_family(family: str, tied: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_dtype_in_small_chunks(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_file, "_CHUNK", 1000)  # many chunks a tensor, none of them whole heads
+    monkeypatch.setattr(gguf_weights, "_CHUNK", 1000)  # many chunks a tensor, none of them whole heads
     expected = write_gguf(tmp_path / "m.gguf", tiny_config("llama"), Kind.Q4_1)
     assert_converted(tmp_path / "m.gguf", expected, dtype)
 
@@ -346,12 +351,12 @@ def test_models_that_do_not_add_up(tmp_path: Path) -> None:
 def test_an_unsupported_quantisation_is_named(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tensor("token_embd.weight", np.zeros((2, 84), np.uint8), raw_dtype=Kind.Q2_K)
+    writer.add_tensor("token_embd.weight", np.zeros((2, 110), np.uint8), raw_dtype=Kind.IQ3_S)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    _assert_one_sentence(path, "as Q2_K, which is not supported: hierspec reads F32, .* and Q6_K")
+    _assert_one_sentence(path, "as IQ3_S, which is not supported: hierspec reads F32, .* and Q6_K")
 
 
 def test_a_truncated_file(tmp_path: Path) -> None:

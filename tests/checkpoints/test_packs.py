@@ -214,7 +214,7 @@ def test_the_early_exit_variant_is_the_model_with_the_delta(folders, monkeypatch
     for name in [part.removesuffix(".a") for part in delta if part.endswith(".a")]:
         weights[f"model.{name}"] = weights[f"model.{name}"] + delta[f"{name}.b"] @ delta[f"{name}.a"]
     merged = replace(load_checkpoint("default"), weights=weights)
-    monkeypatch.setattr("hierspec.language_model.load_checkpoint", lambda *_: merged)
+    monkeypatch.setattr("hierspec.language_model.load_checkpoint", lambda *_, **__: merged)
     expected = hierspec.load(backend=backend)
     texts = [model.generate("abc", plan="plain", max_tokens=20).tokens for model in (default, variant, expected)]
     assert texts[1] == texts[2] != texts[0]

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import hierspec
 from hierspec.cli.main import main
@@ -19,7 +20,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.sampling import Sampling
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec_bench import peers
-from hierspec_bench.peers import ENVIRONMENTS, KINDS, chosen_kinds, open_peers, opening, search
+from hierspec_bench.peers import ENVIRONMENTS, KINDS, chosen_kinds, files, open_peers, opening, search
 from hierspec_bench.peers.catalogue import PeerKind
 from hierspec_bench.peers.install import Environment, install, python_of
 from hierspec_bench.peers.opening import WorkerPeer
@@ -257,7 +258,7 @@ def test_room_is_made_for_the_longest_conversation(fake):
     kind = PeerKind("fake", "fake", "with_fake", ({},), "folder")
 
     def room(longest, most):
-        small = SimpleNamespace(config=SimpleNamespace(context=most), folder=Path())
+        small = SimpleNamespace(config=SimpleNamespace(context=most), folder=Path(), file=None)
         return WorkerPeer(kind, small, fake, None, longest)._resolved({})[0]["context"]
 
     assert [room(0, 8192), room(6000, 8192), room(9000, 8192), room(0, 2048)] == [4096, 6000, 8192, 2048]
@@ -487,3 +488,15 @@ def test_native_llama_writes_the_same_with_lookup_and_after_a_beginning_it_kept(
     finally:
         for peer in opened:
             peer.close()
+
+
+def test_a_model_in_the_bits_of_its_file_is_converted_for_engines_that_read_folders(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(files, "convert", lambda path, dtype: asked.append((path, dtype)) or tmp_path / "floats")
+    in_floats = SimpleNamespace(folder=tmp_path / "folder", file=None, name="m")
+    assert files.float_folder(in_floats) == tmp_path / "folder"
+    assert asked == []
+    as_stored = SimpleNamespace(folder=tmp_path / "no weights", file=tmp_path / "m.gguf", name="m")
+    assert files.float_folder(as_stored) == tmp_path / "floats"
+    assert asked == [(tmp_path / "m.gguf", torch.float32)]
+    assert files.gguf_of(as_stored) == tmp_path / "m.gguf"

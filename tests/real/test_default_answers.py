@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import hierspec
 from hierspec import Chat, Plan, Sampling, TierPlan
 from hierspec.equality import first_difference
 from hierspec_bench.peers import open_peer
@@ -45,13 +46,14 @@ def test_a_batch_writes_what_each_writes_alone(default_model, plain):
         assert_same(default_model, prompt, sampling, answer.tokens, batched.tokens)
 
 
-def test_greedy_text_equals_that_of_transformers(default_model):
-    peer = open_peer("transformers", default_model.folder, "float32", "cpu", default_model.stop_ids)
+def test_greedy_text_equals_that_of_transformers():
+    model = hierspec.load(weights="float32")  # as transformers computes
+    peer = open_peer("transformers", model.folder, "float32", "cpu", model.stop_ids)
     sampling = Sampling(max_tokens=24, seed=0)
     for prompt in PROMPTS:
-        answer = default_model.generate(prompt, plan="plain", sampling=sampling)
-        expected = peer.generate(default_model.encode(prompt), sampling)[0]
-        difference = first_difference(default_model, default_model.encode(prompt), answer.tokens, expected, sampling, 0)
+        answer = model.generate(prompt, plan="plain", sampling=sampling)
+        expected = peer.generate(model.encode(prompt), sampling)[0]
+        difference = first_difference(model, model.encode(prompt), answer.tokens, expected, sampling, 0)
         assert difference is None or difference.is_tie, difference
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from hierspec.assembly.dtype import DTYPES
 from hierspec.assembly.opening import open_decoder
 from hierspec.assembly.vocabulary import Vocabulary
-from hierspec.checkpoints.load import Checkpoint, load_checkpoint
+from hierspec.checkpoints.load import Checkpoint, load_checkpoint, stored_in_blocks
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import StateScorer
 from hierspec.scorers.catalogue import ScorerCatalogue
@@ -53,8 +53,10 @@ class DraftModels:
         """Of one draft model. It only drafts, so its weights may have fewer bits than the target's."""
         key = source, weights or self._options.weights
         if key not in self._catalogues:
-            options = replace(self._options, weights=key[1])
-            checkpoint = load_checkpoint(source, DTYPES[options.dtype])
+            # A draft model that is no GGUF file has no bits of one.
+            as_stored = key[1] == "file" and stored_in_blocks(source)
+            options = replace(self._options, weights="auto" if key[1] == "file" and not as_stored else key[1])
+            checkpoint = load_checkpoint(source, DTYPES[options.dtype], as_stored=as_stored)
             tokenizer = Tokenizer.from_folder(checkpoint.folder)
             self._vocabulary.check_draft(source, checkpoint.config.vocabulary, tokenizer)
             self._catalogues[key] = open_catalogue(checkpoint, options)

@@ -37,10 +37,11 @@ class Products(Protocol):
 class DtypeChoice:
     dtype: str
     seconds: Mapping[str, float] = field(default_factory=dict)  # of a typical request, by dtype; empty: not measured
+    reason: str = ""  # where it is not a measurement
 
     def __str__(self) -> str:
         if not self.seconds:
-            return f"{self.dtype}, without measuring"
+            return f"{self.dtype}, {self.reason or 'without measuring'}"
         parts = ", ".join(f"{seconds:.2f} s in {dtype}" for dtype, seconds in self.seconds.items())
         return f"{self.dtype}, as measured: products of {_PROMPT} tokens read and {_ANSWER} written take {parts}"
 

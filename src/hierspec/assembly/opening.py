@@ -6,12 +6,24 @@ import torch
 
 from hierspec.backends.base import Decoder
 from hierspec.backends.torch.backend import TorchBackend
+from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress, silent
 
 BACKENDS = ("auto", "compiled", "compiled-vectors", "torch")
-WEIGHTS = ("auto", "int8", "int4")
+WEIGHTS = ("auto", "file", "int8", "int4")
+
+
+def runs_in_file_bits(config: DecoderConfig, device: str, backend: str) -> bool:
+    """Whether a GGUF file of such a model can run in its own bits here."""
+    if device != "cpu" or backend == "torch":
+        return False
+    try:
+        from hierspec.backends.cpu.backend import CpuBackend
+    except ImportError:
+        return False
+    return not CpuBackend(1).refuses(config, "file")
 
 
 def open_decoder(
@@ -39,7 +51,7 @@ def open_decoder(
         raise HierspecError(f"The compiled backend cannot run {checkpoint.name} here: {reason}; use --backend torch.")
     if weights != "auto":
         why = reason or "the torch backend was asked for"
-        raise HierspecError(f"Weights in {weights} need the compiled backend ({why}); use --weights auto.")
+        raise HierspecError(f"--weights {weights} needs the compiled backend ({why}); use --weights auto.")
     return _torch_backend(device).decoder(checkpoint.config, checkpoint.weights, format)
 
 

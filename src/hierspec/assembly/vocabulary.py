@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from hierspec.checkpoints.load import load_checkpoint
+from hierspec.checkpoints.load import load_checkpoint, stored_in_blocks
 from hierspec.core.errors import HierspecError
 from hierspec.paths import cache_folder
 from hierspec.progress import Progress
@@ -42,6 +42,6 @@ def open_home(
     source: str | Path | None = None, stores: str | Path | None = None, progress: Progress | None = None
 ) -> tuple[Tokenizer, int, Home]:
     """A model's tokenizer, the size of its vocabulary and where its databases are, without a decoder."""
-    checkpoint = load_checkpoint(source, torch.float32, progress)
+    checkpoint = load_checkpoint(source, torch.float32, progress, as_stored=stored_in_blocks(source))
     vocabulary = Vocabulary(checkpoint.name, Tokenizer.from_folder(checkpoint.folder), checkpoint.config.vocabulary)
     return vocabulary.tokenizer, vocabulary.size, vocabulary.home(stores)

@@ -52,18 +52,39 @@ class Memory(Protocol):
         """Slot to[i] becomes what slot source[i] was, all at once: keys, values and states."""
 
 
+class Rows(Protocol):
+    """A table [vocabulary, hidden]: a tensor, or what makes the rows that are asked for."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the whole table."""
+
+    def __getitem__(self, rows: Tensor, /) -> Tensor:
+        """Some rows."""
+
+
 class Decoder(Protocol):
     """The layers of a checkpoint, or a few more beside one. It holds weights and nothing of any text."""
 
     backend: Backend
     config: DecoderConfig
-    embedding: Tensor  # [vocabulary, hidden], in the dtype of the weights
-    head_weight: Tensor  # [vocabulary, hidden]
     norm: Tensor  # the last one
     dtype: torch.dtype  # of states
     products: str  # how weights are stored and multiplied, for people and for keys of what was measured
     weight_bytes: int  # that a pass over one token reads
     layer_rows: int  # rows times layers run so far: what reuse saves shows here
+
+    @property
+    def embedding(self) -> Rows:
+        """In the dtype of the weights."""
+
+    @property
+    def head_weight(self) -> Rows:
+        """The head's, likewise."""
 
     def memory(self, taps: tuple[int, ...], most_bytes: int) -> Memory:
         """A memory as this decoder reads it, of at most so many bytes."""

@@ -10,18 +10,28 @@ from pathlib import Path
 
 import torch
 
+from hierspec.checkpoints.cast_weights import CastWeights
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 from hierspec.checkpoints.default import DEFAULT_NAME, default_model, default_model_here
 from hierspec.checkpoints.delta import ChangedWeights
 from hierspec.checkpoints.families import family_named, from_huggingface
 from hierspec.checkpoints.gguf_file import convert, converted, gguf_config
+from hierspec.checkpoints.gguf_weights import GgufWeights, open_gguf
 from hierspec.checkpoints.packs import EARLY_EXIT, Pack, open_pack, shipped_pack
 from hierspec.checkpoints.tensor_files import check_stored, missing, opened
 from hierspec.core.errors import HierspecError
 from hierspec.core.text_files import read_object, shown
 from hierspec.progress import Progress, silent
 
-__all__ = ["Checkpoint", "expected_tensors", "find_source", "known_config", "load_checkpoint", "read_config"]
+__all__ = [
+    "Checkpoint",
+    "expected_tensors",
+    "find_source",
+    "known_config",
+    "load_checkpoint",
+    "read_config",
+    "stored_in_blocks",
+]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _EARLY_EXIT_NAME = "default-ee"  # the default model with the delta of its pack
@@ -39,6 +49,7 @@ class Checkpoint:
     dtype: torch.dtype
     pack: Pack | None = None  # what was trained for it beside its weights
     variant: str = ""  # hash of a change to the weights that was made after reading them from the folder
+    file: Path | None = None  # the GGUF file where its weights stay; then the folder has none
 
 
 def load_checkpoint(
@@ -46,29 +57,52 @@ def load_checkpoint(
     dtype: torch.dtype | Callable[[DecoderConfig], torch.dtype] = torch.float32,
     progress: Progress | None = None,
     pack: str | Path | None = None,
+    as_stored: bool | Callable[[DecoderConfig], bool] = False,
 ) -> Checkpoint:
     """Finds `source` (None or "default", a folder, a .gguf file or a hub name) and maps its weights as `dtype`.
 
     A dtype that depends on the model is a function of its configuration, called before anything is converted.
     `pack` is the folder of its pack, "none", or None for the one that is shipped for it. "default-ee" is the default
     model's early-exit variant: the default weights plus a delta from the pack.
+    `as_stored`: the weights of a GGUF file stay in it (`GgufWeights`), and nothing is converted. Where that depends on
+    the model it is a function of its configuration too; files of floats alone are then read as others are.
     """
     if isinstance(dtype, torch.dtype):
         _check_dtype(dtype)
     name, path = _locate(source, progress or silent)
-    if not isinstance(dtype, torch.dtype):
-        dtype = dtype(_config(path))
-        _check_dtype(dtype)
-    folder = path if path.is_dir() else convert(path, dtype, progress)
-    config = read_config(folder)
-    files = _weight_files(folder)
-    weights = _read_weights(folder, files, config, dtype, progress or silent)
+    weights: Mapping[str, torch.Tensor] | None = _weights_in_file(source, path, as_stored)
+    if weights is not None:
+        dtype, folder = torch.float32, convert(path, None, progress)
+        config = read_config(folder)
+    else:
+        if not isinstance(dtype, torch.dtype):
+            dtype = dtype(_config(path))
+            _check_dtype(dtype)
+        folder = path if path.is_dir() else convert(path, dtype, progress)
+        config = read_config(folder)
+        weights = _read_weights(folder, _weight_files(folder), config, dtype, progress or silent)
     if pack is None:
         opened = shipped_pack(config, weights)
     else:
         opened = None if str(pack) == "none" else open_pack(Path(pack).expanduser(), config, weights)
-    checkpoint = Checkpoint(name, folder, config, weights, dtype, opened)
+    file = path if isinstance(weights, GgufWeights) else None
+    checkpoint = Checkpoint(name, folder, config, weights, dtype, opened, file=file)
     return _early_exit(checkpoint) if str(source) == _EARLY_EXIT_NAME else checkpoint
+
+
+def _weights_in_file(
+    source: str | Path | None, path: Path, as_stored: bool | Callable[[DecoderConfig], bool]
+) -> GgufWeights | None:
+    """The weights that stay in a GGUF file, where `load_checkpoint` is to leave them there."""
+    if path.is_dir() or not stored_in_blocks(source):
+        if as_stored is True:
+            raise HierspecError(f"{source} has no bits of a GGUF file to run in (--weights file): use --weights auto.")
+        return None
+    if as_stored is False or not (as_stored is True or as_stored(_config(path))):
+        return None
+    _config(path)  # says what is wrong with a file that is none
+    weights = GgufWeights(open_gguf(path))
+    return weights if as_stored is True or weights.has_blocks() else None
 
 
 def _early_exit(checkpoint: Checkpoint) -> Checkpoint:
@@ -137,6 +171,13 @@ def _locate(source: str | Path | None, progress: Progress) -> tuple[str, Path]:
     return (path.resolve().name if path.is_dir() else path.stem), path
 
 
+def stored_in_blocks(source: str | Path | None) -> bool:
+    """Whether a model is a GGUF file, and its weights are those of that file."""
+    if str(source) == _EARLY_EXIT_NAME:  # its weights are the file's plus a change
+        return False
+    return _is_default(source) or (Path(str(source)).suffix == ".gguf" and not Path(str(source)).expanduser().is_dir())
+
+
 def _is_default(source: str | Path | None) -> bool:
     return source is None or str(source) in ("default", _EARLY_EXIT_NAME)
 
@@ -182,7 +223,8 @@ def _weight_files(folder: Path) -> dict[str, str] | str:
 
 def _read_weights(
     folder: Path, files: dict[str, str] | str, config: DecoderConfig, dtype: torch.dtype, progress: Progress
-) -> dict[str, torch.Tensor]:
+) -> Mapping[str, torch.Tensor]:
+    """Mapped, not read; a tensor whose stored type differs is cast when it is asked for."""
     expected = expected_tensors(config)
     stored_name = family_named(config.family).names
     by_file: dict[str, list[str]] = {}  # canonical names
@@ -197,10 +239,10 @@ def _read_weights(
     for file, names in by_file.items():
         with opened(folder / file, _REMEDY) as tensors:
             for name in names:
-                # Mapped, not read; a copy is made only where the stored type differs.
-                weights[name] = tensors.get_tensor(stored_name(name)).to(dtype)
+                weights[name] = tensors.get_tensor(stored_name(name))
                 progress("Loading weights", len(weights), len(expected))
-    return {name: weights[name] for name in expected}
+    ordered = {name: weights[name] for name in expected}
+    return CastWeights(ordered, dtype) if any(tensor.dtype != dtype for tensor in ordered.values()) else ordered
 
 
 def _check_file(path: Path, expected: dict[str, tuple[int, ...]]) -> None:

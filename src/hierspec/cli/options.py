@@ -61,9 +61,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     backend = group.add_argument("--backend", default="auto", help="compiled (CPU), compiled-vectors, torch or auto")
     completes(backend, ("auto", "compiled", "compiled-vectors", "torch"))
     weights = group.add_argument(
-        "--weights", default="auto", help="auto (as dtype says), int8 or int4 (CPU, compiled backend)"
+        "--weights",
+        default="auto",
+        help="auto (a GGUF file's own bits on a CPU, else as dtype says), file, int8, int4, or float32 and the like",
     )
-    completes(weights, ("auto", "int8", "int4"))
+    completes(weights, ("auto", "file", "int8", "int4", "float32", "bfloat16"))
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     add_stores_folder(group)
     pack = group.add_argument(

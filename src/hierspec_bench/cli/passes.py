@@ -33,9 +33,10 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.machine import machine
     from hierspec_bench.passes import measure_passes
     from hierspec_bench.peers import open_peer
+    from hierspec_bench.peers.files import float_folder
 
     device = str(model.decoder.backend.device)
-    peer = open_peer(peers[0], model.folder, model.dtype, device, model.stop_ids) if peers else None
+    peer = open_peer(peers[0], float_folder(model), model.dtype, device, model.stop_ids) if peers else None
     with progress_bars() as progress:
         measured = measure_passes(model, peer, progress=progress)
     report = Report.of(arguments)

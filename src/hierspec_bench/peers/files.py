@@ -14,6 +14,7 @@ import torch
 
 from hierspec.checkpoints.default import DEFAULT_NAME, default_model
 from hierspec.checkpoints.families import to_huggingface
+from hierspec.checkpoints.gguf_file import convert
 from hierspec.checkpoints.packs import SMALL
 from hierspec.core.errors import HierspecError
 from hierspec.language_model import LanguageModel
@@ -36,11 +37,18 @@ _LAYER_NAMES = {
 
 def gguf_of(model: LanguageModel, source: Path | None = None) -> Path:
     """The GGUF file that the model was read from."""
+    if model.file is not None:
+        return model.file
     if source is not None and source.suffix == ".gguf":
         return source
     if model.name == DEFAULT_NAME:
         return default_model()
     raise HierspecError(f"{model.name} was not read from a GGUF file, which this engine needs.")
+
+
+def float_folder(model: LanguageModel) -> Path:
+    """The model's folder with weights in it, for engines that read such; converted once where it has none."""
+    return model.folder if model.file is None else convert(model.file, torch.float32)
 
 
 def with_weights(path: Path, weights: str) -> Path:
@@ -119,7 +127,7 @@ def _small(model: LanguageModel) -> tuple[Any, int, Path]:
 def _embedding(model: LanguageModel) -> torch.Tensor:
     from safetensors import safe_open
 
-    with safe_open(model.folder / "model.safetensors", framework="pt", device="cpu") as opened:
+    with safe_open(float_folder(model) / "model.safetensors", framework="pt", device="cpu") as opened:
         tensor: torch.Tensor = opened.get_tensor("model.embed_tokens.weight").float().contiguous()
         return tensor
 

@@ -103,7 +103,7 @@ class WorkerPeer:
         if self.kind.assistant == "folder":
             asked["assistant"] = str(files.small_folder(self._model))
         if self.kind.reads == "folder":
-            return asked, self._model.folder, f"the model's own, as {asked.get('dtype', 'float32')}"
+            return asked, files.float_folder(self._model), f"the model's own, as {asked.get('dtype', 'float32')}"
         source = files.gguf_of(self._model, self._source)
         if self.kind.assistant == "gguf":
             asked["assistant"] = str(files.small_gguf(self._model, source))

@@ -25,6 +25,7 @@ from hierspec.backends.cpu.amx import TileRegisters
 from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.cpu.decoder import CpuDecoder
 from hierspec.backends.cpu.packing import KINDS, PackedWeights, pack_in_memory
+from hierspec.backends.cpu.product import FORM_OF_KIND
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.core.proposal import Proposal
 from hierspec.scorers.climb import advance
@@ -183,13 +184,15 @@ def test_keys_are_rounded_where_weights_are_and_there_are_matrix_units(monkeypat
     monkeypatch.setattr(cpu_backend, "CpuDecoder", lambda *arguments: arguments[-1])
     of = CpuBackend(1, matrix_units)
 
-    def by_tiles(kind: int) -> bool:
-        return of.with_weights(config, weights, PackedWeights(kind, kind, np.empty(0), 0, 0, None))
+    def by_tiles(*kinds: int) -> bool:
+        nothing = np.empty(0)
+        return of.with_weights(config, weights, PackedWeights("", kinds, nothing, nothing, kinds[0], 0, 0, None))
 
     assert by_tiles(KINDS["bfloat16-matrix"])
     assert not by_tiles(KINDS["float32"])
     assert not by_tiles(KINDS["bfloat16"])
     assert by_tiles(KINDS["int8"]) == by_tiles(KINDS["int4"]) == (with_amx and matrix_units)
+    assert by_tiles(KINDS["float32"], next(iter(FORM_OF_KIND))) == (with_amx and matrix_units)
 
 
 @pytest.mark.parametrize(("name", "products"), [("scores", 2 + 4), ("weighted_sums", 1 + 2 + 3 + 4)])

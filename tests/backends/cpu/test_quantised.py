@@ -1,5 +1,7 @@
 """Weights in 8 and 4 bits: what they represent, products with them against integer arithmetic, and the file."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,7 @@ from hierspec.backends.cpu.quantised import (
     quantise_weights,
 )
 from hierspec.backends.cpu.tiles import int4_tiles, int8_tiles
+from hierspec.checkpoints.cast_weights import CastWeights
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
@@ -176,7 +179,7 @@ def test_quantised_weights_need_the_compiled_backend(tmp_path):
     checkpoint = load_checkpoint(folder)
     with pytest.raises(HierspecError, match="compiled backend"):
         open_decoder(checkpoint, "cpu", "torch", "int8")
-    with pytest.raises(HierspecError, match="choose auto, int8, int4"):
+    with pytest.raises(HierspecError, match="choose auto, file, int8, int4"):
         load(folder, weights="int2")
 
 
@@ -216,3 +219,34 @@ def test_products_of_pairs_have_the_same_bits(bits, rows):
     given = inputs.ctypes.data, x.shape[1], scales.ctypes.data, groups * WORDS_PER_GROUP, weights.ctypes.data, groups
     quantised._quantised_tile(rows, bits, by_pairs=True).from_python(*given, out.ctypes.data, 16)
     assert (out.view(np.int32) == expected.view(np.int32)).all()
+
+
+def test_packing_unpacks_one_tensor_at_a_time(tmp_path, monkeypatch):
+    """Shards in bfloat16, as float32 and in 8 bits: a tensor is gone before the next one is asked for."""
+    monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(packing, "_WORTH_A_FILE", 0)
+    changes = {"heads": 4, "hidden": 128, "intermediate": 192, "tied": False}
+    folder = tiny_checkpoint(tmp_path / "model", "llama", seed=2, dtype=torch.bfloat16, shards=3, **changes)
+    as_stored, backend = load_checkpoint(folder, torch.bfloat16).weights, CpuBackend(2)
+    checkpoint = load_checkpoint(folder)
+    assert isinstance(checkpoint.weights, CastWeights)
+    everything = {name: tensor.float() for name, tensor in as_stored.items()}
+    made: list[weakref.ref[torch.Tensor]] = []
+    real = CastWeights.__getitem__
+
+    def watched(self, name):
+        assert not [tensor for ref in made if (tensor := ref()) is not None], name
+        tensor = real(self, name)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CastWeights, "__getitem__", watched)
+        kinds = packed_weights(checkpoint, INT8), packed_weights(checkpoint, packing.KINDS["float32"])
+    assert len(made) == 2 * (7 * checkpoint.config.layers + 1)
+    from backends.test_bits import plain_logits
+
+    for packed, format in zip(kinds, ("int8", "float32"), strict=True):
+        decoder = backend.with_weights(checkpoint.config, checkpoint.weights, packed)
+        expected = plain_logits(backend.decoder(checkpoint.config, everything, format), [1, 5, 9, 2])
+        assert (plain_logits(decoder, [1, 5, 9, 2]) == expected).all()

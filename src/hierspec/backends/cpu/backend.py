@@ -19,8 +19,8 @@ from hierspec.backends.cpu.drafting import CpuDraftWriter
 from hierspec.backends.cpu.functions import needed_functions
 from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist
 from hierspec.backends.cpu.llvm import LANES
-from hierspec.backends.cpu.packing import KINDS, PackedWeights, kind_for, pack_in_memory, pack_layers, packed_weights
-from hierspec.backends.cpu.product import BFLOAT16_AMX, INT4, INT8
+from hierspec.backends.cpu.packing import KINDS, PackedWeights, kind_for, pack_in_memory, packed_weights
+from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32
 from hierspec.backends.cpu.quantised import GROUP_BYTES, GROUPS, INT8_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.backend import TorchBackend
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from hierspec.checkpoints.load import Checkpoint
 
 _LOW_BITS = {"int8": 8, "int4": 4}
+_BYTES_IN_A_FILE = 0.75  # of a weight, about: files differ
 
 
 class CpuBackend:
     name = "compiled"
     exact = True
-    formats: tuple[str, ...] = ("float32", "bfloat16", "int8", "int4")
+    formats: tuple[str, ...] = ("float32", "bfloat16", "int8", "int4", "file")
 
     def __init__(self, threads: int, matrix_units: bool = True) -> None:
         self.device = torch.device("cpu")
@@ -74,14 +75,14 @@ class CpuBackend:
     def with_weights(self, config: DecoderConfig, weights: Mapping[str, Tensor], packed: PackedWeights) -> CpuDecoder:
         """A decoder of weights that are packed already."""
         # Matrix units multiply bfloat16 alone: of weights in float32 keys and values stay in float32 as well.
-        low_bits = packed.kind in (INT8, INT4) and self._matrix_units and amx.available()
-        return CpuDecoder(self, self.team, config, weights, packed, low_bits or packed.kind == BFLOAT16_AMX)
+        low_bits = not {*packed.kinds} <= {FLOAT32, BFLOAT16} and self._matrix_units and amx.available()
+        return CpuDecoder(self, self.team, config, weights, packed, low_bits or BFLOAT16_AMX in packed.kinds)
 
     def layers(self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str) -> Decoder:
         # Some drafters have a layer without its first norm, and some have sizes of their own: torch runs any.
         if self.refuses(config, format) or "model.layers.0.input_layernorm.weight" not in weights:
             return TorchBackend(self.device).layers(config, weights, "float32")
-        packed = pack_layers(config, weights, KINDS[format])
+        packed = pack_in_memory(config, weights, KINDS[format], head=False)
         return self.with_weights(config, weights, packed)
 
     def shortlist(self, decoder: Decoder, tokens: np.ndarray, format: str) -> Shortlist:
@@ -120,6 +121,8 @@ class CpuBackend:
     def bytes_per_weight(self, format: str) -> float:
         if bits := _LOW_BITS.get(format):
             return GROUP_BYTES[bits] / (GROUPS[bits] * LANES)
+        if format == "file":
+            return _BYTES_IN_A_FILE
         return float(getattr(torch, format).itemsize)
 
     def synchronize(self) -> None:

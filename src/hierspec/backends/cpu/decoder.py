@@ -1,33 +1,36 @@
 """The decoder on a CPU: the same answers as torch's, in one compiled function a pass (`layers.py`).
 
-Weights are float32, bfloat16, int8 or int4 and packed once; everything else is float32, but for the inputs of products
-with few bits (`quantised.py`) or by matrix units (`amx.py`). A row's bits depend on its own text alone: not on
-the width of the pass, on other requests, on chain or tree, or on where layer ranges were cut.
+Weights are float32, bfloat16, int8, int4 or as a GGUF file has them, and packed once; everything else is float32, but
+for the inputs of products with few bits (`quantised.py`) or by matrix units (`amx.py`). A row's bits depend on its own
+text alone: not on the width of the pass, on other requests, on chain or tree, or on where layer ranges were cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import Backend, Batch, Memory
+from hierspec.backends.base import Backend, Batch, Memory, Rows
 from hierspec.backends.cpu.amx import DEPTH
 from hierspec.backends.cpu.amx_attention import most_parts, part_floats, room_bytes, rows_of_block
 from hierspec.backends.cpu.amx_attention_kernels import SEGMENT, attention_code
 from hierspec.backends.cpu.attention import QUERIES
 from hierspec.backends.cpu.features import has_wide_registers
+from hierspec.backends.cpu.file_blocks import SMALLEST_GROUP
 from hierspec.backends.cpu.layers import run_head, run_layers
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.memory import CpuMemory
 from hierspec.backends.cpu.packing import PackedWeights
 from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES, product_code
-from hierspec.backends.cpu.quantised import INT4_GROUP, WORDS_PER_GROUP
+from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
+from hierspec.checkpoints.cast_weights import CastWeights
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
+from hierspec.checkpoints.gguf_weights import GgufWeights, StoredRows
 
 
 class CpuDecoder:
@@ -45,9 +48,9 @@ class CpuDecoder:
         self.backend = backend
         self.config = config
         self.dtype = torch.float32  # of hidden states, keys and values
-        self.embedding = weights["model.embed_tokens.weight"]
-        self._embedding = self.embedding.numpy() if self.embedding.dtype == torch.float32 else None
-        self.head_weight = self.embedding if config.tied else weights["lm_head.weight"]
+        self.embedding: Rows = _rows(weights, "model.embed_tokens.weight")
+        self._embed = _embedding(self.embedding)
+        self.head_weight: Rows = self.embedding if config.tied else _rows(weights, "lm_head.weight")
         self.norm = weights["model.norm.weight"]
         self.layer_rows = 0
         self._packed = packed
@@ -56,7 +59,8 @@ class CpuDecoder:
         self._team = team
         self._norm = _floats(self.norm)
         self._eps = np.array([config.norm_eps], np.float32)
-        self._code, self._head_code = product_code(packed.kind), product_code(packed.head_kind)
+        self._codes = np.stack([product_code(kind) for kind in packed.kinds])
+        self._head_code = product_code(packed.head_kind)
 
         def stacked(present: bool, *names: str) -> np.ndarray:
             """[layers, names, size]; empty where the architecture has none."""
@@ -89,7 +93,8 @@ class CpuDecoder:
         # As `run_layers` takes them.
         self.weights = (
             self._packed.layers,
-            self._code,
+            self._packed.layer_kinds,
+            self._codes,
             self._norms,
             self._head_norms,
             self._biases,
@@ -103,9 +108,7 @@ class CpuDecoder:
         return CpuMemory(self.config, taps, most_bytes, in_tiles=self._tile_attention)
 
     def embed(self, tokens: np.ndarray) -> Tensor:
-        if self._embedding is None:
-            return self.embedding[torch.from_numpy(tokens)].float()
-        return torch.from_numpy(self._embedding[tokens])
+        return torch.from_numpy(self._embed(tokens))
 
     def run(self, memory: Memory, batch: Batch, hidden: Tensor, start: int, stop: int) -> Tensor:
         assert isinstance(memory, CpuMemory)
@@ -182,6 +185,21 @@ class CpuDecoder:
         return torch.from_numpy(logits)
 
 
+def _rows(weights: Mapping[str, Tensor], name: str) -> Rows:
+    """A table of which few rows are used: as floats where the checkpoint has them, else made when asked for."""
+    return weights.rows(name) if isinstance(weights, GgufWeights | CastWeights) else weights[name]
+
+
+def _embedding(table: Rows) -> Callable[[np.ndarray], np.ndarray]:
+    """From tokens to their rows, as float32."""
+    if isinstance(table, StoredRows):
+        return table.few
+    if isinstance(table, Tensor) and table.dtype == torch.float32:
+        floats: np.ndarray = table.numpy()
+        return lambda tokens: floats[tokens]
+    return lambda tokens: _floats(table[torch.from_numpy(tokens)])
+
+
 def _groups(cuts: np.ndarray, cut_texts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     """The rows between two cuts in groups of at most so many: first rows and the end, and the text of each group."""
     firsts: list[int] = []
@@ -229,7 +247,7 @@ class Scratch:
             # Inputs as products take them: int8, tiles of bfloat16, or floats, transposed where registers are wide.
             self.inputs = _aligned(threads, rows * -(-widest // DEPTH) * DEPTH * (4 if has_wide_registers() else 2))
             self.records = _aligned(
-                threads, max(4 * rows * -(-widest // INT4_GROUP) * WORDS_PER_GROUP, AMX_SCRATCH_BYTES)
+                threads, max(4 * rows * -(-widest // SMALLEST_GROUP) * WORDS_PER_GROUP, AMX_SCRATCH_BYTES)
             )
             width = (config.heads + 2 * config.kv_heads) * config.head_size
             self._qkv = np.empty((rows, width), np.float32)

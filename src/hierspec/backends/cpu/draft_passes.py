@@ -30,6 +30,7 @@ from hierspec.backends.cpu.compiled import (
     kernel_version,
 )
 from hierspec.backends.cpu.head_passes import run_draft_head, run_join
+from hierspec.backends.cpu.layer_products import project
 from hierspec.backends.cpu.layers import place_heads, run_layers
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.pick import greedy_row
@@ -39,36 +40,37 @@ from hierspec.backends.cpu.sharing import barrier, share
 
 _FLOAT = 4  # bytes
 # numba takes constants, not enumerations.
-_PREPARE, _PRODUCT, _NORMALISE, _BEGIN, _END = (
-    int(code) for code in (Code.PREPARE, Code.PRODUCT, Code.NORMALISE, Code.BEGIN, Code.END)
-)
+_NORMALISE, _BEGIN, _END = (int(code) for code in (Code.NORMALISE, Code.BEGIN, Code.END))
 
 
 @compiled(
     kernel_version,
     INT, INT, INTS, INT, FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INT,
-    INTS_2D, INTS, FLOATS_3D, FLOATS_3D, FLOATS_2D, BOOLS, types.UniTuple(INT, 5), FLOATS,
+    INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, BOOLS, types.UniTuple(INT, 5), FLOATS,
     FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, INTS,
     seconds=2,
 )  # fmt: skip
 def run_keys(
-    thread, threads, sync, layer, hidden, cos, sin, slots, arena, weights, code, norms, head_norms, biases, rotary,
-    shape, eps, normed, inputs, records, qkv, tile_code, version=0,
+    thread, threads, sync, layer, hidden, cos, sin, slots, arena, weights, kinds, codes, norms, head_norms, biases,
+    rotary, shape, eps, normed, inputs, records, qkv, tile_code, version=0,
 ):  # fmt: skip
     """Of one layer the keys and values of all rows, and nothing else. Arguments as of `run_layers`."""
     rows, size = hidden.shape
     heads, kv_heads, head_size, _, _ = shape
     width, row_bytes = (heads + 2 * kv_heads) * head_size, size * _FLOAT
     x, ready, record = normed[thread].ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
+    code = codes[0]  # for what is the same for all kinds of weights
     call_routine(code[_BEGIN], (record,))
     begun, norm = hidden.ctypes.data, norms[layer, 0].ctypes.data
     for row in range(rows):
         call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, eps.ctypes.data, x + row * row_bytes))
-    call_routine(code[_PREPARE], (x, rows, size, ready, record))
     queries = heads * head_size // LANES
     first, last = share(width // LANES - queries, thread, threads)
     first, last = first + queries, last + queries
-    call_routine(code[_PRODUCT], (x, ready, record, rows, weights[layer, 0], size, qkv.ctypes.data, width, first, last))
+    project(
+        layer, weights, kinds, codes, x, ready, record, rows, size, qkv.ctypes.data,
+        queries, kv_heads * head_size // LANES, first, last,
+    )  # fmt: skip
     if biases.size:
         for row in range(rows):
             for i in range(first * LANES, last * LANES):
@@ -94,7 +96,7 @@ _MEMORY = types.Tuple((INT, INTS_2D, INTS_2D))  # its address, the pages of the 
 _JOIN = types.Tuple((FLOATS_3D, INTS, FLOATS_2D, FLOATS, INT, INTS, FLOATS_3D, BYTES_3D, FLOATS_3D, FLOATS))
 _ROTARY = types.UniTuple(FLOATS_2D, 2)  # cosines and sines by position
 _WEIGHTS = types.Tuple(  # as `run_layers`
-    (INTS_2D, INTS, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS)
+    (INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS)
 )
 _SCRATCH = types.Tuple((  # as `run_layers`, up to the taps
     FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D,
@@ -154,7 +156,7 @@ def run_draft(
         barrier(sync, threads)
         place = positions[begin]
         # In the last layer only the last row is needed; of the others what it sees of them.
-        layer, start = weights[7][4] - 1, 0
+        layer, start = weights[8][4] - 1, 0
         for stop in (layer if count > 1 else layer + 1, layer + 1):
             if stop > layer and count > 1:
                 rest = end - 1
@@ -162,8 +164,8 @@ def run_draft(
                     addresses[2],
                     (
                         thread, threads, sync, layer, x[: count - 1], cosines[place : place + count - 1],
-                        sines[place : place + count - 1], slots[begin:rest], arena, weights[0], weights[1], weights[2],
-                        weights[3], weights[4], weights[6], weights[7], weights[8], normed, ready, group_records,
+                        sines[place : place + count - 1], slots[begin:rest], arena, *weights[:6],
+                        *weights[7:], normed, ready, group_records,
                         qkv[: count - 1], tiles,
                     ),
                 )  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import Batch, DraftRows, ExtraRows, Memory
+from hierspec.backends.base import Batch, DraftRows, ExtraRows, Memory, Rows
 from hierspec.backends.cpu.answers import answer
 from hierspec.backends.cpu.attention import QUERIES
 from hierspec.backends.cpu.decoder import CpuDecoder
@@ -29,12 +30,38 @@ _LEADS = np.array(LEADS)
 _ZEROS = np.zeros(QUERIES + 1, np.int64)
 
 
+class _Embedding:
+    """A table as the compiled call takes it. Where it is made row by row, so are the rows that a call may need."""
+
+    def __init__(self, table: Rows) -> None:
+        vocabulary, hidden = table.shape
+        self._floats, self._halves = np.empty((0, hidden), np.float32), np.empty((0, hidden), np.int16)
+        self._source: Rows | None = None
+        if not isinstance(table, Tensor):
+            self._source, self._made = table, np.zeros(vocabulary, bool)
+            self._floats = np.empty((vocabulary, hidden), np.float32)  # what is never written takes no memory
+        elif table.dtype == torch.bfloat16:
+            self._halves = table.view(torch.int16).numpy()
+        else:
+            self._floats = table.numpy()
+
+    def of(self, tokens: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """The table in float32 and in bfloat16, one of them empty, with the rows of these tokens."""
+        if self._source is not None:
+            for some in tokens:
+                missing = some[~self._made[some]]
+                if len(missing):
+                    self._floats[missing] = self._source[torch.from_numpy(missing.astype(np.int64))].float().numpy()
+                    self._made[missing] = True
+        return self._floats, self._halves
+
+
 class CpuDraftWriter:
     """`DraftWriter`, compiled: a drafter's parts, and memory between them."""
 
     def __init__(
         self,
-        embedding: Tensor,
+        embedding: Rows,
         layers: CpuDecoder,
         first: _NormedJoin,
         then: _NormedJoin,
@@ -47,12 +74,8 @@ class CpuDraftWriter:
         self.most_rows = layers.rows_together
         self._joins: dict[int, tuple[Memory, tuple[int, ...], tuple[Any, ...]]] = {}
         self._addresses = np.empty(0, np.int64)  # of what it calls, once that is needed
-        (vocabulary, hidden), half = embedding.shape, embedding.dtype == torch.bfloat16
-        self._vocabulary = vocabulary
-        self._embedding = (
-            np.empty((0, hidden), np.float32) if half else embedding.numpy(),
-            embedding.view(torch.int16).numpy() if half else np.empty((0, hidden), np.int16),
-        )
+        vocabulary, hidden = embedding.shape
+        self._vocabulary, self._embedding = vocabulary, _Embedding(embedding)
         self._scratch = (
             np.empty((team.threads, QUERIES, hidden), np.float32),
             np.empty((QUERIES, hidden), np.float32),
@@ -65,7 +88,7 @@ class CpuDraftWriter:
         if last:
             layers.run(memory, batch, hidden, 0, last)
         layers.layer_rows += rows
-        packed, code, norms, head_norms, biases, _, rotary, shape, eps = layers.weights
+        packed, kinds, codes, norms, head_norms, biases, _, rotary, shape, eps = layers.weights
         cos, sin = (table[batch.positions] for table in layers.rotary(int(batch.positions[-1]) + 1))
         scratch = layers.scratch(rows, 0, 1)
         self._team.run(
@@ -78,7 +101,8 @@ class CpuDraftWriter:
             batch.slots,
             memory.address,
             packed,
-            code,
+            kinds,
+            codes,
             norms,
             head_norms,
             biases,
@@ -118,7 +142,7 @@ class CpuDraftWriter:
                 np.array([0, count, 0, 1]),
             ),
             (memory.address, rows.table[None], memory.tap_addresses(0, layers.config.layers)),
-            self._embedding,
+            self._embedding.of((rows.tokens, extra.tokens, self._shortlist.tokens)),
             then if rows.own else self._joined(self._first, rows.features, rows.taps),
             then,
             layers.rotary(end),

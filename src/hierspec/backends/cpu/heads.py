@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import Decoder, ExtraRows
+from hierspec.backends.base import Decoder, ExtraRows, Rows
 from hierspec.backends.cpu.features import has_wide_registers
 from hierspec.backends.cpu.head_passes import run_draft_head, run_join
 from hierspec.backends.cpu.llvm import LANES
@@ -87,7 +87,7 @@ class Norms:
 class CpuShortlist:
     """Rows in 8 bits (a draft may always be), or as the target has them where its sizes do not allow that."""
 
-    def __init__(self, weight: Tensor, tokens: np.ndarray, eps: float, kind: int, team: ThreadTeam) -> None:
+    def __init__(self, weight: Rows, tokens: np.ndarray, eps: float, kind: int, team: ThreadTeam) -> None:
         self._weight, self._eps, self._kind, self._team = weight, np.array([eps], np.float32), kind, team
         self._code = product_code(kind)
         self.tokens = tokens

@@ -30,6 +30,7 @@ from hierspec.backends.cpu.compiled import (
     part,
 )
 from hierspec.backends.cpu.kernels import copy_lanes
+from hierspec.backends.cpu.layer_products import DOWN, OUTPUT, add_product, gated_product, project
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.product import Code
 from hierspec.backends.cpu.routines import call_routine
@@ -39,9 +40,7 @@ _FLOAT = 4  # bytes
 _ROWS_OF_A_THREAD = 64  # with so many rows for each thread they share rows, and each reads all weights
 
 # numba takes constants, not enumerations.
-_PREPARE, _PRODUCT, _ADD_PRODUCT, _GATED = (
-    int(code) for code in (Code.PREPARE, Code.PRODUCT, Code.ADD_PRODUCT, Code.GATED)
-)
+_PREPARE, _PRODUCT = int(Code.PREPARE), int(Code.PRODUCT)
 _BEGIN, _END, _NORMALISE = int(Code.BEGIN), int(Code.END), int(Code.NORMALISE)
 
 
@@ -83,7 +82,7 @@ def _place_heads(first, last, layer, qkv, cos, sin, shape, slots, arena, rotary,
     kernel_version,
     INT, INT, INTS, INT, INT,
     FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INTS, INT, INTS_2D, INTS, INTS, INTS, INTS, INTS,
-    INTS_2D, INTS, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS,
+    INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS,
     FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D,
     BYTES_2D, FLOATS, INTS, INTS_2D,
     seconds=8,
@@ -95,7 +94,7 @@ def run_layers(
     arena, tables,  # address of all keys and values; [texts, pages]: those of each text
     groups, group_texts,  # [groups + 1]: rows that attend together; [groups]: their text
     ends, path_starts, paths,  # a row sees tokens below ends[row], then paths[path_starts[row]:path_starts[row + 1]]
-    weights, code,  # [layers, 5]: addresses of qkv, output, gate, up, down; of the routines for them, see `Code`
+    weights, kinds, codes,  # of each matrix, see `layer_products.py`
     norms, head_norms, biases,  # [layers, 2, hidden]; [layers, 2, head_size] or empty; [layers, qkv] or empty
     windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate, layers; [1]
     normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, rooms, scale,
@@ -121,14 +120,17 @@ def run_layers(
     begun, scratch = hidden.ctypes.data + first_row * row_bytes, delta.ctypes.data + first_row * row_bytes
     qkv_rows, gated_rows = qkv.ctypes.data + first_row * width * _FLOAT, gated[first_row:].ctypes.data
     attended_rows = attended.ctypes.data + first_row * inside * _FLOAT
+    code = codes[0]  # for what is the same for all kinds of weights
     call_routine(code[_BEGIN], (record,))
     for layer in range(start, stop):
         norm = norms[layer, 0].ctypes.data
         for row in range(rows):  # every thread for itself: cheaper than another barrier
             call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, tail, x + row * row_bytes))
-        call_routine(code[_PREPARE], (x, rows, size, ready, record))
         first, last = share(width // LANES, part_number, parts)
-        call_routine(code[_PRODUCT], (x, ready, record, rows, weights[layer, 0], size, qkv_rows, width, first, last))
+        project(
+            layer, weights, kinds, codes, x, ready, record, rows, size, qkv_rows,
+            inside // LANES, kv_heads * head_size // LANES, first, last,
+        )  # fmt: skip
         if biases.size:
             for row in range(first_row, last_row):
                 for i in range(first * LANES, last * LANES):
@@ -152,26 +154,50 @@ def run_layers(
                 ends, path_starts, paths, scale, scores, totals, attended, code,
             )  # fmt: skip
         first, last = share(size // LANES, part_number, parts)
-        call_routine(code[_PREPARE], (attended_rows, rows, inside, ready, record))
-        call_routine(
-            code[_ADD_PRODUCT],
-            (attended_rows, ready, record, rows, weights[layer, 1], inside, scratch, size, first, last, begun),
+        add_product(
+            layer,
+            OUTPUT,
+            weights,
+            kinds,
+            codes,
+            attended_rows,
+            ready,
+            record,
+            rows,
+            inside,
+            scratch,
+            size,
+            first,
+            last,
+            begun,
         )
         barrier(sync, parts)
 
         norm = norms[layer, 1].ctypes.data
         for row in range(rows):
             call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, tail, x + row * row_bytes))
-        call_routine(code[_PREPARE], (x, rows, size, ready, record))
         first, last = share(intermediate // LANES, part_number, parts)
-        one, two, y = weights[layer, 2], weights[layer, 3], gated_rows
-        call_routine(code[_GATED], (x, ready, record, rows, one, two, size, small, y, intermediate, first, last))
+        gated_product(
+            layer, weights, kinds, codes, x, ready, record, rows, size, small, gated_rows, intermediate, first, last
+        )
         barrier(sync, parts)
         first, last = share(size // LANES, part_number, parts)
-        call_routine(code[_PREPARE], (y, rows, intermediate, ready, record))
-        call_routine(
-            code[_ADD_PRODUCT],
-            (y, ready, record, rows, weights[layer, 4], intermediate, scratch, size, first, last, begun),
+        add_product(
+            layer,
+            DOWN,
+            weights,
+            kinds,
+            codes,
+            gated_rows,
+            ready,
+            record,
+            rows,
+            intermediate,
+            scratch,
+            size,
+            first,
+            last,
+            begun,
         )
         barrier(sync, parts)
         for tap in range(len(taps)):

@@ -1,7 +1,7 @@
 """Weights as the compiled pass reads them: packed once into a file of the cache, and mapped from there ever after.
 
 So a model is held in memory once, as pages that the system may share between processes and take back; what it was
-packed from is not read again.
+packed from is not read again. Packing takes one part of one matrix at a time, so it needs no memory of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,13 @@ import torch
 from torch import Tensor
 
 from hierspec.backends.cpu import amx
+from hierspec.backends.cpu.file_blocks import FORM_OF, arrange, form_bytes
 from hierspec.backends.cpu.llvm import LANES
-from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32, INT4, INT8
-from hierspec.backends.cpu.quantised import block_bytes, quantise_weights
+from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32, FORM_OF_KIND, INT4, INT8
+from hierspec.backends.cpu.quantised import arrange_groups, block_bytes, quantise_weights
 from hierspec.cache import folder_name, keep_within_limit
 from hierspec.checkpoints.config import DecoderConfig
+from hierspec.checkpoints.gguf_weights import GgufWeights, StoredMatrix
 from hierspec.core.errors import HierspecError
 from hierspec.in_use import claim, mark_used
 from hierspec.paths import cache_folder, whole_file
@@ -34,63 +35,85 @@ if TYPE_CHECKING:
     from hierspec.checkpoints.load import Checkpoint
 
 KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "bfloat16-matrix": BFLOAT16_AMX, "int8": INT8, "int4": INT4}
-_NAMES = {kind: name for name, kind in KINDS.items()}
-_LAYOUT = 3  # count up when the same weights would now be packed differently
+FILE = -1  # no kind: each matrix has the one that holds what the GGUF file has
+_NAMES = {**{kind: name for name, kind in KINDS.items()}, **{kind: form.name for kind, form in FORM_OF_KIND.items()}}
+_KIND_OF_FORM = {form: kind for kind, form in FORM_OF_KIND.items()}
+_LAYOUT = 5  # count up when the same weights would now be packed differently
 _ALIGNED = 64
 _WORTH_A_FILE = 32 << 20  # bytes; smaller models are packed at every start
-_PARTS = (("self_attn.q", "self_attn.k", "self_attn.v"), ("self_attn.o",), ("mlp.gate",), ("mlp.up",), ("mlp.down",))
+_AT_ONCE = 1 << 22  # weights
+# In the order of `layer_products.py`.
+_MATRICES = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
 
 
 @dataclass(frozen=True, eq=False)
 class PackedWeights:
-    kind: int  # how the layers are stored
+    name: str  # how they are stored
+    kinds: tuple[int, ...]  # of products that layers need
+    layer_kinds: np.ndarray  # [layers, 7]: which of those each matrix is
+    layers: np.ndarray  # [layers, 7]: addresses
     head_kind: int
-    layers: np.ndarray  # [layers, 5]: addresses of qkv, output, gate, up, down
     head: int  # address
     bytes: int  # of all of it: what a pass over one token reads
     owner: Any  # keeps the memory
 
+
+@dataclass(frozen=True)
+class _Matrix:
+    """One matrix that is to be packed."""
+
+    name: str
+    shape: tuple[int, int]
+    kind: int
+
     @property
-    def name(self) -> str:
-        return _NAMES[self.kind]
+    def bytes(self) -> int:
+        return packed_bytes(self.shape, self.kind)
 
 
 def kind_for(name: str, matrices: bool = True) -> int:
     """How weights of this name are stored here: bfloat16 as matrix units take it, where there are such and they may."""
+    if name == "file":
+        return FILE
     return BFLOAT16_AMX if name == "bfloat16" and matrices and amx.available() else KINDS[name]
 
 
-def pack_in_memory(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -> PackedWeights:
-    """The weights packed into memory of this process."""
-    arrays = [packed(weight, own) for weight, own in _matrices(config, weights, kind)]
-    return _addressed(config, kind, [array.ctypes.data for array in arrays], sum(a.nbytes for a in arrays), arrays)
-
-
-def pack_layers(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -> PackedWeights:
-    """The same of layers that have no head of their own."""
-    layers = islice(_matrices(config, weights, kind), config.layers * len(_PARTS))
-    arrays = [packed(weight, own) for weight, own in layers]
-    return _addressed(
-        config, kind, [*(array.ctypes.data for array in arrays), 0], sum(a.nbytes for a in arrays), arrays
-    )
+def pack_in_memory(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int, head: bool = True) -> PackedWeights:
+    """The weights packed into memory of this process; `head`: with one."""
+    matrices = _matrices(config, weights, kind, head)
+    starts = _starts(matrices)
+    memory = np.empty(starts[-1] + _ALIGNED, np.uint8)
+    memory = memory[-memory.ctypes.data % _ALIGNED :]
+    for matrix, start in zip(matrices, starts, strict=False):
+        for part in _parts(weights, matrix):
+            octets = part.reshape(-1).view(np.uint8)
+            memory[start : start + octets.size] = octets
+            start += octets.size
+    return _addressed(config, kind, matrices, memory.ctypes.data, memory)
 
 
 def packed_weights(checkpoint: Checkpoint, kind: int, progress: Progress = silent) -> PackedWeights:
     """The weights from their file, which is made on the first call."""
     config = checkpoint.config
-    sizes = [packed_bytes(shape, own) for shape, own in _shapes(config, kind)]
-    if sum(sizes) < _WORTH_A_FILE:
+    matrices = _matrices(config, checkpoint.weights, kind)
+    starts = _starts(matrices)
+    if starts[-1] < _WORTH_A_FILE:
         return pack_in_memory(config, checkpoint.weights, kind)
-    starts = np.cumsum([0, *(-(-size // _ALIGNED) * _ALIGNED for size in sizes)]).tolist()
     path = cache_folder() / "packed" / f"{folder_name(checkpoint.folder)[:80]}-{_key(checkpoint, kind)}.weights"
     claim(path)  # before it is looked at: another process may be deleting it
     if not path.is_file() or path.stat().st_size != starts[-1]:
         try:
+            done, total = 0, sum(matrix.bytes for matrix in matrices)
             with whole_file(path) as temporary, temporary.open("wb") as file:
-                for number, (weight, own) in enumerate(_matrices(config, checkpoint.weights, kind)):
-                    file.write(packed(weight, own).data)
-                    file.write(bytes(starts[number + 1] - starts[number] - sizes[number]))
-                    progress("Packing weights (once)", number + 1, len(sizes))
+                for matrix, start in zip(matrices, starts, strict=False):
+                    file.write(bytes(start - file.tell()))
+                    for part in _parts(checkpoint.weights, matrix):
+                        file.write(part.data)
+                        done += part.nbytes
+                        progress("Packing weights (once)", done, total)
+                    if isinstance(checkpoint.weights, GgufWeights):
+                        checkpoint.weights.release()
+                file.write(bytes(starts[-1] - file.tell()))
         except HierspecError:  # a full disk, say: memory will do
             return pack_in_memory(config, checkpoint.weights, kind)
         claim(path)
@@ -100,12 +123,35 @@ def packed_weights(checkpoint: Checkpoint, kind: int, progress: Progress = silen
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     mapped.madvise(mmap.MADV_WILLNEED)
     first = np.frombuffer(mapped, np.uint8).ctypes.data
-    return _addressed(config, kind, [first + start for start in starts[:-1]], sum(sizes), mapped)
+    return _addressed(config, kind, matrices, first, mapped)
 
 
-def _addressed(config: DecoderConfig, kind: int, addresses: list[int], size: int, owner: Any) -> PackedWeights:
-    layers = np.array(addresses[:-1], np.int64).reshape(config.layers, len(_PARTS))
-    return PackedWeights(kind, _head_kind(kind), layers, addresses[-1], size, owner)
+def _starts(matrices: list[_Matrix]) -> list[int]:
+    """Where each begins, and where the last one ends."""
+    sizes = [-(-matrix.bytes // _ALIGNED) * _ALIGNED for matrix in matrices]
+    starts: list[int] = np.cumsum([0, *sizes]).tolist()
+    return starts
+
+
+def _addressed(config: DecoderConfig, kind: int, matrices: list[_Matrix], first: int, owner: Any) -> PackedWeights:
+    """Matrices that stand in memory from the address `first` on."""
+    addresses = [first + start for start in _starts(matrices)]
+    count = config.layers * len(_MATRICES)
+    layers, head = matrices[:count], matrices[count:]
+    # What all kinds share is taken from the first: the one that may need tiles made ready.
+    kinds = tuple(sorted({matrix.kind for matrix in layers}, key=lambda kind: (kind != BFLOAT16_AMX, kind)))
+    names = dict.fromkeys(_NAMES[matrix.kind] for matrix in matrices)
+    shape = config.layers, len(_MATRICES)
+    return PackedWeights(
+        "+".join(names) if kind == FILE else _NAMES[kind],
+        kinds,
+        np.array([kinds.index(matrix.kind) for matrix in layers], np.int64).reshape(shape),
+        np.array(addresses[:count], np.int64).reshape(shape),
+        head[0].kind if head else kind,
+        addresses[count] if head else 0,
+        sum(matrix.bytes for matrix in matrices),
+        owner,
+    )
 
 
 def _head_kind(kind: int) -> int:
@@ -113,24 +159,34 @@ def _head_kind(kind: int) -> int:
     return INT8 if kind == INT4 else kind
 
 
-def _shapes(config: DecoderConfig, kind: int) -> Iterator[tuple[tuple[int, int], int]]:
-    """Outputs and inputs of every matrix, and how it is stored, in the order of the file."""
+def _matrices(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int, head: bool = True) -> list[_Matrix]:
+    """All matrices, in the order of the file."""
     heads, kv_heads = config.heads * config.head_size, config.kv_heads * config.head_size
     hidden, intermediate = config.hidden, config.intermediate
-    for _ in range(config.layers):
-        yield (heads + 2 * kv_heads, hidden), kind
-        yield (hidden, heads), kind
-        yield (intermediate, hidden), kind
-        yield (intermediate, hidden), kind
-        yield (hidden, intermediate), kind
-    yield (config.vocabulary, hidden), _head_kind(kind)
+    outputs = (heads, kv_heads, kv_heads, hidden, intermediate, intermediate, hidden)
+    inputs = (hidden, hidden, hidden, heads, hidden, hidden, intermediate)
+    shapes = list(zip(outputs, inputs, strict=True))
+    named = [
+        (f"model.layers.{layer}.{name}_proj.weight", shape, kind)
+        for layer in range(config.layers)
+        for name, shape in zip(_MATRICES, shapes, strict=True)
+    ]
+    if head:
+        name = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
+        named.append((name, (config.vocabulary, hidden), _head_kind(kind)))
+    if kind != FILE:
+        return [_Matrix(*each) for each in named]
+    assert isinstance(weights, GgufWeights)
+    return [_Matrix(name, shape, _stored_kind(weights.stored(name))) for name, shape, _ in named]
 
 
-def _matrices(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int) -> Iterator[tuple[Tensor, int]]:
-    for layer in range(config.layers):
-        for names in _PARTS:
-            yield torch.cat([weights[f"model.layers.{layer}.{name}_proj.weight"] for name in names]), kind
-    yield weights["model.embed_tokens.weight" if config.tied else "lm_head.weight"], _head_kind(kind)
+def _stored_kind(stored: StoredMatrix | None) -> int:
+    """The kind whose numbers are exactly those of the file."""
+    if stored is None or stored.quantisation in ("F32", "F16"):
+        return FLOAT32
+    if stored.quantisation == "BF16":
+        return BFLOAT16
+    return INT4 if stored.quantisation == "Q4_1" else _KIND_OF_FORM[FORM_OF[stored.quantisation]]
 
 
 def packed_bytes(shape: tuple[int, int], kind: int) -> int:
@@ -140,7 +196,29 @@ def packed_bytes(shape: tuple[int, int], kind: int) -> int:
         return outputs // LANES * block_bytes(inputs, bits)
     if kind == BFLOAT16_AMX:
         return outputs // LANES * amx.steps(inputs) * amx.TILE_BYTES
+    if form := FORM_OF_KIND.get(kind):
+        return form_bytes(outputs, inputs, form)
     return outputs * inputs * (4 if kind == FLOAT32 else 2)
+
+
+def _parts(weights: Mapping[str, Tensor], matrix: _Matrix) -> Iterator[np.ndarray]:
+    """A matrix as it is packed, some outputs after others."""
+    stored = weights.stored(matrix.name) if isinstance(weights, GgufWeights) else None
+    if stored is not None and stored.block > 1 and matrix.kind == _stored_kind(stored):
+        for rows in stored.chunks():
+            blocks = stored.unpacked(rows)
+            if matrix.kind == INT4:
+                assert blocks.offset is not None
+                yield arrange_groups(blocks.integers, blocks.d, blocks.offset, len(rows), 4)
+            else:
+                yield arrange(blocks, len(rows), FORM_OF_KIND[matrix.kind])
+        return
+    weight = weights[matrix.name]
+    if matrix.kind == BFLOAT16:
+        weight = weight.to(torch.bfloat16)
+    step = max(1, _AT_ONCE // matrix.shape[1] // LANES) * LANES
+    for start in range(0, len(weight), step):
+        yield packed(weight[start : start + step], matrix.kind)
 
 
 def packed(weight: Tensor, kind: int) -> np.ndarray:

@@ -17,6 +17,7 @@ from hierspec.backends.cpu.amx import DEPTH, TILE_BYTES, begin_tiles, end_tiles,
 from hierspec.backends.cpu.byte_tiles import LEAST_ROWS, configure, has_byte_tiles, over_rows_by_tiles, release
 from hierspec.backends.cpu.compiled import library
 from hierspec.backends.cpu.features import has_wide_registers
+from hierspec.backends.cpu.file_blocks import FORMS, form_tiles, quantise_for
 from hierspec.backends.cpu.kernels import emit_gate, normalise
 from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
 from hierspec.backends.cpu.quantised import GROUP_BYTES, GROUPS, quantise_for_int4, quantise_for_int8
@@ -34,9 +35,11 @@ from hierspec.backends.cpu.tiles import (
     transposed_tiles,
 )
 
-# How weights are stored: as float32, as bfloat16, as in `quantised.py`, or as bfloat16 in the tiles of `amx.py`.
+# How weights are stored: as float32, as bfloat16, as in `quantised.py`, as bfloat16 in the tiles of `amx.py`, or in one
+# of the forms of `file_blocks.py`.
 FLOAT32, BFLOAT16, INT8, INT4, BFLOAT16_AMX = range(5)
-_NAMES = ("float32", "bfloat16", "int8", "int4", "bfloat16_amx")
+FORM_OF_KIND = dict(enumerate(FORMS, start=5))
+_NAMES = ("float32", "bfloat16", "int8", "int4", "bfloat16_amx", *(form.name for form in FORMS))
 AMX_SCRATCH_BYTES = 4 * (2 * LANES) ** 2
 _BITS = {INT8: 8, INT4: 4}
 _FLOAT, _LINE = 4, 64  # bytes
@@ -54,6 +57,7 @@ class Code(IntEnum):
     TILES = 6  # (x, x_step, rows, weights, size, out, out_step): float32, whatever the weights are
     TILES_ONTO = 7  # the same, added to what is there
     NORMALISE = 8  # (x, weight, size, address of eps, out)
+    GATE = 9  # (gates, gates_step, ups, rows): gates[row, 0:16] = silu of itself * ups[row, 0:16]
 
 
 def _block_bytes(w: VectorWriter, size: Any, kind: int) -> Any:
@@ -64,6 +68,8 @@ def _block_bytes(w: VectorWriter, size: Any, kind: int) -> Any:
         bits = _BITS[kind]
         used = w.times(w.b.sdiv(size, i64(GROUPS[bits])), GROUP_BYTES[bits])
         return w.b.and_(w.plus(used, _LINE - 1), i64(-_LINE))
+    if form := FORM_OF_KIND.get(kind):
+        return w.times(w.b.sdiv(size, i64(form.unit)), form.unit_bytes)
     return w.times(size, LANES, 2 if kind == BFLOAT16 else _FLOAT)
 
 
@@ -77,6 +83,9 @@ def _prepare(kind: int) -> Routine:
             quantise_for_int8(w, x, w.b.sdiv(w.times(rows, size), i64(GROUPS[8])), prepared, group_scales)
         elif kind == INT4:
             quantise_for_int4(w, x, w.b.sdiv(w.times(rows, size), i64(GROUPS[4])), prepared, group_scales)
+        elif form := FORM_OF_KIND.get(kind):
+            groups = w.b.sdiv(w.times(rows, size), i64(form.group))
+            quantise_for[form.group](w, x, groups, prepared, group_scales)
         elif has_wide_registers():
             transpose_rows(w, x, rows, size, prepared)
 
@@ -131,6 +140,8 @@ def _block(kind: int) -> Callable[..., None]:
                     _BYTE_TILES[kind](w, *given)
                 with narrow:
                     _VECTORS[kind](w, *given)
+        elif form := FORM_OF_KIND.get(kind):
+            form_tiles[form](w, prepared, rows, group_scales, weights, *rest)
         elif has_wide_registers():
             over = transposed_tiles if kind == FLOAT32 else transposed_bfloat16_tiles
             over(w, x, prepared, rows, weights, *rest)
@@ -228,6 +239,17 @@ def _gated(kind: int) -> Routine:
     return gated
 
 
+@routine(4)
+def _gate(w: VectorWriter, gates: Any, gates_step: Any, ups: Any, rows: Any) -> None:
+    """For gates and ups of different kinds, which `gated` cannot multiply together."""
+
+    def gate_row(row: Any) -> None:
+        target = w.plus(gates, row, gates_step, _FLOAT)
+        emit_gate(w, target, w.plus(ups, row, LANES * _FLOAT), target)
+
+    w.repeat(rows, gate_row)
+
+
 @routine(1)
 def _nothing(w: VectorWriter, unused: Any) -> None:
     """For kinds of weights that need no tiles."""
@@ -247,6 +269,7 @@ def product_library(kind: int) -> RoutineLibrary:
         Code.TILES: tiles,
         Code.TILES_ONTO: tiles_onto,
         Code.NORMALISE: normalise,
+        Code.GATE: _gate,
     }
     return library(f"products_{_NAMES[kind]}", {code.name.lower(): routines[code] for code in Code})
 

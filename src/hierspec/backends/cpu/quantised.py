@@ -43,20 +43,20 @@ def block_bytes(inputs: int, bits: int) -> int:
 _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 _V64I8 = ir.VectorType(_I8, 4 * LANES)
 _INPUTS_PER_STEP = 4  # for 16 outputs: 64 bytes
-_MAGIC = 3 << 22
+MAGIC = 3 << 22
 
 
-def _initial_sum() -> int:
+def initial_sum() -> int:
     """Where integer sums begin.
 
     Where converting integers to floats is slow (2 cycles on one of two units of a Neoverse-N1), they begin at the bits
     of a float so large that its last digit counts ones: a sum of less than 2**22 then only needs a subtraction, and
     nothing is rounded.
     """
-    return int(np.float32(_MAGIC).view(np.int32)) if dot_instruction() == "sdot" else 0
+    return int(np.float32(MAGIC).view(np.int32)) if dot_instruction() == "sdot" else 0
 
 
-def _input_quantiser(size: int) -> Routine:
+def input_quantiser(size: int) -> Routine:
     @routine(4)
     def quantise_inputs(w: VectorWriter, x: Any, groups: Any, out: Any, group_scales: Any) -> None:
         """The floats of x in 8 bits in `out`, and WORDS_PER_GROUP words about each group in `group_scales`."""
@@ -91,10 +91,10 @@ def _input_quantiser(size: int) -> Routine:
     return quantise_inputs
 
 
-quantise_for_int8, quantise_for_int4 = _input_quantiser(INT8_GROUP), _input_quantiser(INT4_GROUP)
+quantise_for_int8, quantise_for_int4 = input_quantiser(INT8_GROUP), input_quantiser(INT4_GROUP)
 
 
-def _dot(w: VectorWriter, total: Any, weights: Any, four: Any, lane: int) -> Any:
+def dot(w: VectorWriter, total: Any, weights: Any, four: Any, lane: int) -> Any:
     """total[o] += sum over i < 4 of weights[4 * o + i] * (word `lane` of `four`)[i], for every output o."""
     lanes = total.type.count
     undefined = ir.Constant(four.type, ir.Undefined)
@@ -129,7 +129,7 @@ def _add_by_fours(w: VectorWriter, totals: Sequence[Any], weights: Sequence[Any]
     for step, weight in enumerate(weights):
         if step % 4 == 0:
             inputs = [w.b.load(w.at(row, i64(4 * step), 1), typ=ir.VectorType(_I32, 4), align=1) for row in rows]
-        results = [_dot(w, total, weight, four, step % 4) for total, four in zip(results, inputs, strict=True)]
+        results = [dot(w, total, weight, four, step % 4) for total, four in zip(results, inputs, strict=True)]
     return results
 
 
@@ -156,7 +156,7 @@ def _quantised_tile(rows: int, bits: int, by_pairs: bool | None = None) -> Routi
         integers, floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
         octets, halves = ir.VectorType(_I8, 4 * lanes), ir.VectorType(ir.HalfType(), lanes)
         unsigned = bits == 8 and dot_instruction() == "vpdpbusd"  # it takes unsigned weights: 128 is added to them
-        initial_sum = _initial_sum()
+        start = initial_sum()
         in_pairs = has_pair_products() and rows % 2 == 0 if by_pairs is None else by_pairs
         x_rows = [w.b.add(x, w.b.mul(x_step, i64(row))) for row in range(rows)]
         scale_rows = [w.b.add(group_scales, w.b.mul(scales_step, i64(4 * row))) for row in range(rows)]
@@ -170,9 +170,9 @@ def _quantised_tile(rows: int, bits: int, by_pairs: bool | None = None) -> Routi
             return w.call(f"llvm.fma.v{lanes}f32", a, b, c)
 
         def as_floats(total: Any) -> Any:
-            if not initial_sum:
+            if not start:
                 return w.b.sitofp(total, floats)
-            return w.b.fsub(w.b.bitcast(total, floats), ir.Constant(floats, [float(_MAGIC)] * lanes))
+            return w.b.fsub(w.b.bitcast(total, floats), ir.Constant(floats, [float(MAGIC)] * lanes))
 
         def outputs(first: int) -> None:
             def load_steps(block: Any) -> list[Any]:
@@ -194,7 +194,7 @@ def _quantised_tile(rows: int, bits: int, by_pairs: bool | None = None) -> Routi
                 block = w.plus(weights, g, INTEGER_BYTES[bits])
                 scales_at = w.plus(w.plus(weights, groups, INTEGER_BYTES[bits]), g, SCALE_BYTES[bits])
                 word = w.b.mul(g, i64(WORDS_PER_GROUP))
-                totals = [ir.Constant(integers, [initial_sum] * lanes)] * rows
+                totals = [ir.Constant(integers, [start] * lanes)] * rows
                 if unsigned:  # and 128 times the sum of the inputs is subtracted
                     negative_sum = w.b.add(word, i64(2))
                     totals = [
@@ -231,9 +231,17 @@ int4_tile_1, int4_tile_2, int4_tile_3, int4_tile_4 = (_quantised_tile(rows, 4) f
 def quantise_weights(weight: np.ndarray, bits: int) -> np.ndarray:
     """[outputs, inputs] floats as blocks [outputs / 16, bytes of a block]."""
     (outputs, inputs), group = weight.shape, GROUPS[bits]
+    groups = np.ascontiguousarray(weight, np.float32).reshape(outputs * inputs // group, group)
+    return arrange_groups(*(_to_int8 if bits == 8 else _to_int4)(groups), outputs, bits)
+
+
+def arrange_groups(
+    integers: np.ndarray, scales: np.ndarray, offsets: np.ndarray, outputs: int, bits: int
+) -> np.ndarray:
+    """Groups [outputs * groups of inputs, size], with a float16 scale and offset each, as such blocks."""
+    group = GROUPS[bits]
+    inputs = integers.size // outputs
     panels, count, steps = outputs // LANES, inputs // group, group // _INPUTS_PER_STEP
-    groups = np.ascontiguousarray(weight, np.float32).reshape(outputs * count, group)
-    integers, scales, offsets = (_to_int8 if bits == 8 else _to_int4)(groups)
     by_step = integers.reshape(panels, LANES, count, steps, _INPUTS_PER_STEP).transpose(0, 2, 3, 1, 4)
     octets: np.ndarray = np.ascontiguousarray(by_step).view(np.uint8).reshape(panels, count, steps, -1)
     if bits == 4:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import Decoder, DraftWriter, Join, Shortlist
+from hierspec.backends.base import Decoder, DraftWriter, Join, Rows, Shortlist
 from hierspec.backends.torch.decoder import TorchDecoder
 from hierspec.backends.torch.heads import TorchJoin, TorchShortlist
 from hierspec.backends.torch.pick import answer
@@ -48,7 +48,7 @@ class TorchBackend:
         return self.decoder(config, weights, format)
 
     def shortlist(self, decoder: Decoder, tokens: np.ndarray, format: str) -> Shortlist:
-        return TorchShortlist(decoder.head_weight, tokens, decoder.config.norm_eps)
+        return TorchShortlist(_tensor(decoder.head_weight), tokens, decoder.config.norm_eps)
 
     def join(self, decoder: Decoder, matrix: Tensor, bias: Tensor | None, format: str) -> Join:
         return TorchJoin(decoder, matrix, bias)
@@ -72,3 +72,9 @@ class TorchBackend:
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def _tensor(rows: Rows) -> Tensor:
+    """A table that is one, as those of this backend's decoders are."""
+    assert isinstance(rows, Tensor)
+    return rows
