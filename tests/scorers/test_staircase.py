@@ -270,3 +270,24 @@ def test_sharing_changes_no_logits(backend, seed):
                 assert (found - expected).abs().max() < 1e-4
             if nodes and rng.random() < 0.7:
                 text += proposal.path(rng.randrange(nodes))
+
+
+@settings(max_examples=50, deadline=None)
+@given(context=st.integers(1, 70), choices=st.lists(st.integers(0, 100), max_size=20), start=st.integers(0, 60))
+def test_what_an_entry_sees_is_the_context_and_its_ancestors(context, choices, start):
+    """And where those stand in a line, as in a proposed chain, there is no path."""
+    parents = tuple(choice % (node + 1) - 1 for node, choice in enumerate(choices))
+    staircase = Staircase(Pages(a_decoder().memory((LAYERS,), 1 << 20)))
+    staircase.reserve(context + len(choices))
+    staircase.align(np.arange(context, dtype=np.int32), Proposal(tuple(range(100, 100 + len(choices))), parents))
+    entries = np.arange(min(start, context - 1), staircase.used)
+    lengths, starts, paths = staircase.seen(entries)
+    for row, entry in enumerate(entries.tolist()):
+        ancestors, node = [], entry - context
+        while node >= 0:
+            ancestors.append(context + node)
+            node = parents[node]
+        expected = [*range(min(entry + 1, context)), *reversed(ancestors)]
+        seen = [*staircase.slots[: lengths[row]], *paths[starts[row] : starts[row + 1]]]
+        assert seen == staircase.slots[expected].tolist()
+        assert (starts[row] == starts[row + 1]) == (expected == list(range(entry + 1)))
