@@ -16,8 +16,8 @@ SCRIPTS = sorted(path for path in (ROOT / "experiments").glob("*.py") if path.st
 
 def test_the_experiments_are_all_there():
     assert [path.stem for path in SCRIPTS] == [
-        *("equality", "first_prompts", "hero", "hispec_pairs", "hispec_synthetic", "phases", "recorded_texts"),
-        *("search_growth", "store_soak", "store_times", "two_commits"),
+        *("equality", "first_prompts", "hero", "hispec_pairs", "hispec_synthetic", "long_prompts", "phases"),
+        *("recorded_texts", "search_growth", "store_soak", "store_times", "two_commits"),
     ]
 
 

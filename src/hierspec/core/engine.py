@@ -91,7 +91,7 @@ class Engine:
 
     def _note(self, group: list[tuple[Request, Ask]], seconds: float) -> None:
         """Tell the requests of a pass its time, which they share."""
-        rows, usual = 0, True
+        rows, contexts, usual = 0, 0, True
         for request, ask in group:
             stats = ask.stats
             stats.seconds += seconds / len(group)
@@ -101,8 +101,9 @@ class Engine:
             usual = usual and len(ask.context) <= stats.reach + 2
             stats.reach = len(ask.context) + len(ask.proposal)
             rows += 1 + len(ask.proposal)
+            contexts += (1 + len(ask.proposal)) * len(ask.context)
         if usual:  # told once, whoever else was in it
-            group[0][0].last_pass = PassTime(rows, seconds)
+            group[0][0].last_pass = PassTime(rows, seconds, contexts / rows, len(group))
 
     def _advance(self, request: Request, answer: Answer | None) -> None:
         """Give the request its answer and go on to its next ask; every step on the way is added to the steps."""
