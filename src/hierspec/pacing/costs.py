@@ -50,9 +50,10 @@ class Curve:
             steps = np.append(np.diff(self._values[requests::requests]), requests * self._slope)
             means = np.cumsum(steps) / np.arange(1, len(steps) + 1)
             self._least[requests] = np.minimum.accumulate(steps).tolist(), np.minimum.accumulate(means).tolist()
-        steps, means = self._least[requests]
-        index = min(nodes, len(steps)) - 1
-        return steps[index], min(means[index], steps[-1]) if nodes > len(steps) else means[index]
+        least_steps, least_means = self._least[requests]
+        index = min(nodes, len(least_steps)) - 1
+        # The last is of those beyond the table.
+        return least_steps[index], min(least_means[index], least_steps[-1]) if index + 1 < nodes else least_means[index]
 
 
 class Share:

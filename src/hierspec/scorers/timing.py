@@ -54,11 +54,8 @@ class PassTimer:
         self._request = Request(context, Sampling(), Hierarchy((Tier(scorer),)))
         scorer.forget()
         if not compute:
-            scorer.assume_computed([self._ask(context, NOTHING)], len(context))
-            for pool in scorer.pools:
-                for staircase in pool.staircases():
-                    # Memory that was never written to is read too fast: the system has one page of zeros for all.
-                    staircase.memory.copy(staircase.slots, staircase.slots)
+            with torch.inference_mode():
+                self._assume_context()
         self.run(context[:1])  # the prefill
 
     def run(self, tokens: np.ndarray) -> list[float]:
@@ -77,8 +74,16 @@ class PassTimer:
     def prefill(self, tokens: int) -> float:
         """Seconds of the scorer's layers for the last so many tokens of the context."""
         ask = self._ask(self._context, NOTHING)
-        self._scorer.assume_computed([ask], len(self._context) - tokens)
+        with torch.inference_mode():
+            self._scorer.assume_computed([ask], len(self._context) - tokens)
         return time_layers(self._scorer, [ask])[0]
+
+    def _assume_context(self) -> None:
+        self._scorer.assume_computed([self._ask(self._context, NOTHING)], len(self._context))
+        for pool in self._scorer.pools:
+            for staircase in pool.staircases():
+                # Memory that was never written to is read too fast: the system has one page of zeros for all.
+                staircase.memory.copy(staircase.slots, staircase.slots)
 
     def _ask(self, context: np.ndarray, proposal: Proposal) -> Ask:
         return Ask(self._scorer, context, proposal, self._request, 1, False, TierStats(self._scorer.name))
