@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 import hierspec
@@ -18,7 +20,7 @@ FIXED, ROW, ATTENTION = 1.0, 0.1, 0.001  # seconds of a pass, of a row, and of a
 class Scripted:
     """Passes that take what a formula says."""
 
-    contexts: list[int] = []
+    contexts: ClassVar[list[int]] = []
 
     def __init__(self, scorer, context, computed_layers=0, compute=True):
         self.context = len(context)
