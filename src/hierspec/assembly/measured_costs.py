@@ -114,7 +114,7 @@ def _key(scorer: StateScorer) -> str:
 
 def _from_json(document: Any) -> HealingCosts:
     rows, *curves = (document[name] for name in ("rows", "seconds", "spread", "growth", "growth_spread"))
-    seconds, _, growth, _ = curves
+    seconds, spread, growth, growth_spread = curves
     if not (
         rows
         and all(len(rows) == len(curve) for curve in curves)
@@ -123,7 +123,7 @@ def _from_json(document: Any) -> HealingCosts:
         and all(0 <= each < 1e3 for each in growth)
     ):
         raise ValueError("these are no costs")
-    return HealingCosts(rows, *curves, context=int(document["context"]))
+    return HealingCosts(rows, seconds, spread, growth, growth_spread, int(document["context"]))
 
 
 def _to_json(costs: HealingCosts) -> dict[str, Any]:
