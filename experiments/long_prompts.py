@@ -78,7 +78,7 @@ def compare(weights: str, arguments: argparse.Namespace) -> list[dict[str, Any]]
         model = hierspec.load(arguments.model, weights=weights, stores=stores, keep_learnt=False)
         apart = {plan: model.apart() for plan in plans}  # what one plan has written must not serve another
         for plan in plans:  # the first passes of a process pay for pages, threads and opened stores
-            apart[plan].generate("Hello", plan=plan, max_tokens=8)
+            answer(apart[plan], model.encode("Hello"), plan, 8, arguments.temperature)
         for size in map(int, arguments.sizes.split(",")):
             for number, prompt in enumerate(passages(model, arguments.texts, size, arguments.passages, arguments.raw)):
                 answers: dict[str, dict[str, Any]] = {}

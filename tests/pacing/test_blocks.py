@@ -258,6 +258,21 @@ def test_a_long_prefill_is_weighed_by_its_length():
     assert policy.pays(load=Load(1, 4000), to_prefill=100, room=100)
 
 
+def test_prefill_is_as_slow_as_the_machine_is_now():
+    """Everything takes four times as long as when it was measured, prefill too: what did not pay still does not."""
+    target = HealingCosts((1, 32), (1.0, 1.5))
+    policy = WhileWorthwhile(target.again(), Prefill(0.01), undrafted=target)
+    policy._until_rest = 100
+    assert not policy.pays(to_prefill=2000, room=30)
+    for _ in range(100):
+        for each in (policy.above, target):
+            each.observe(1, 4.0)
+            each.observe(4, 4.2)
+    assert target.seconds(1) > 3.5
+    assert not policy.pays(to_prefill=2000, room=30)
+    assert policy.pays(to_prefill=200, room=30)
+
+
 LONG_TEXT = np.random.default_rng(6).integers(0, 1000, 6000).tolist()
 # After 128 tokens a draft costs little beside a plain pass, and after 4,096 both it and its verification cost much.
 LONG_PRICES = [

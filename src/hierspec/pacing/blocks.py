@@ -143,7 +143,9 @@ class WhileWorthwhile:
         drafting = length * (passes / tokens * self._own_pass(load) if tokens else self.own.under(load).seconds(1))
         verifying = self.above.under(load).seconds(1 + round(length))
         saved = self.undrafted.under(load).seconds(1) - (drafting + verifying) / brought  # for each token
-        return self.prefill.seconds(to_prefill, load.context) > room * saved
+        # Where the machine is slower than when it was measured, so is prefill, which nobody times.
+        slower = self._plain / self.undrafted.measured[0] if self.undrafted.measured[0] else 1.0
+        return slower * self.prefill.seconds(to_prefill, load.context) > room * saved
 
     def begin(self) -> int:
         """A block begins. The tokens that it should have in any case."""
