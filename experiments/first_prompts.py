@@ -41,7 +41,8 @@ def falsified(book, scorer, computed_layers=0):
     if key not in book._costs:
         costs = measured(book, scorer, computed_layers)
         factor = job["factor"] if scorer is model.assembler.target else 1.0
-        book._costs[key] = HealingCosts(costs.rows, [factor * seconds for seconds in costs.measured], costs.spread)
+        wrong, growth = ([factor * seconds for seconds in curve] for curve in (costs.measured, costs.growth))
+        book._costs[key] = HealingCosts(costs.rows, wrong, costs.spread, growth, costs.growth_spread, costs.context)
     return book._costs[key]
 
 CostBook.costs = falsified

@@ -6,7 +6,7 @@ import torch
 import hierspec
 from hierspec.assembly import measured_costs
 from hierspec.assembly.measured_costs import CostBook
-from hierspec.pacing.costs import Costs
+from hierspec.pacing.costs import Costs, Prefill
 from hierspec.scorers.base import StateScorer
 
 
@@ -26,7 +26,7 @@ def _no_lines_of_progress(monkeypatch):
     monkeypatch.setattr("hierspec.cli.console._LINES_AFTER_SECONDS", 3600.0)
 
 
-_MEASURED = {book: book.costs for book in (CostBook, measured_costs._CostsApart)}
+_MEASURED = {book: (book.costs, book.prefill) for book in (CostBook, measured_costs._CostsApart)}
 
 
 def _made_up_costs(book: CostBook, scorer: StateScorer, computed_layers: int = 0) -> Costs:
@@ -38,6 +38,12 @@ def _made_up_costs(book: CostBook, scorer: StateScorer, computed_layers: int = 0
     return book._costs.setdefault(key, Costs((1, 32), (alone, alone * (1 + 31 / 12))))
 
 
+def _made_up_prefill(book: CostBook, scorer: StateScorer) -> Prefill:
+    """As the rows of wide passes."""
+    costs = book.costs(scorer)
+    return Prefill((costs.seconds(32) - costs.seconds(16)) / 16)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _no_clock():
     """What passes cost is made up and stays so: what is drafted, and how many passes a text takes, must not depend on
@@ -46,14 +52,16 @@ def _no_clock():
         patched.setenv("HIERSPEC_LEARNT", "off")
         for book in (CostBook, measured_costs._CostsApart):
             patched.setattr(book, "costs", _made_up_costs)
+            patched.setattr(book, "prefill", _made_up_prefill)
         yield
 
 
 @pytest.fixture(autouse=True)
 def _clock_where_it_is_tested(request, monkeypatch):
     if request.node.get_closest_marker("measures_costs") is not None:
-        for book, costs in _MEASURED.items():
+        for book, (costs, prefill) in _MEASURED.items():
             monkeypatch.setattr(book, "costs", costs)
+            monkeypatch.setattr(book, "prefill", prefill)
 
 
 @pytest.fixture(scope="session")

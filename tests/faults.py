@@ -26,7 +26,7 @@ from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.equality import first_difference
 from hierspec.language_model import LanguageModel, PlanLike
-from hierspec.pacing.costs import Costs
+from hierspec.pacing.costs import Costs, Prefill
 from hierspec.scorers.base import StateScorer
 from hierspec.scorers.pool import StaircasePool
 from hierspec.testing.checkpoints import tiny_checkpoint
@@ -232,6 +232,9 @@ class _FixedCosts(CostBook):
 
     def costs(self, scorer: StateScorer, computed_layers: int = 0) -> Costs:
         return Costs((1, 32), (1e-3, 4e-3))
+
+    def prefill(self, scorer: StateScorer) -> Prefill:
+        return Prefill(1e-4)
 
 
 def _trees(context: np.ndarray, budget: int) -> Proposal:

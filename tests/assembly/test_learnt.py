@@ -181,6 +181,7 @@ def test_healed_costs_are_kept(folders, cache):
     again = CostBook(*model.costs._about).costs(scorer)
     assert again.seconds(1) == pytest.approx(5.0, rel=0.2)
     [path] = (path for path in (cache / "costs").glob("*.json") if "dtype" not in path.name)
-    for content in ("{}", '{"rows": [1, 2], "seconds": [0, 1], "spread": [0, 0]}', "[1]"):
+    spoilt = json.loads(path.read_text()) | {"seconds": [0.0] * len(costs.rows)}
+    for content in ("{}", json.dumps(spoilt), "[1]"):
         path.write_text(content)
         assert CostBook(*model.costs._about).costs(scorer).seconds(1) < 1.0  # measured again

@@ -11,7 +11,7 @@ from hierspec.assembly.paces import PaceBook
 from hierspec.core.hierarchy import FIXED
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.pacing.blocks import UntilCorrection, WhileWorthwhile
-from hierspec.pacing.costs import FREE, Costs
+from hierspec.pacing.costs import FREE, Costs, Prefill
 from hierspec.pacing.pace import AdaptivePace
 
 
@@ -32,6 +32,9 @@ class MadeUpCosts:
     def costs(self, scorer, computed_layers=0):
         key = scorer.name, computed_layers
         return self.asked.setdefault(key, Costs((1, 32), (float(scorer.layers), scorer.layers + 32.0)))
+
+    def prefill(self, scorer):
+        return Prefill(1.0)
 
 
 LAYERS = (30, 12, 8, 4)

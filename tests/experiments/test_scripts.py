@@ -23,10 +23,10 @@ def test_the_experiments_are_all_there():
             "hero",
             "hispec_pairs",
             "hispec_synthetic",
+            "long_prompts",
             "phases",
-            "recorded_texts",
         ),
-        *("search_growth", "store_soak", "store_times", "two_commits"),
+        *("recorded_texts", "search_growth", "store_soak", "store_times", "two_commits"),
     ]
 
 

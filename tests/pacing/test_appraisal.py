@@ -15,7 +15,7 @@ from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.pacing.acceptance import AcceptanceRates
 from hierspec.pacing.appraisal import Appraiser
-from hierspec.pacing.costs import Costs
+from hierspec.pacing.costs import ALONE, Costs, Load
 from hierspec.pacing.pace import AdaptivePace
 from hierspec.testing.fakes import FakeScorer, FakeStore, random_trees
 
@@ -70,10 +70,10 @@ def test_costs_between_and_beyond_the_measured_widths():
     assert [costs.seconds(rows) for rows in (1, 2, 3, 4)] == [10.0, 12.0, 12.0, 12.0]
     assert costs.seconds(16) == pytest.approx(12 + 12 * 2 / 3)
     assert costs.seconds(10_000) >= costs.seconds(16)
-    assert [costs.least_step(nodes) for nodes in (1, 2, 3, 4)] == [2.0, 0.0, 0.0, 0.0]
+    assert [costs.under(ALONE).least(nodes)[0] for nodes in (1, 2, 3, 4)] == [2.0, 0.0, 0.0, 0.0]
     rising = Costs((1, 2, 4), (10.0, 13.0, 15.0))
-    assert [rising.least_step(nodes) for nodes in (1, 2, 3)] == [3.0, 1.0, 1.0]
-    assert 0 <= rising.least_step(10_000) <= 1.0
+    assert [rising.under(ALONE).least(nodes)[0] for nodes in (1, 2, 3)] == [3.0, 1.0, 1.0]
+    assert 0 <= rising.under(ALONE).least(10_000)[0] <= 1.0
 
 
 @settings(max_examples=150, deadline=None)
@@ -162,21 +162,47 @@ def test_what_is_written_stays_the_same_and_dear_drafts_are_dropped(rule):
 
 @given(st.lists(st.floats(0.1, 10), min_size=3, max_size=6), st.integers(1, 20), st.integers(1, 40))
 def test_requests_that_run_together_share_a_pass(steps, requests, rows):
-    """A share is an equal part of the wide pass, at the widths that drafts have."""
+    """A share is an equal part of the wide pass."""
     widths = [1, 2, 4, 8, 16, 32][: len(steps)]
     costs = Costs(widths, np.cumsum(steps).tolist())
-    shared = costs.shared(requests)
-    if rows <= 8 or rows in widths:
-        assert shared.seconds(rows) == pytest.approx(costs.seconds(requests * rows) / requests)
+    shared = costs.under(Load(requests))
+    assert shared.seconds(rows) == pytest.approx(costs.seconds(requests * rows) / requests)
     assert shared.seconds(rows) <= shared.seconds(rows + 1) + 1e-12
-    assert costs.shared(1) is costs
+    assert costs.under(ALONE).seconds(rows) == costs.seconds(rows)
+
+
+@given(st.integers(1, 20), st.integers(1, 40), st.integers(0, 10_000))
+def test_a_long_text_adds_to_its_own_rows_alone(requests, rows, context):
+    """A straight line in the context, the same whoever else is in the pass, and nothing before the measured one."""
+    costs = Costs((1, 8, 32), (1.0, 2.0, 5.0), (0.001, 0.004, 0.02), context=128)
+    added = costs.under(Load(requests, context)).seconds(rows) - costs.under(Load(requests)).seconds(rows)
+    of_a_token = np.interp(rows, costs.rows, costs.growth) + max(rows - 32, 0) * 0.019 / 31
+    assert added == pytest.approx(max(context - 128, 0) * of_a_token, abs=1e-9)
+    share = costs.under(Load(requests, context))
+    steps = [share.seconds(1 + node) - share.seconds(node) for node in range(1, rows + 1)]
+    step, mean = share.least(rows)
+    assert step <= min(steps) + 1e-9
+    assert mean <= min(np.cumsum(steps) / np.arange(1, rows + 1)) + 1e-9
+
+
+def test_after_a_long_text_fewer_drafts_are_verified():
+    """The same drafts, whose rows are nearly free after a short context and dear after a long one."""
+    costs = Costs((1, 8, 32), (1.0, 1.1, 1.6), (0.0001, 0.0008, 0.0032), context=128)
+    appraiser = Appraiser(costs, table({"store": 0.6}))
+    draft = Proposal.chain([1, 2, 3, 4, 5, 6, 7], "store")
+    loads = [Load(1, context) for context in (0, 128, 1000, 2000, 4000, 16_000)]
+    sizes = [len(appraiser.choose([draft], 7, appraiser.speed(0, 0.0, load), load)) for load in loads]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == sizes[1] >= 4
+    assert 0 < sizes[3] < sizes[1]
+    assert sizes[-1] == 0
 
 
 def test_a_full_batch_verifies_less():
     costs = Costs((1, 8, 64), (1.0, 1.0, 8.0))  # eight rows for the price of one, then a price for each
     appraiser = Appraiser(costs, table({"store": 0.7}))
     draft = Proposal.chain([1, 2, 3, 4], "store")
-    sizes = [len(appraiser.choose([draft], 7, appraiser.speed(0, 0.0, n), n)) for n in (1, 2, 4, 8, 16)]
+    sizes = [len(appraiser.choose([draft], 7, appraiser.speed(0, 0.0, Load(n)), Load(n))) for n in (1, 2, 4, 8, 16)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == 4
     assert sizes[-1] == 0

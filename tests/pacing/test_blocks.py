@@ -16,7 +16,7 @@ from hierspec.core.interfaces import ACCEPTED, CORRECTED, UNDRAFTED, Written
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.pacing.blocks import UntilCorrection, WhileWorthwhile, open_policy
-from hierspec.pacing.costs import Costs
+from hierspec.pacing.costs import ALONE, Costs, Load, Prefill
 from hierspec.pacing.healing import HealingCosts
 from hierspec.pacing.pace import AdaptivePace
 from hierspec.scorers.synthetic import Rates, References, SyntheticScorer
@@ -87,7 +87,7 @@ def test_the_hierarchy_says_how_each_token_came_about():
     seen: list[list[int]] = []
 
     class Watching(UntilCorrection):
-        def go_on(self, block, requests=1):
+        def go_on(self, block, load=ALONE):
             seen.append([position.how for position in block])
             return True
 
@@ -214,9 +214,9 @@ def test_a_batch_that_fills_the_machine_drafts_nothing():
         policy.learn_block(block(UNDRAFTED), [0, 1] if trial % 10 < 6 else [9], 1.1)  # 6 of 10 are accepted
     assert policy.pays()
     assert policy.go_on(block())
-    assert not policy.go_on(block(), requests=16)
-    assert sum(policy.pays(requests=16) for _ in range(100)) == 0
-    assert not WhileWorthwhile(costs).pays(requests=16)  # not even to try
+    assert not policy.go_on(block(), Load(16))
+    assert sum(policy.pays(load=Load(16)) for _ in range(100)) == 0
+    assert not WhileWorthwhile(costs).pays(load=Load(16))  # not even to try
     assert WhileWorthwhile(costs).pays()
     assert policy.go_on(block())  # and alone again it goes on at once
 
@@ -228,21 +228,90 @@ def test_seconds_under_load_are_those_of_requests_alone():
     for trial in range(200):
         written = [0, 1] if trial % 2 else [9]
         for policy, requests in ((alone, 1), (among, 8)):
-            policy.learn_round(1, 0.2 / requests, requests)
-            policy.learn_block(block(UNDRAFTED), written, 1.2 / requests, requests=requests)
+            policy.learn_round(1, 0.2 / requests, Load(requests))
+            policy.learn_block(block(UNDRAFTED), written, 1.2 / requests, load=Load(requests))
     assert alone._speed() == pytest.approx(among._speed())
     assert alone._extra_seconds(0) == pytest.approx(among._extra_seconds(0))
 
 
 def test_a_long_prefill_is_begun_only_where_enough_is_left_to_write():
     policy = learnt(0.6, 0.1)
-    policy.prefill = 0.01  # of a plain pass, for each token
-    unknown = WhileWorthwhile(costs(1.0), prefill=0.01)
-    for requests in (1, 2):
+    policy.prefill = Prefill(0.01)  # of a plain pass, for each token
+    unknown = WhileWorthwhile(costs(1.0), prefill=Prefill(0.01))
+    for load in (Load(1), Load(2)):
         for each in (policy, unknown):
-            assert each.pays(requests=requests, to_prefill=0, room=10)
-            assert each.pays(requests=requests, to_prefill=1000, room=1000)
-            assert not each.pays(requests=requests, to_prefill=1000, room=10)
+            assert each.pays(load=load, to_prefill=0, room=10)
+            assert each.pays(load=load, to_prefill=1000, room=1000)
+            assert not each.pays(load=load, to_prefill=1000, room=10)
+
+
+def test_a_long_prefill_is_weighed_by_its_length():
+    """A token after a long context takes longer to compute: twice as many take more than twice as long."""
+    prefill = Prefill(0.001, 0.00001)
+    assert prefill.seconds(1000, 1000) == pytest.approx(1000 * (0.001 + 500 * 0.00001))
+    assert prefill.seconds(2000, 2000) > 3 * prefill.seconds(1000, 1000)
+    assert prefill.seconds(10, 2000) == pytest.approx(10 * (0.001 + 1995 * 0.00001))
+    policy = learnt(0.6, 0.1)
+    policy.prefill = prefill
+    assert policy.pays(load=Load(1, 1000), to_prefill=1000, room=100)
+    assert not policy.pays(load=Load(1, 4000), to_prefill=4000, room=100)
+    assert policy.pays(load=Load(1, 4000), to_prefill=100, room=100)
+
+
+def test_prefill_is_as_slow_as_the_machine_is_now():
+    """Everything takes four times as long as when it was measured, prefill too: what did not pay still does not."""
+    target = HealingCosts((1, 32), (1.0, 1.5))
+    policy = WhileWorthwhile(target.again(), Prefill(0.01), undrafted=target)
+    policy._until_rest = 100
+    assert not policy.pays(to_prefill=2000, room=30)
+    for _ in range(100):
+        for each in (policy.above, target):
+            each.observe(1, 4.0)
+            each.observe(4, 4.2)
+    assert target.seconds(1) > 3.5
+    assert not policy.pays(to_prefill=2000, room=30)
+    assert policy.pays(to_prefill=200, room=30)
+
+
+LONG_TEXT = np.random.default_rng(6).integers(0, 1000, 6000).tolist()
+# After 128 tokens a draft costs little beside a plain pass, and after 4,096 both it and its verification cost much.
+LONG_PRICES = [
+    Costs((1, 8, 32), (1.0, 1.1, 1.5), (1e-4, 2.4e-3, 1e-2), context=128),
+    Costs((1, 8, 32), (0.1, 0.2, 0.6), (5e-5, 4e-4, 2e-3), context=128),
+]
+
+
+def write_after(contexts: list[int], rate: float = 0.7) -> list[tuple[float, float]]:
+    """Texts that begin with so many tokens, one after the other over the same paces: how often the drafter was asked
+    for each pass of the target, and expected seconds a token."""
+    references = References()
+    drafter = SyntheticScorer(Reciting("draft", LONG_TEXT), (Rates(rate, rate),), 0, references)
+    tiers = [Tier(Reciting("target", LONG_TEXT), budget=16), Tier(drafter, 8)]
+    policy = WhileWorthwhile(LONG_PRICES[0], own=LONG_PRICES[1])
+    built = paced(tiers, LONG_PRICES, [policy])
+    results = []
+    for context in contexts:
+        request = Request(LONG_TEXT[:context], Sampling(max_tokens=400), Hierarchy(built))
+        references[request] = LONG_TEXT[context:]
+        for _ in Engine().run([request]):
+            pass
+        assert request.output == LONG_TEXT[context : context + 400]
+        target, draft = request.stats.tiers
+        results.append((draft.calls / target.calls, (target.expected_seconds + draft.expected_seconds) / 400))
+    return results
+
+
+def test_a_drafter_that_pays_after_a_short_context_rests_after_a_long_one():
+    results = write_after([128, 4096, 128, 4096])
+    plain = LONG_PRICES[0].under(Load(1, 4296)).seconds(1)
+    for (drafts, seconds), (long_drafts, long_seconds) in zip(results[::2], results[1::2], strict=True):
+        assert drafts > 0.8
+        assert seconds < 0.9
+        assert long_drafts < 0.1
+        assert long_seconds < 1.04 * plain
+    [(drafts, seconds)] = write_after([4096])  # also where it has learnt nothing yet
+    assert drafts < 0.2
+    assert seconds < 1.06 * plain
 
 
 def test_a_pass_after_drafting_may_be_slower():

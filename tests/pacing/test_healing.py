@@ -13,7 +13,7 @@ from hierspec.core.proposal import Proposal
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.pacing.appraisal import Appraiser
-from hierspec.pacing.costs import Costs
+from hierspec.pacing.costs import Costs, Load
 from hierspec.pacing.healing import HealingCosts
 from hierspec.pacing.pace import AdaptivePace
 from hierspec.testing.fakes import FakeScorer, FakeStore, random_trees
@@ -103,8 +103,8 @@ def test_any_times_leave_costs_that_can_be_used(times):
     values = [costs.seconds(rows) for rows in range(1, 200)]
     assert all(0 < value < np.inf for value in values)
     assert values == sorted(values)
-    assert all(costs.least_step(nodes) >= 0 for nodes in range(1, 40))
-    assert [costs.shared(3).seconds(rows) for rows in (1, 2)] == pytest.approx(
+    assert all(costs.under(Load(1)).least(nodes)[0] >= 0 for nodes in range(1, 40))
+    assert [costs.under(Load(3)).seconds(rows) for rows in (1, 2)] == pytest.approx(
         [costs.seconds(3 * rows) / 3 for rows in (1, 2)]
     )
 
@@ -117,6 +117,99 @@ def test_what_was_healed_begins_the_next_run():
     assert isinstance(again, HealingCosts)
     assert again.measured == pytest.approx([costs.seconds(rows) for rows in WIDTHS], rel=0.1)
     assert all(0 < spread < 0.2 for spread in again.spread)
+
+
+# What further context adds: a second curve, corrected by passes over long texts.
+
+SHORT, LONG = 128, 4096
+GROWTH = TRUE / 3000  # seconds for each further token: after about 3,000 a pass takes twice as long
+
+
+def with_growth(seconds: float = 1.0, growth: float = 1.0) -> HealingCosts:
+    """Costs that are wrong by these factors."""
+    return HealingCosts(WIDTHS, seconds * TRUE, (), growth * GROWTH, (), SHORT)
+
+
+def truly(rows: int, context: int, requests: int = 1) -> float:
+    """Seconds that such a pass takes."""
+    longer = requests * (context - SHORT) * np.interp(rows / requests, WIDTHS, GROWTH)
+    return float(np.interp(rows, WIDTHS, TRUE) + longer)
+
+
+def pass_after(costs: HealingCosts, rng: np.random.Generator, context: int, passes: int, requests: int = 1) -> None:
+    for _ in range(passes):
+        rows = requests * int(rng.integers(1, 9))
+        noise = np.exp(rng.normal(0, 0.03)) * (1 + 2 * (rng.random() < 1 / 30))
+        costs.observe(rows, float(truly(rows, context, requests) * noise), context, requests)
+
+
+def off_at(costs: Costs, context: int) -> float:
+    """By how much the worst of the widths that drafts have is wrong after so many tokens."""
+    share = costs.under(Load(1, context))
+    return max(abs(share.seconds(rows) / truly(rows, context) - 1) for rows in range(1, 9))
+
+
+@pytest.mark.parametrize("factor", [3.0, 2.0, 0.5, 0.25])
+@pytest.mark.parametrize("requests", [1, 4])
+def test_wrong_costs_of_long_texts_heal_and_those_of_short_ones_stay(factor, requests):
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        costs = with_growth(growth=factor)
+        assert off_at(costs, LONG) > 0.25
+        pass_after(costs, rng, SHORT, 100)
+        pass_after(costs, rng, LONG, PASSES, requests)
+        assert off_at(costs, LONG) < (0.12 if requests == 1 else 0.15), seed  # in batches what each adds is seen less
+        assert off_at(costs, SHORT) < 0.12, seed
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+def test_wrong_costs_of_short_texts_heal_and_those_of_long_ones_stay(factor):
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        costs = HealingCosts(WIDTHS, factor * TRUE, (), GROWTH, (), SHORT)
+        for _ in range(10):
+            pass_after(costs, rng, SHORT, 20)
+            pass_after(costs, rng, LONG, 5)
+        assert off_at(costs, SHORT) < 0.10, seed
+        assert off_at(costs, LONG) < 0.12, seed
+
+
+def test_passes_of_short_texts_tell_how_busy_the_machine_is_for_long_ones():
+    """Everything takes twice as long as measured: short texts alone show it for long ones too."""
+    costs = with_growth(0.5, 0.5)
+    pass_after(costs, np.random.default_rng(2), SHORT, 100)
+    assert off_at(costs, LONG) < 0.15
+
+
+def test_where_the_costs_of_long_texts_are_not_known_is_told():
+    costs = with_growth()
+    pass_after(costs, np.random.default_rng(3), SHORT, 100)
+    assert costs.known(8, SHORT)
+    assert not costs.known(8, LONG)
+    pass_after(costs, np.random.default_rng(4), LONG, 50)
+    assert costs.known(8, LONG)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-6, 1e3), st.integers(0, 100_000), st.integers(1, 9))))
+def test_any_times_after_any_contexts_leave_costs_that_can_be_used(times):
+    costs = with_growth()
+    for rows, seconds, context, requests in times:
+        costs.observe(rows, seconds, context, requests)
+    for load in (Load(1), Load(1, LONG), Load(3, 100_000)):
+        values = [costs.under(load).seconds(rows) for rows in range(1, 100)]
+        assert all(0 < value < np.inf for value in values)
+        assert values == sorted(values)
+
+
+def test_what_was_healed_after_long_texts_begins_the_next_run():
+    rng, costs = np.random.default_rng(1), with_growth(growth=3.0)
+    pass_after(costs, rng, SHORT, 100)
+    pass_after(costs, rng, LONG, PASSES)
+    again = costs.healed()
+    assert off_at(again, LONG) < 0.10
+    assert again.context == SHORT
+    assert all(0 < spread < 0.5 for spread in again.growth_spread[:6])
 
 
 class Clock:
@@ -180,6 +273,6 @@ def test_what_seems_too_dear_is_tried_now_and_then():
 def test_prefill_is_no_pass_of_the_rows_asked_for():
     costs = HealingCosts(WIDTHS, TRUE)
     seen = []
-    costs.observe = lambda rows, seconds: seen.append(rows)  # type: ignore[method-assign]
+    costs.observe = lambda rows, *others: seen.append(rows)  # type: ignore[method-assign]
     [request] = run(costs, 5)
     assert len(seen) == request.stats.passes - 1

@@ -12,6 +12,7 @@ from hierspec.core.interfaces import Block, Round
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.pacing.appraisal import Appraiser
+from hierspec.pacing.costs import ALONE
 from hierspec.pacing.pace import AdaptivePace
 from hierspec.testing.fakes import FakeScorer, FakeStore, random_trees
 
@@ -66,9 +67,9 @@ def test_what_the_stores_proposed_is_appraised_once_where_nobody_drafts():
     price, calls = costs(1.0), []
 
     class Watching(Appraiser):
-        def appraise(self, proposals, budget, speed, requests=1):
+        def appraise(self, proposals, budget, speed, load=ALONE):
             calls.append([proposal.sources[0] for proposal in proposals])
-            return super().appraise(proposals, budget, speed, requests)
+            return super().appraise(proposals, budget, speed, load)
 
     store = FakeStore("store", random_trees(8, 1, silence=0))
     scorers = FakeScorer("target", 8, seed=1), FakeScorer("draft", 8, seed=1, noise=0.2)
@@ -88,10 +89,10 @@ def test_blocks_end_by_count_above_the_least():
     request = Request([1], Sampling(), Hierarchy((Tier(FakeScorer()),)))
 
     class Stop:
-        def go_on(self, block, requests=1):
+        def go_on(self, block, load=ALONE):
             return False
 
-        def learn_round(self, tokens, seconds, requests=1):
+        def learn_round(self, tokens, seconds, load=ALONE):
             return
 
     pace = AdaptivePace(ends={2: Stop()})

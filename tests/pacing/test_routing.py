@@ -19,7 +19,7 @@ from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.verify import RULES
 from hierspec.pacing.blocks import WhileWorthwhile
-from hierspec.pacing.costs import Costs
+from hierspec.pacing.costs import Costs, Load
 from hierspec.pacing.routing import Route, Router
 from hierspec.scorers.synthetic import Rates, References, SyntheticScorer
 
@@ -190,4 +190,4 @@ def test_a_hopeless_load_asks_nobody():
     full = Costs((1, 8, 9, 128), (1.0, 1.0, 1.1, 13.0))
     router = Router([Route(WhileWorthwhile(full), full), Route(WhileWorthwhile(full), full)])
     assert router.choose() is not None
-    assert router.choose(requests=16) is None
+    assert router.choose(load=Load(16)) is None

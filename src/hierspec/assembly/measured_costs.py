@@ -1,4 +1,5 @@
-"""What one pass of a scorer costs by its width: measured here once, kept in the cache, and corrected by every pass."""
+"""What one pass of a scorer costs by its width and context: measured here once, kept in the cache, and corrected by
+every pass."""
 
 from __future__ import annotations
 
@@ -13,19 +14,23 @@ import numpy as np
 from hierspec.core.errors import HierspecError
 from hierspec.core.text_files import read_text, shown_path
 from hierspec.kept import KeptFile
-from hierspec.pacing.costs import Costs
+from hierspec.pacing.costs import Costs, Prefill
 from hierspec.pacing.healing import HealingCosts
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import StateScorer
 from hierspec.scorers.timing import PassTimer
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-_CONTEXT = 256
+_CONTEXT = 128
+_LONG, _LONG_WIDTHS = 2048, (1, 2, 4, 8, 16, 32)  # after so many tokens, where the model and its memory have room,
+_LONG_SHARE = 4  # one part in so many of the memory at most
+_LEAST_GROWTH = 0.002  # of a pass, over the long context: less is noise
+_PREFILL = 64  # tokens of a pass that stands for prefill
 _ROUNDS = 3  # at least, and until the two fastest of each width agree,
 _MOST_ROUNDS = 9
 _AGREE = 1.03
 _ENOUGH_PASSES = 100  # from so many on, what passes took says more than what was measured
-_VERSION = 6  # count up when passes become faster or slower
+_VERSION = 7  # count up when passes become faster or slower
 
 
 class CostBook:
@@ -35,19 +40,36 @@ class CostBook:
         self._about = about
         self._costs: dict[tuple[str, int], HealingCosts] = {}
         self._files: dict[tuple[str, int], KeptFile] = {}
+        self._prefills: dict[str, Prefill] = {}
 
     def costs(self, scorer: StateScorer, computed_layers: int = 0) -> HealingCosts:
         """Of passes in which all tokens but one have been through so many layers already."""
         key = _key(scorer), computed_layers
         if key not in self._costs:
-            about = [scorer.name, scorer.kind, *self._about, scorer.decoder.products]
-            self._files[key] = file = _file(scorer, about, computed_layers)
+            details = [computed_layers] if computed_layers else []
+            self._files[key] = file = self._file(scorer, *details)
             self._costs[key] = file.read_or_measure(
                 from_json=_from_json,
                 measure=lambda: measure(scorer, computed_layers=computed_layers),
                 to_json=_to_json,
             )
         return self._costs[key]
+
+    def prefill(self, scorer: StateScorer) -> Prefill:
+        """Of a scorer's own layers, where those of the target beneath are computed."""
+        key = _key(scorer)
+        if key not in self._prefills:
+            self._prefills[key] = self._file(scorer, "prefill").read_or_measure(
+                from_json=lambda document: Prefill(float(document["each"]), float(document["growth"])),
+                measure=lambda: measure_prefill(scorer),
+                to_json=lambda prefill: prefill._asdict(),
+            )
+        return self._prefills[key]
+
+    def _file(self, scorer: StateScorer, *details: Any) -> KeptFile:
+        """Where something measured of this scorer on this machine is kept."""
+        about = [scorer.name, scorer.kind, *self._about, scorer.decoder.products]
+        return KeptFile.here("costs", scorer.layers, about, _VERSION, *details)
 
     def apart(self) -> CostBook:
         """The same costs as they were measured: what passes show is learnt separately, and not kept."""
@@ -65,8 +87,7 @@ class CostBook:
         for number in range(_ROUNDS):
             for scorer, computed_layers in scorers:
                 costs, key = measure(scorer, computed_layers=computed_layers), (_key(scorer), computed_layers)
-                least = costs.measured if number == 0 else np.minimum(costs.measured, self._costs[key].measured)
-                self._costs[key] = HealingCosts(costs.rows, [float(seconds) for seconds in least], costs.spread)
+                self._costs[key] = costs if number == 0 else _least(costs, self._costs[key])
                 self._files.pop(key, None)
             progress("Measuring passes", number + 1, _ROUNDS)
 
@@ -79,9 +100,11 @@ class _CostsApart(CostBook):
     def costs(self, scorer: StateScorer, computed_layers: int = 0) -> HealingCosts:
         key = _key(scorer), computed_layers
         if key not in self._costs:
-            costs = self._book.costs(scorer, computed_layers)
-            self._costs[key] = HealingCosts(costs.rows, costs.measured, costs.spread)
+            self._costs[key] = self._book.costs(scorer, computed_layers).again()
         return self._costs[key]
+
+    def prefill(self, scorer: StateScorer) -> Prefill:
+        return self._book.prefill(scorer)
 
 
 def _key(scorer: StateScorer) -> str:
@@ -89,20 +112,35 @@ def _key(scorer: StateScorer) -> str:
     return f"{scorer.name}, {scorer.kind}"
 
 
-def _file(scorer: StateScorer, about: list[Any], computed_layers: int) -> KeptFile:
-    """Where the costs of this scorer on this machine are kept. `about` tells it from others: model, dtype, weights."""
-    return KeptFile.here("costs", scorer.layers, about, _VERSION, *([computed_layers] if computed_layers else []))
-
-
 def _from_json(document: Any) -> HealingCosts:
-    rows, seconds, spread = document["rows"], document["seconds"], document["spread"]
-    if not (rows and len(rows) == len(seconds) == len(spread) and rows[0] == 1 and all(0 < s < 1e6 for s in seconds)):
+    rows, *curves = (document[name] for name in ("rows", "seconds", "spread", "growth", "growth_spread"))
+    seconds, spread, growth, growth_spread = curves
+    if not (
+        rows
+        and all(len(rows) == len(curve) for curve in curves)
+        and rows[0] == 1
+        and all(0 < each < 1e6 for each in seconds)
+        and all(0 <= each < 1e3 for each in growth)
+    ):
         raise ValueError("these are no costs")
-    return HealingCosts(rows, seconds, spread)
+    return HealingCosts(rows, seconds, spread, growth, growth_spread, int(document["context"]))
 
 
 def _to_json(costs: HealingCosts) -> dict[str, Any]:
-    return {"rows": costs.rows, "seconds": costs.measured, "spread": costs.spread}
+    return {
+        "rows": costs.rows,
+        "seconds": costs.measured,
+        "spread": costs.spread,
+        "context": costs.context,
+        "growth": costs.growth,
+        "growth_spread": costs.growth_spread,
+    }
+
+
+def _least(costs: HealingCosts, others: HealingCosts) -> HealingCosts:
+    """Of two measurements."""
+    seconds, growth = np.minimum(costs.measured, others.measured), np.minimum(costs.growth, others.growth)
+    return HealingCosts(costs.rows, seconds.tolist(), costs.spread, growth.tolist(), costs.growth_spread, costs.context)
 
 
 def read_costs(path: Path) -> Costs:
@@ -128,19 +166,67 @@ def read_costs(path: Path) -> Costs:
 
 
 def measure(scorer: StateScorer, progress: Progress = silent, computed_layers: int = 0) -> HealingCosts:
-    """The least of a few rounds, since whatever else runs on the machine only ever adds, and how far they differed."""
+    """Costs after a short context and, where there is room for one, what a long one adds."""
+    context, long = _contexts(scorer)
+    times = _times(scorer, context, _WIDTHS, computed_layers, progress)
+    seconds = {width: min(taken) for width, taken in times.items()}
+    spread = {width: statistics.median(taken) / min(taken) - 1 for width, taken in times.items()}
+    growth, growth_spread = [], []
+    if long:
+        times = _times(scorer, long, _LONG_WIDTHS, computed_layers, progress)
+        longer = {width: max(min(times[width]) - seconds[width], _LEAST_GROWTH * seconds[width]) for width in times}
+        apart = {
+            width: (statistics.median(taken) - min(taken) + spread[width] * seconds[width]) / longer[width]
+            for width, taken in times.items()
+        }
+        growth = (np.interp(_WIDTHS, list(longer), list(longer.values())) / (long - context)).tolist()
+        growth_spread = np.minimum(np.interp(_WIDTHS, list(apart), list(apart.values())), 1.0).tolist()
+    return HealingCosts(_WIDTHS, list(seconds.values()), list(spread.values()), growth, growth_spread, context)
+
+
+def measure_prefill(scorer: StateScorer) -> Prefill:
+    """Seconds of a token after a short and a long context, as a straight line."""
+    each = []
+    for context in _contexts(scorer):
+        if context >= 2:
+            tokens = min(_PREFILL, context // 2)
+            timer = PassTimer(scorer, _text(scorer, context), compute=False)
+            each.append((context - tokens / 2, min(timer.prefill(tokens) for _ in range(_ROUNDS)) / tokens))
+            timer.close()
+    if not each:
+        return Prefill()
+    (near, short), (far, long) = each[0], each[-1]
+    growth = max(long - short, 0.0) / (far - near) if far > near else 0.0
+    return Prefill(max(short - growth * near, 0.0), growth)
+
+
+def _contexts(scorer: StateScorer) -> tuple[int, int]:
+    """Tokens of a short and of a long context; 0 where there is no room for a long one."""
     room = scorer.decoder.config.context - max(_WIDTHS) - 1
-    text = np.random.default_rng(0).integers(0, scorer.vocabulary, min(_CONTEXT, room) + max(_WIDTHS)).astype(np.int32)
-    context, after = text[: -max(_WIDTHS)], text[-max(_WIDTHS) :]
-    timer = PassTimer(scorer, context, computed_layers)
-    times: dict[int, list[float]] = {width: [] for width in _WIDTHS}
+    held = min(pool.pages.memory.pages * pool.pages.memory.page for pool in scorer.pools)
+    short, long = min(_CONTEXT, room), min(_LONG, room, held // _LONG_SHARE)
+    return short, long if long > 2 * short else 0
+
+
+def _text(scorer: StateScorer, tokens: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, scorer.vocabulary, tokens).astype(np.int32)
+
+
+def _times(
+    scorer: StateScorer, context: int, widths: Sequence[int], computed_layers: int, progress: Progress
+) -> dict[int, list[float]]:
+    """Seconds of passes over so many tokens: of a few rounds, since whatever else runs on the machine only ever adds,
+    and of more where the fastest two differ."""
+    text = _text(scorer, context + max(widths))
+    timer = PassTimer(scorer, text[:context], computed_layers, compute=False)
+    times: dict[int, list[float]] = {width: [] for width in widths}
+    what = f"Measuring passes after {context} tokens (once)"
     for number in range(_MOST_ROUNDS):
-        for width in _WIDTHS:
-            times[width].append(sum(timer.run(after[:width])))
-        progress("Measuring passes (once)", number + 1, _MOST_ROUNDS)
+        for width in widths:
+            times[width].append(sum(timer.run(text[context : context + width])))
+        progress(what, number + 1, _MOST_ROUNDS)
         if number + 1 >= _ROUNDS and all(sorted(taken)[1] <= _AGREE * min(taken) for taken in times.values()):
             break
-    progress("Measuring passes (once)", _MOST_ROUNDS, _MOST_ROUNDS)
+    progress(what, _MOST_ROUNDS, _MOST_ROUNDS)
     timer.close()
-    spread = [statistics.median(taken) / min(taken) - 1 for taken in times.values()]
-    return HealingCosts(_WIDTHS, [min(taken) for taken in times.values()], spread)
+    return times

@@ -15,16 +15,14 @@ from hierspec.core.interfaces import Pace
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.pacing.appraisal import Appraiser
 from hierspec.pacing.blocks import BlockPolicy, WhileWorthwhile, open_policy
-from hierspec.pacing.costs import FREE, Costs
+from hierspec.pacing.costs import FREE, NO_PREFILL, Costs, Prefill
 from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.pace import AdaptivePace
 from hierspec.pacing.routing import Route, Router
 from hierspec.scorers.base import ModelScorer, StateScorer
-from hierspec.scorers.drafters import AdapterScorer
 
 ROUTES = "routes"  # begins the names of what routers learn
 SYNTHETIC = ", synthetic"  # ends the names of what is learnt from simulated agreement: it serves no later run
-_WIDE = 32  # rows of a pass from which on each costs what it costs in prefill
 
 
 class Learning(Protocol):
@@ -146,14 +144,12 @@ class PaceBook:
         self._routers[key] = self._learning_part(name, lambda: Router(routes))
         return self._routers[key]
 
-    def _prefill(self, level: int, scorers: Sequence[StateScorer]) -> float:
-        """Seconds for each token of a text before a tier can draft. The target's own layers have run on it anyway."""
+    def _prefill(self, level: int, scorers: Sequence[StateScorer]) -> Prefill:
+        """What a tier computes of a text before it can draft. The target's own layers have run on it anyway."""
         scorer = scorers[level]
         if type(scorer) is ModelScorer and scorer.pool is scorers[0].pool:
-            return 0.0
-        costs = self._costs.costs(scorer)
-        each = (costs.seconds(_WIDE) - costs.seconds(_WIDE // 2)) / (_WIDE // 2)
-        return each / (1 + scorer.layers) if isinstance(scorer, AdapterScorer) else each  # an adapter is one layer more
+            return NO_PREFILL
+        return self._costs.prefill(scorer)
 
 
 def _known(scorer: StateScorer, context: np.ndarray) -> int:

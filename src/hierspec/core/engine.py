@@ -91,7 +91,7 @@ class Engine:
 
     def _note(self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], seconds: float) -> None:
         """Tell the requests of a pass its time, which they share."""
-        rows, usual = 0, True
+        rows, contexts, usual = 0, 0, True
         for (request, ask), answer in zip(group, answers, strict=True):
             stats = ask.stats
             stats.seconds += seconds / len(group)
@@ -101,9 +101,11 @@ class Engine:
             usual = usual and len(ask.context) <= stats.reach + 2
             stats.reach = len(ask.context) + len(ask.proposal) + len(answer.ahead)
             rows += 1 + len(ask.proposal)
+            contexts += (1 + len(ask.proposal)) * len(ask.context)
         if usual:  # told once, whoever else was in it
             # A scorer that went on from its own picks was alone: as many passes as answers, all of one width.
-            group[0][0].last_pass = PassTime(rows, seconds / (1 + len(answers[0].ahead)))
+            passes = 1 + len(answers[0].ahead)
+            group[0][0].last_pass = PassTime(rows, seconds / passes, contexts / rows, len(group))
 
     def _advance(self, request: Request, answer: Answer | None) -> None:
         """Give the request its answer and go on to its next ask; every step on the way is added to the steps."""

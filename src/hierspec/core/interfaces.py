@@ -35,6 +35,8 @@ class PassTime(NamedTuple):
 
     rows: int  # contexts and nodes, of all requests in it
     seconds: float
+    context: float = 0.0  # tokens before these rows, on average
+    requests: int = 1  # in it
 
 
 @dataclass(frozen=True, eq=False, slots=True)

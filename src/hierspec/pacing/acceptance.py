@@ -15,6 +15,7 @@ _PRIOR_TRIALS = 16.0  # trials after which a class weighs as much as the wider c
 _PRIOR = 0.4  # of a source of which nothing is known
 _HALF_LIFE = 4000.0  # trials after which older ones count half: texts change
 _MOST_PRIOR = 128.0  # trials that what was learnt before may count for
+_NEW = 0.01  # share of what was learnt from which on new trials count: to work out rates takes longer than to learn
 _UNSEEN = (0.0, 0.0)
 
 Class = tuple[str, int, int]  # source, evidence, depth; -1 for all of them
@@ -25,7 +26,8 @@ class AcceptanceRates:
 
     def __init__(self) -> None:
         self._counts: dict[Class, list[float]] = {}  # trials, accepted
-        self._rates: dict[Class, float] = {}  # as worked out since something was last learnt
+        self._rates: dict[Class, float] = {}  # as worked out when they were last asked for, while little is new
+        self._trials = self._new = 0.0  # all that was learnt, and since rates were worked out
 
     def rate(self, source: str, evidence: int, depth: int) -> float:
         key = source, evidence, depth if depth < _DEEPEST else _DEEPEST
@@ -53,25 +55,32 @@ class AcceptanceRates:
             if trials > 0:
                 weight = min(trials, _MOST_PRIOR) / trials
                 self._counts[source, evidence, depth] = [weight * trials, weight * min(accepted, trials)]
+                self._trials += weight * trials if evidence < 0 else 0.0
         self._rates.clear()
 
     def learn(self, proposal: Proposal, written: Sequence[int]) -> None:
         """What was written in place of a proposal. A node is a trial where all before it on its path were written."""
         depths = {-1: 0}  # depth of what comes after each node on the written path
+        all_counts, trials = self._counts, 0
         for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
             depth = depths.get(parent, len(written))
             if depth == len(written):
                 continue
+            trials += 1
             accepted = token == written[depth]
             if accepted:
                 depths[node] = depth + 1
             source, evidence = proposal.sources[node], proposal.evidence[node]
             for key in ((source, -1, -1), (source, evidence, -1), (source, evidence, min(depth, _DEEPEST))):
-                counts = self._counts.setdefault(key, [0.0, 0.0])
+                counts = all_counts.get(key)
+                if counts is None:
+                    counts = all_counts[key] = [0.0, 0.0]
                 counts[0] += 1
                 counts[1] += accepted
                 if counts[0] > _HALF_LIFE:
                     counts[0] /= 2
                     counts[1] /= 2
-        if proposal.tokens:
+        self._new += trials
+        if self._new > _NEW * self._trials:
+            self._trials, self._new = min(self._trials + self._new, _HALF_LIFE), 0.0
             self._rates.clear()

@@ -8,7 +8,7 @@ from typing import Any
 
 from hierspec.core.proposal import NOTHING, Distribution, Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
-from hierspec.pacing.costs import PROBE, Costs
+from hierspec.pacing.costs import ALONE, PROBE, Costs, Load
 
 _DECAY = 0.998  # what a pass counts for after the next
 _PROBES = (1, 3, 7)  # nodes of drafts that are verified to learn what that costs
@@ -19,7 +19,7 @@ _PRIOR_PASSES = 64.0  # every request starts as if it had already made so many p
 class Appraiser:
     """Chooses what a tier's scorer verifies. Shared by all requests of a model.
 
-    `requests` is how many run together: they share the time of a pass.
+    Time is kept as that of a request alone after a short context: what was learnt under one load serves another.
     """
 
     costs: Costs
@@ -28,22 +28,22 @@ class Appraiser:
     seconds: float = 0.0  # and what their passes should have taken
     _untried: float = 0.0  # seconds since drafts were last verified to learn what that costs
 
-    def learn(self, proposals: Iterable[Proposal], written: Sequence[int], nodes: int, requests: int = 1) -> None:
+    def learn(self, proposals: Iterable[Proposal], written: Sequence[int], nodes: int, load: Load = ALONE) -> None:
         """What came of a pass over `nodes` nodes: the tokens written in place of what was proposed."""
         for proposal in proposals:
             self.acceptance.learn(proposal, written)
         self.written = _DECAY * self.written + len(written)
-        costs = self.costs.shared(requests)
+        costs = self.costs.under(load)
         relative = costs.seconds(1 + nodes) / costs.seconds(1)  # to a plain pass of the same load: loads may change
         self.seconds = _DECAY * self.seconds + relative * self.costs.seconds(1)
 
-    def speed(self, written: int, seconds: float, requests: int = 1) -> float:
+    def speed(self, written: int, seconds: float, load: Load = ALONE) -> float:
         """Tokens a second that a request may expect: its own speed so far, with that of earlier requests as the prior.
 
         A second costs the tokens that would otherwise be written in it. Pricing it at plain decoding's speed would
         verify too many drafts.
         """
-        alone, plain = self.costs.seconds(1), self.costs.shared(requests).seconds(1)
+        alone, plain = self.costs.seconds(1), self.costs.under(load).seconds(1)
         average = (self.written + 1) / (self.seconds + alone) * alone  # tokens in the time of a plain pass
         return (written + _PRIOR_PASSES * average) / (seconds + _PRIOR_PASSES * plain)
 
@@ -59,27 +59,43 @@ class Appraiser:
         self.seconds, self.written = weight * passes * self.costs.seconds(1), weight * written
         self.acceptance.begin_with(learnt["acceptance"])
 
-    def choose(self, proposals: Iterable[Proposal], budget: int, speed: float, requests: int = 1) -> Proposal:
+    def choose(self, proposals: Iterable[Proposal], budget: int, speed: float, load: Load = ALONE) -> Proposal:
         """The best of several proposals as one tree of at most `budget` nodes."""
-        return self.appraise(proposals, budget, speed, requests)[1]
+        return self.appraise(proposals, budget, speed, load)[1]
 
-    def probe(self, proposal: Proposal, requests: int = 1) -> Proposal:
+    def probe(self, proposal: Proposal, load: Load = ALONE) -> Proposal:
         """What to verify though it is not worth it, now and then, where costs may be wrong: what is never tried is
         never timed. Mostly nothing. It may take one second in `PROBE`."""
-        if requests > 1 or not proposal.tokens:
+        if load.requests > 1 or not proposal.tokens:
             return NOTHING
-        plain = self.costs.seconds(1)
+        costs = self.costs.under(load)
+        plain = costs.seconds(1)
         self._untried += plain
+        if self._untried < PROBE * (costs.seconds(1 + _PROBES[0]) - plain):
+            return NOTHING
         for nodes in _PROBES:
-            if not self.costs.known(1 + nodes):
-                if self._untried < PROBE * (self.costs.seconds(1 + nodes) - plain):
+            if not self.costs.known(1 + nodes, load.context):
+                if self._untried < PROBE * (costs.seconds(1 + nodes) - plain):
                     return NOTHING
                 self._untried = 0.0
                 return proposal.first(nodes)
+        self._untried = 0.0  # all is known: there is nothing to try for a while
         return NOTHING
 
+    def _any_worth(self, proposals: Sequence[Proposal], least: float) -> bool:
+        """Whether some node is this probable: of all nodes one that follows the context is. Mostly nothing is worth it
+        where drafts are poor, and then this is all that is looked at."""
+        rate = self.acceptance.rate
+        for proposal in proposals:
+            for parent, source, distribution, evidence in zip(
+                proposal.parents, proposal.sources, proposal.distributions, proposal.evidence, strict=True
+            ):
+                if distribution is not None or (parent < 0 and rate(source, evidence, 0) >= least):
+                    return True
+        return False
+
     def appraise(
-        self, proposals: Iterable[Proposal], budget: int, speed: float, requests: int = 1
+        self, proposals: Iterable[Proposal], budget: int, speed: float, load: Load = ALONE
     ) -> tuple[float, Proposal]:
         """The tree that `choose` gives, and before it what it should gain: tokens, less what its time is worth.
 
@@ -88,8 +104,11 @@ class Appraiser:
         first counts: the better of two estimates is too often the luckier one. Sampled tokens always stay, and first:
         dropping one for its value would change the distribution.
         """
-        costs = self.costs.shared(requests)
-        least = speed * costs.least_step(budget)  # no tree is better for a less probable node than this
+        costs, proposals = self.costs.under(load), tuple(proposals)
+        step, mean = costs.least(budget)
+        if not self._any_worth(proposals, speed * mean):
+            return 0.0, NOTHING
+        least = speed * step  # no tree is better for a less probable node than this
         nodes: list[tuple[int, int, str, Distribution | None, int]] = []  # as in a proposal
         probabilities: list[float] = []  # that the whole path to a node is accepted
         depths: list[int] = []

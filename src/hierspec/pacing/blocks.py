@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from hierspec.core.interfaces import ACCEPTED, CORRECTED, Written
 from hierspec.core.proposal import Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
-from hierspec.pacing.costs import FREE, PROBE, Costs
+from hierspec.pacing.costs import ALONE, FREE, NO_PREFILL, PROBE, Costs, Load, Prefill
 
 _TRIAL_BLOCKS = 16  # to begin with, while they lose little:
 _TRIAL_PASSES = 2.0  # plain passes that they may lose in all, and of the time that has passed
@@ -30,30 +30,30 @@ _LOOK_EVERY = 16  # once in so many times a tier drafts beside other drafts, how
 
 
 class BlockPolicy(Protocol):
-    """Ends a tier's blocks before they have `gather` tokens. Shared by all requests of a model; `requests` is how many
-    run together now and share the time of a pass."""
+    """Ends a tier's blocks before they have `gather` tokens. Shared by all requests of a model; the load is that of the
+    request at hand."""
 
-    def go_on(self, block: Sequence[Written], requests: int = 1) -> bool:
+    def go_on(self, block: Sequence[Written], load: Load = ALONE) -> bool:
         """Whether a block that is not yet full should get another round."""
 
-    def learn_round(self, tokens: int, seconds: float, requests: int = 1) -> None:
+    def learn_round(self, tokens: int, seconds: float, load: Load = ALONE) -> None:
         """What a round of this tier brought, and what it should have taken, the tiers below included."""
 
 
 class ByCount:
     """Hands up when the block is full."""
 
-    def go_on(self, block: Sequence[Written], requests: int = 1) -> bool:
+    def go_on(self, block: Sequence[Written], load: Load = ALONE) -> bool:
         return True
 
-    def learn_round(self, tokens: int, seconds: float, requests: int = 1) -> None:
+    def learn_round(self, tokens: int, seconds: float, load: Load = ALONE) -> None:
         return
 
 
 class UntilCorrection(ByCount):
     """Hands up once the tier has replaced a draft by a token of its own: what comes after it is seldom accepted."""
 
-    def go_on(self, block: Sequence[Written], requests: int = 1) -> bool:
+    def go_on(self, block: Sequence[Written], load: Load = ALONE) -> bool:
         return block[-1].how != CORRECTED
 
 
@@ -64,22 +64,25 @@ class WhileWorthwhile:
     about and their depths, times what rounds brought whose block was accepted up to there. It takes its own time and
     that of the wider pass above. The same with an empty block says whether to draft at all.
 
-    Seconds are kept as those of a request alone: where several share passes, they are scaled by the ratio of a plain
-    pass alone to a plain pass shared. So what was learnt under one load serves under another.
+    Seconds are kept as those of a request alone after a short context: under another load they are scaled by the ratio
+    of a plain pass there to a plain pass under the load, and those of this tier's rounds by the ratio of its own
+    passes. So what was learnt under one load, or after one length of context, serves another.
     """
 
-    def __init__(self, above: Costs, prefill: float = 0.0, own: Costs = FREE, undrafted: Costs | None = None) -> None:
+    def __init__(
+        self, above: Costs, prefill: Prefill = NO_PREFILL, own: Costs = FREE, undrafted: Costs | None = None
+    ) -> None:
         self.above, self.own = above, own  # of the passes of the tier above over drafts of this one, and of this tier's
         # Of the passes of the tier above before which nothing was drafted: drafting may slow the next pass down, by
         # what it displaces from the processor's caches.
         self.undrafted = undrafted or above
         self._until_rest = 0  # blocks until drafting rests for a few passes, to see what they cost then
         self._resting = 0
-        self.prefill = prefill  # seconds for each token of a text before this tier can draft
+        self.prefill = prefill  # before this tier can draft
         self.acceptance = AcceptanceRates()  # by the tier above
         self._blocks = 0
         self._tokens = self._seconds = 0.0  # of the tier above, older passes decayed
-        self._round = [0.0, 0.0, 0.0]  # rounds of this tier, their tokens and seconds
+        self._round = [0.0, 0.0, 0.0]  # rounds of this tier, their tokens, and their time in passes over one row
         self._gains: dict[int, list[float]] = {}  # depth at which rounds began -> rounds, tokens accepted; -1: all
         # Blocks beside other drafts, tokens that passes over both brought, and seconds beyond those of plain passes.
         self._beside = [0.0, 0.0, 0.0]
@@ -93,13 +96,13 @@ class WhileWorthwhile:
         """Seconds of a plain pass above."""
         return self.undrafted.seconds(1)
 
-    def pays(self, other_gain: float = 0.0, requests: int = 1, to_prefill: int = 0, room: int = 0) -> bool:
+    def pays(self, other_gain: float = 0.0, load: Load = ALONE, to_prefill: int = 0, room: int = 0) -> bool:
         """Whether the tier above should have anything drafted now, or run a pass without.
 
         `other_gain` is what that pass should gain by other drafts: tokens, less what its time is worth. The tier has
         not seen `to_prefill` tokens of the text, and at most `room` are still to be written.
         """
-        if self.hopeless(requests) or self._too_late(requests, to_prefill, room) or self._rests():
+        if self.hopeless(load) or self._too_late(load, to_prefill, room) or self._rests():
             return False
         if self._on_trial():
             return True
@@ -108,10 +111,10 @@ class WhileWorthwhile:
             self._with_others += 1
             if (gained - self._speed() * extra) / max(blocks, 1.0) < other_gain and self._with_others % _LOOK_EVERY:
                 return False
-        if self.go_on((), requests):
+        if self.go_on((), load):
             return True
         self._idle += self._plain
-        if self._idle < PROBE * self._extra_seconds(0, requests):
+        if self._idle < PROBE * self._extra_seconds(0, load):
             return False
         self._idle = 0.0
         return True
@@ -125,22 +128,24 @@ class WhileWorthwhile:
         self._resting = max(self._resting - 1, 0)
         return self._resting > 0
 
-    def hopeless(self, requests: int) -> bool:
+    def hopeless(self, load: Load) -> bool:
         """Whether under this load not even a good draft could pay."""
-        return requests > 1 and self._speed() * self._extra_seconds(0, requests) > _GOOD_DRAFT
+        return load.requests > 1 and self._speed() * self._extra_seconds(0, load) > _GOOD_DRAFT
 
-    def _too_late(self, requests: int, to_prefill: int, room: int) -> bool:
+    def _too_late(self, load: Load, to_prefill: int, room: int) -> bool:
         """Whether prefill takes longer than drafting could save in the rest of the text."""
-        if not to_prefill or not self.prefill:
+        if not to_prefill or self.prefill == NO_PREFILL:
             return False
         blocks, drafted, written = self._drafted
         length = (drafted + _PRIOR_ROUNDS) / (blocks + _PRIOR_ROUNDS)
         brought = (written + _PRIOR_ROUNDS * (1 + _GOOD_DRAFT)) / (blocks + _PRIOR_ROUNDS)  # the prior is a good draft
-        _, tokens, seconds = self._round
-        drafting = length * (seconds / tokens if tokens else self.own.seconds(1))
-        verifying = self.alone(self.above.shared(requests).seconds(1 + round(length)), requests)
-        saved = self._plain - (drafting + verifying) / brought  # for each token
-        return self.alone(to_prefill * self.prefill, requests) > room * saved
+        _, tokens, passes = self._round
+        drafting = length * (passes / tokens * self._own_pass(load) if tokens else self.own.under(load).seconds(1))
+        verifying = self.above.under(load).seconds(1 + round(length))
+        saved = self.undrafted.under(load).seconds(1) - (drafting + verifying) / brought  # for each token
+        # Where the machine is slower than when it was measured, so is prefill, which nobody times.
+        slower = self._plain / self.undrafted.measured[0] if self.undrafted.measured[0] else 1.0
+        return slower * self.prefill.seconds(to_prefill, load.context) > room * saved
 
     def begin(self) -> int:
         """A block begins. The tokens that it should have in any case."""
@@ -154,22 +159,23 @@ class WhileWorthwhile:
         allowed = _TRIAL_PASSES * self._plain + _TRIAL_SHARE * self._passed
         return self._blocks < _TRIAL_BLOCKS and self._lost <= allowed
 
-    def go_on(self, block: Sequence[Written], requests: int = 1) -> bool:
+    def go_on(self, block: Sequence[Written], load: Load = ALONE) -> bool:
         probability = 1.0
         for depth, position in enumerate(block):
             probability *= self.acceptance.rate(position.source, position.evidence, depth)
-        extra = self._extra_seconds(len(block), requests)
+        extra = self._extra_seconds(len(block), load)
         return probability * self._gain(len(block)) >= self._speed() * extra
 
-    def learn_round(self, tokens: int, seconds: float, requests: int = 1) -> None:
-        _count(self._round, tokens, self.alone(seconds, requests))
+    def learn_round(self, tokens: int, seconds: float, load: Load = ALONE) -> None:
+        own = self._own_pass(load)
+        _count(self._round, tokens, seconds / own if own else 0.0)
 
     def learn_block(
-        self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False, requests: int = 1
+        self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False, load: Load = ALONE
     ) -> None:
         """What the tier above wrote in place of a block (an empty one, where nothing was drafted), and in which time;
         and whether there were other drafts beside it."""
-        seconds = self.alone(seconds, requests)
+        seconds = self.alone(seconds, load)
         self._tokens = _DECAY * self._tokens + len(written)
         self._seconds = _DECAY * self._seconds + seconds
         self._passed += seconds
@@ -186,7 +192,7 @@ class WhileWorthwhile:
         _count(self._drafted, len(block), len(written))
         if beside:
             _count(self._beside, len(written) - 1, seconds - self._plain)
-        if accepted >= self._speed() * self._extra_seconds(0, requests):
+        if accepted >= self._speed() * self._extra_seconds(0, load):
             self._idle = math.inf  # it would have paid: where drafting is left out, try again at once
         start = 0
         for depth, position in enumerate(block):
@@ -218,7 +224,7 @@ class WhileWorthwhile:
         passes, tokens = _prior(*learnt.get("speed", (0.0, 0.0)))
         self._tokens, self._seconds = tokens, passes * plain
         rounds, tokens = _prior(*learnt["rounds"])
-        self._round = [rounds, tokens, rounds * self.own.seconds(1)]
+        self._round = [rounds, tokens, rounds if self.own.seconds(1) else 0.0]
         self._gains = {int(depth): _prior(*counts) for depth, *counts in learnt["gains"]}
         blocks, gained, extra = _prior(*learnt.get("beside", (0.0, 0.0, 0.0)))
         self._beside = [blocks, gained, extra * plain]
@@ -233,18 +239,24 @@ class WhileWorthwhile:
             gain = (tokens + _PRIOR_ROUNDS * gain) / (rounds + _PRIOR_ROUNDS)
         return gain
 
-    def _extra_seconds(self, depth: int, requests: int = 1) -> float:
+    def _extra_seconds(self, depth: int, load: Load = ALONE) -> float:
         """Seconds that a round after so many tokens adds: its own, and those of the wider pass above."""
-        rounds, tokens, seconds = self._round
+        rounds, tokens, passes = self._round
         wider = 1 + depth + (round(tokens / rounds) if rounds else 1)
-        above, without = self.above.shared(requests), self.above if depth else self.undrafted
-        verifying = above.seconds(wider) - without.shared(requests).seconds(1 + depth)
-        return (seconds / rounds if rounds else self.own.seconds(1)) + self.alone(max(verifying, 0.0), requests)
+        above, without = self.above.under(load), self.above if depth else self.undrafted
+        verifying = above.seconds(wider) - without.under(load).seconds(1 + depth)
+        drafting = passes / rounds * self._own_pass(load) if rounds else self.own.under(load).seconds(1)
+        return self.alone(drafting + max(verifying, 0.0), load)
 
-    def alone(self, seconds: float, requests: int) -> float:
-        """These seconds of shared passes as seconds of passes alone."""
-        shared = self.undrafted.shared(requests).seconds(1)
-        return seconds * self._plain / shared if shared else seconds
+    def _own_pass(self, load: Load) -> float:
+        """Seconds by which those of this tier's rounds are counted: a pass of its own, a plain one above where that
+        costs nothing."""
+        return self.own.under(load).seconds(1) or self.undrafted.under(load).seconds(1)
+
+    def alone(self, seconds: float, load: Load) -> float:
+        """These seconds under a load as seconds of a request alone, after a short context."""
+        plain = self.undrafted.under(load).seconds(1)
+        return seconds * self._plain / plain if plain else seconds
 
     def _speed(self) -> float:
         """Tokens a second of the tier above, which is what time is worth; plain decoding's at least."""

@@ -1,41 +1,142 @@
-"""What a forward pass costs by its width."""
+"""What a forward pass costs: by its width, by the length of the text, and by how many requests share it.
+
+A pass over a short text is mostly the reading of weights and products of every row. Attention comes on top: what each
+further token of the context adds to a pass. So costs are two curves over the width, seconds after a short context and
+growth, and a pass after any other context is a straight line through both.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 PROBE = 64.0  # what does not pay: seconds without it for each second of trying again
 
 
-class Costs:
-    """Seconds of one pass by its rows: measured for some widths, straight lines in between and beyond."""
+class Load(NamedTuple):
+    """Under which a request's passes run."""
 
-    def __init__(self, rows: Sequence[int], seconds: Sequence[float]) -> None:
-        self.rows, self.measured = tuple(rows), tuple(float(each) for each in seconds)
-        self._draw(seconds)
+    requests: int = 1  # that share them
+    context: int = 0  # tokens of its text; contexts shorter than where costs were measured count as that
 
-    def _draw(self, seconds: Sequence[float] | np.ndarray) -> None:
-        """Let the curve go through these seconds at the measured widths."""
-        rows = self.rows
-        rising = np.maximum.accumulate(seconds)  # a wider pass is never really cheaper
+
+ALONE = Load()  # one request, after a short context
+
+
+class Curve:
+    """A number by rows, which never falls: known for some widths, straight lines in between and beyond."""
+
+    def __init__(self, rows: Sequence[int], values: Sequence[float] | np.ndarray) -> None:
+        rising = np.maximum.accumulate(values)  # a wider pass is never really cheaper
         self._slope = float(rising[-1] - rising[0]) / max(1, rows[-1] - rows[0])
         widths = np.arange(4 * rows[-1] + 1)
         inside = np.interp(widths, rows, rising)
-        self._seconds: list[float] = np.where(
+        self._values: list[float] = np.where(
             widths > rows[-1], rising[-1] + self._slope * (widths - rows[-1]), inside
         ).tolist()
-        self._least_steps: list[float] = np.minimum.accumulate(np.diff(self._seconds[1:])).tolist()
-        self._shared: dict[int, Costs] = {1: self}
+        self._least: dict[int, tuple[list[float], list[float]]] = {}
+
+    def at(self, rows: int) -> float:
+        if rows < len(self._values):
+            return self._values[rows]
+        return self._values[-1] + self._slope * (rows - len(self._values) + 1)
+
+    def least(self, nodes: int, requests: int = 1) -> tuple[float, float]:
+        """The least that one of up to `nodes` nodes adds, and the least that up to so many add on average, where so
+        many requests have each as many."""
+        if requests not in self._least:
+            steps = np.append(np.diff(self._values[requests::requests]), requests * self._slope)
+            means = np.cumsum(steps) / np.arange(1, len(steps) + 1)
+            self._least[requests] = np.minimum.accumulate(steps).tolist(), np.minimum.accumulate(means).tolist()
+        least_steps, least_means = self._least[requests]
+        index = min(nodes, len(least_steps)) - 1
+        # The last is of those beyond the table.
+        return least_steps[index], min(least_means[index], least_steps[-1]) if index + 1 < nodes else least_means[index]
+
+
+class Share:
+    """What passes cost one request under a load, by its own rows.
+
+    Where width is nearly free a share is less than the pass alone. Where a batch fills the machine every row has its
+    price, and a draft must be nearly certain to be worth it. What a long text adds is not shared: each has its own.
+    """
+
+    def __init__(self, base: Curve, growth: Curve | None, requests: int, further: int) -> None:
+        self._base, self._requests = base, requests
+        self._growth, self._further = growth, further  # tokens of context beyond those where base was measured
 
     def seconds(self, rows: int) -> float:
-        if rows < len(self._seconds):
-            return self._seconds[rows]
-        return self._seconds[-1] + self._slope * (rows - len(self._seconds) + 1)
+        share = self._base.at(self._requests * rows) / self._requests
+        return share if self._growth is None else share + self._further * self._growth.at(rows)
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """A pass over so many rows took so long. These costs stay as they are."""
+    def least(self, nodes: int) -> tuple[float, float]:
+        """No more than the least that one of up to `nodes` nodes adds to a pass, and that so many add on average."""
+        step, mean = self._base.least(nodes, self._requests)
+        step, mean = step / self._requests, mean / self._requests
+        if self._growth is None:
+            return step, mean
+        more_step, more_mean = self._growth.least(nodes)
+        return step + self._further * more_step, mean + self._further * more_mean
+
+
+class Prefill(NamedTuple):
+    """What a tier has to compute of a text before it can draft."""
+
+    each: float = 0.0  # seconds of a token
+    growth: float = 0.0  # that each token before it adds to those
+
+    def seconds(self, tokens: int, context: int) -> float:
+        """Of the last so many of a context's tokens."""
+        return tokens * (self.each + self.growth * max(context - tokens / 2, 0.0))
+
+
+NO_PREFILL = Prefill()
+
+
+class Costs:
+    """Seconds of one pass by its rows, after `context` tokens, and what each further token of context adds: measured
+    for some widths."""
+
+    def __init__(
+        self, rows: Sequence[int], seconds: Sequence[float], growth: Sequence[float] = (), context: int = 0
+    ) -> None:
+        self.rows, self.measured = tuple(rows), tuple(float(each) for each in seconds)
+        self.growth = tuple(float(each) for each in growth) or (0.0,) * len(self.rows)
+        self.context = context
+        self._draw(self.measured, self.growth)
+
+    def _draw(self, seconds: Sequence[float] | np.ndarray, growth: Sequence[float] | np.ndarray) -> None:
+        """Let the curves go through these at the measured widths."""
+        self._base, self._growth_values = Curve(self.rows, seconds), growth
+        self._growth: Curve | None = None  # drawn where a text is long
+        self._last: tuple[Load, Share] | None = None  # a round asks for the same load several times
+
+    def seconds(self, rows: int) -> float:
+        """Of a pass alone, after a short context."""
+        return self._base.at(rows)
+
+    def under(self, load: Load) -> Share:
+        """The part of each of some requests whose passes, all of one width, run as one batch."""
+        if self._last is None or self._last[0] != load:
+            further = self._further(load.context)
+            growth = self._growth_curve() if further else None
+            self._last = load, Share(self._base, growth, load.requests, further)
+        return self._last[1]
+
+    def _growth_curve(self) -> Curve:
+        if self._growth is None:
+            self._growth = Curve(self.rows, self._growth_values)
+        return self._growth
+
+    def _further(self, context: float) -> int:
+        """Tokens of context beyond those after which seconds were measured."""
+        return max(int(context) - self.context, 0) if self.growth[-1] else 0
+
+    def observe(self, rows: int, seconds: float, context: float = 0, requests: int = 1) -> None:
+        """A pass over so many rows of so many requests, after so many tokens on average, took so long. These costs
+        stay as they are."""
         return
 
     @property
@@ -47,25 +148,9 @@ class Costs:
         """As they were measured, to be corrected by other passes."""
         return self
 
-    def known(self, rows: int) -> bool:
-        """Whether there is nothing to learn about passes of this width."""
+    def known(self, rows: int, context: int = 0) -> bool:
+        """Whether there is nothing to learn about passes of this width after so many tokens."""
         return True
-
-    def shared(self, requests: int) -> Costs:
-        """The part of each of so many requests whose passes, all of one width, run as one batch.
-
-        Where width is nearly free it is less than the pass alone. Where a batch fills the machine every row has its
-        price, and a draft must be nearly certain to be worth it.
-        """
-        if requests not in self._shared:
-            # By single rows where drafts begin, so that no kink of the wide pass is lost.
-            rows = sorted({*range(1, 9), *self.rows})
-            self._shared[requests] = Costs(rows, [self.seconds(requests * count) / requests for count in rows])
-        return self._shared[requests]
-
-    def least_step(self, nodes: int) -> float:
-        """The least that one of up to `nodes` nodes adds to a pass."""
-        return self._least_steps[nodes - 1] if nodes <= len(self._least_steps) else 0.0
 
 
 FREE = Costs((1,), (0.0,))  # where nothing was measured

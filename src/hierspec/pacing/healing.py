@@ -1,109 +1,172 @@
 """Costs that correct themselves: what was measured once, and since then every pass as it was timed.
 
-A measurement may be wrong: made in a noisy minute, on a cold processor, after a short context. So the logarithms of
-the true costs are estimated at the measured widths by a Kalman filter. Its prior is the measurement; each timed pass is
-an observation of the widths beside it. An error common to all widths (the machine is busy, or the context is long) is
-thought likelier than one of a single width, so a few passes of any width move the whole curve.
+A measurement may be wrong: made in a noisy minute, or on a cold processor. So the logarithms of the true costs are
+estimated by a Kalman filter: at the measured widths the seconds after a short context, and what each further token of
+context adds. Its prior is the measurement; each timed pass is an observation of the widths beside it, of the second
+kind as far as its context was long. An error common to everything (the machine is busy) is thought likelier than one
+of all contexts alone, and that likelier than one of a single width: so a few passes of any width move all, and passes
+over long texts correct what long texts cost without spoiling what is known of short ones.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
 
 from hierspec.pacing.costs import Costs
 
-_SCALE = 0.5  # how far off all widths together may be to begin with (standard deviation of the logarithm),
+_SCALE = 0.5  # how far off all costs together may be to begin with (standard deviation of the logarithm),
+_GROWTH = 0.4  # what further context adds beside the others,
 _SHAPE = 0.2  # and one width beside the others, where it was measured without any spread
 _REACH = 0.7  # distance of the logarithms of two widths over which their errors part
-_SCALE_DRIFT, _SHAPE_DRIFT = 0.006, 0.0015  # of both from one pass to the next
+_SCALE_DRIFT, _GROWTH_DRIFT, _SHAPE_DRIFT = 0.006, 0.003, 0.0015  # of these from one pass to the next
 _NOISE = 0.1  # of one timed pass to begin with; then as it is seen to be, at least
 _LEAST_NOISE = 0.02
 _NOISE_MEMORY = 0.98  # what the noise of a pass counts for after the next
 _OUTLIER = 2.0  # standard deviations from which on a surprise counts less: something else ran meanwhile,
 _CHANGED = 3  # unless so many of one width and sign follow each other: then the machine has changed
-_EAGER, _EVERY = 256, 3  # after so many passes one in so many is enough
-_PUBLISH = 0.01  # a change by which the curve is drawn anew
+_LONG = 0.3  # share of a pass from which on what further context added is what has changed
+_EAGER, _EVERY = 128, 4  # after so many passes one in so many is enough
+_PUBLISH = 0.01  # a change by which the curves are drawn anew
 _KNOWN = 0.1  # a width is known when its standard deviation is less
 
 
 class HealingCosts(Costs):
-    """Costs of one scorer. `spread` is by how much repeated measurements of each width differed, as a share."""
+    """Costs of one scorer. `spread` is by how much repeated measurements of each width differed, as a share, and
+    `growth_spread` the same of what a further token of context adds."""
 
-    def __init__(self, rows: Sequence[int], seconds: Sequence[float], spread: Sequence[float] = ()) -> None:
-        super().__init__(rows, seconds)
+    def __init__(
+        self,
+        rows: Sequence[int],
+        seconds: Sequence[float],
+        spread: Sequence[float] = (),
+        growth: Sequence[float] = (),
+        growth_spread: Sequence[float] = (),
+        context: int = 0,
+    ) -> None:
+        super().__init__(rows, seconds, growth, context)
         self.spread = tuple(spread) or (0.0,) * len(self.rows)
+        self.growth_spread = tuple(growth_spread) or (0.0,) * len(self.rows)
+        # First the seconds of each width, then the growth, where there is any.
+        parts = [(self.measured, self.spread)]
+        if min(self.growth) > 0:
+            parts.append((self.growth, self.growth_spread))
         widths = np.log(np.array(self.rows, float))
         near = np.exp(-np.abs(widths[:, None] - widths[None, :]) / _REACH)
-        shape = np.hypot(_SHAPE, self.spread)
-        self._drift = _SCALE_DRIFT**2 + _SHAPE_DRIFT**2 * near
-        self._prior = _SCALE**2 + shape[:, None] * shape[None, :] * near
+        count = len(self.rows)
+        self._drift = np.full((len(parts) * count,) * 2, _SCALE_DRIFT**2)
+        self._prior = np.full((len(parts) * count,) * 2, _SCALE**2)
+        for number, (_, part_spread) in enumerate(parts):
+            shape, block = np.hypot(_SHAPE, part_spread), slice(number * count, (number + 1) * count)
+            self._drift[block, block] += _SHAPE_DRIFT**2 * near + number * _GROWTH_DRIFT**2
+            self._prior[block, block] += shape[:, None] * shape[None, :] * near + number * _GROWTH**2
         self._covariance = self._prior.copy()
-        self._logs = np.log(np.maximum(seconds, 1e-12))
+        self._logs = np.log(np.maximum(np.concatenate([values for values, _ in parts]), 1e-12))
         self._published = self._logs.copy()
         self._noise = _NOISE**2
-        self._outliers = [0] * len(self.rows)  # in a row, by width; below zero: passes that were too fast
+        # In a row, by width, after short contexts and then after long ones; below zero: passes that were too fast.
+        self._outliers = [0] * 2 * count
         self.passes = 0  # that were timed
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """A pass over so many rows took so long."""
+    def observe(self, rows: int, seconds: float, context: float = 0, requests: int = 1) -> None:
+        """A pass over so many rows of so many requests, after so many tokens on average, took so long."""
         if not (rows >= 1 and 0 < seconds < math.inf):
             return
         self.passes += 1
         if self.passes > _EAGER and self.passes % _EVERY:
             return
-        low, high, share = self._between(rows)
         logs, covariance = self._logs, self._covariance
         covariance += self._drift
-        towards = (1 - share) * covariance[low] + share * covariance[high]
-        variance = max(float((1 - share) * towards[low] + share * towards[high]), 0.0)
-        expected = (1 - share) * math.exp(logs[low]) + share * math.exp(logs[high])
-        if rows > self.rows[-1]:
-            expected *= self.seconds(rows) / self.seconds(self.rows[-1])
+        expected, weights = self._expected(rows, context, requests)
+        count = len(self.rows)
+        long = float(weights[count:].sum()) > _LONG
+        width = self._between(rows)[0] + long * count
+        towards = covariance @ weights
+        variance = max(float(weights @ towards), 0.0)
         surprise = math.log(seconds) - math.log(expected)
         total = variance + self._noise
         if surprise * surprise > _OUTLIER**2 * total:
             # Likely something else ran meanwhile: it counts as if it had been that much noisier, unless it stays so.
             total = surprise * surprise / _OUTLIER**2
-            streak = self._outliers[low]
-            self._outliers[low] = streak + 1 if surprise > 0 <= streak else streak - 1 if surprise < 0 >= streak else 0
+            streak = self._outliers[width]
+            self._outliers[width] = (
+                streak + 1 if surprise > 0 <= streak else streak - 1 if surprise < 0 >= streak else 0
+            )
         else:
-            self._outliers[low] = 0
+            self._outliers[width] = 0
         gain = towards / total
         logs += gain * surprise
         covariance -= gain[:, None] * towards[None, :]
-        if abs(self._outliers[low]) >= _CHANGED:
-            covariance += self._prior  # what was known is true no longer
-            self._outliers = [0] * len(self.rows)
+        if abs(self._outliers[width]) >= _CHANGED:
+            # What was known is true no longer: of long texts, where they show it, and of all where short ones do.
+            doubted = slice(count if long else 0, None)
+            covariance[doubted, doubted] += self._prior[doubted, doubted]
+            self._outliers = [0] * 2 * count
         # What the filter did not expect beyond its own doubt is the noise of passes.
         seen = min(max(surprise * surprise - variance, _LEAST_NOISE**2), _OUTLIER**2 * self._noise)
         self._noise = _NOISE_MEMORY * self._noise + (1 - _NOISE_MEMORY) * seen
         if np.abs(self._logs - self._published).max() > _PUBLISH:
             self._published = self._logs.copy()
-            self._draw(np.exp(self._logs))
+            self._draw(*self._estimates())
+
+    def _expected(self, rows: int, context: float, requests: int) -> tuple[float, np.ndarray]:
+        """Seconds that such a pass should take, and how far each of the estimated logarithms moves its logarithm."""
+        weights = np.zeros(len(self._logs))
+        low, high, share = self._between(rows)
+        base = self._weigh(weights, low, high, share)
+        if rows > self.rows[-1]:
+            base *= self._base.at(rows) / self._base.at(self.rows[-1])
+        further = self._further(context)
+        if not further or len(self._logs) == len(self.rows):
+            return base, weights
+        # Each request's rows have a text of their own.
+        each, count = max(round(rows / requests), 1), len(self.rows)
+        low, high, share = self._between(each)
+        longer = np.zeros(len(self._logs))
+        added = requests * further * self._weigh(longer, count + low, count + high, share)
+        if each > self.rows[-1]:
+            added *= self._growth_curve().at(each) / self._growth_curve().at(self.rows[-1])
+        return base + added, (base * weights + added * longer) / (base + added)
+
+    def _weigh(self, weights: np.ndarray, low: int, high: int, share: float) -> float:
+        """What is estimated between two of the logarithms; notes the weight of each."""
+        weights[low] += 1 - share
+        weights[high] += share
+        return (1 - share) * math.exp(self._logs[low]) + share * math.exp(self._logs[high])
+
+    def _estimates(self) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds and growth at the measured widths, as they are thought to be now."""
+        count, values = len(self.rows), np.exp(self._logs)
+        return values[:count], values[count:] if len(values) > count else np.array(self.growth)
 
     @property
     def heals(self) -> bool:
         return True
 
     def again(self) -> HealingCosts:
-        return HealingCosts(self.rows, self.measured, self.spread)
+        return HealingCosts(self.rows, self.measured, self.spread, self.growth, self.growth_spread, self.context)
 
     def healed(self) -> HealingCosts:
         """As they are now, with the doubt that is left as their spread."""
-        doubt = np.sqrt(np.maximum(np.diag(self._covariance) - _SCALE_DRIFT**2, 0.0))
-        return HealingCosts(self.rows, np.exp(self._logs).tolist(), np.minimum(doubt, 1.0).tolist())
+        doubt = np.minimum(np.sqrt(np.maximum(np.diag(self._covariance) - _SCALE_DRIFT**2, 0.0)), 1.0)
+        (seconds, growth), count = self._estimates(), len(self.rows)
+        return HealingCosts(
+            self.rows, seconds.tolist(), doubt[:count].tolist(), growth.tolist(), doubt[count:].tolist(), self.context
+        )
 
-    def known(self, rows: int) -> bool:
-        """Whether passes of about this width were seen lately: else its costs may still be as wrong as measured."""
-        index = min(int(np.searchsorted(self.rows, rows)), len(self.rows) - 1)
-        return bool(self._covariance[index, index] < _KNOWN**2)
+    def known(self, rows: int, context: int = 0) -> bool:
+        """Whether passes of about this width and context were seen lately: else its costs may still be as wrong as
+        measured."""
+        at_least = self.rows[min(bisect_left(self.rows, rows), len(self.rows) - 1)]
+        _, weights = self._expected(at_least, context, 1)
+        return bool(weights @ self._covariance @ weights < _KNOWN**2)
 
     def _between(self, rows: int) -> tuple[int, int, float]:
         """The measured widths beside this one, and its share of the way. Beyond the last it tells of the last."""
-        high = min(int(np.searchsorted(self.rows, rows)), len(self.rows) - 1)
+        high = min(bisect_left(self.rows, rows), len(self.rows) - 1)
         if self.rows[high] <= rows or high == 0:
             return high, high, 0.0
         return high - 1, high, (rows - self.rows[high - 1]) / (self.rows[high] - self.rows[high - 1])

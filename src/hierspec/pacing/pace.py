@@ -9,7 +9,7 @@ from hierspec.core.interfaces import Block, Round
 from hierspec.core.proposal import NOTHING, Proposal
 from hierspec.pacing.appraisal import Appraiser
 from hierspec.pacing.blocks import BlockPolicy, ByCount
-from hierspec.pacing.costs import FREE, Costs
+from hierspec.pacing.costs import FREE, Costs, Load
 from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.routing import Router
 
@@ -32,15 +32,13 @@ class AdaptivePace(FixedPace):
     def route(self, round: Round) -> Block | None:
         if self.router is None:
             return Block()
-        request, gain = round.request, 0.0
+        load, gain = _load(round), 0.0
         if round.proposals and self.appraiser is not None:
             speed = _speed(self.appraiser, round)
-            gain, round.appraised = self.appraiser.appraise(
-                round.proposals, round.budget, speed, request.running_requests
-            )
-        room = min(round.room, self.lengths.rest(len(request.output)))
+            gain, round.appraised = self.appraiser.appraise(round.proposals, round.budget, speed, load)
+        room = min(round.room, self.lengths.rest(len(round.request.output)))
         to_prefill = _to_prefill(self.router, round)
-        skipped = self.router.choose(gain, request.running_requests, to_prefill, room)
+        skipped = self.router.choose(gain, load, to_prefill, room)
         return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin())
 
     def choose(self, round: Round) -> Proposal:
@@ -48,20 +46,20 @@ class AdaptivePace(FixedPace):
             return super().choose(round)
         if not round.proposals:
             return NOTHING
-        requests = round.request.running_requests
+        load = _load(round)
         if round.drafted is None and round.appraised is not None:
             chosen = round.appraised
         else:
             speed = _speed(self.appraiser, round)
-            chosen = self.appraiser.choose(round.proposals, round.budget, speed, requests)
-        return chosen if chosen.tokens else self.appraiser.probe(round.proposals[0], requests)
+            chosen = self.appraiser.choose(round.proposals, round.budget, speed, load)
+        return chosen if chosen.tokens else self.appraiser.probe(round.proposals[0], load)
 
     def learn(self, round: Round) -> None:
-        requests, tokens, drafted = round.request.running_requests, round.tokens, round.drafted
+        load, tokens, drafted = _load(round), round.tokens, round.drafted
         nodes, costs = len(round.draft), self.costs
         if drafted is not None and self.router is not None:
             costs = self.router.routes[drafted.skipped].costs
-        seconds = costs.shared(requests).seconds(1 + nodes)
+        seconds = costs.under(load).seconds(1 + nodes)
         if round.request.last_pass is not None:
             costs.observe(*round.request.last_pass)
         round.request.stats.tiers[round.level].expected_seconds += seconds
@@ -69,11 +67,11 @@ class AdaptivePace(FixedPace):
         if round.level == 0 and (len(tokens) > round.room or tokens[-1] in round.request.stop_ids):
             self.lengths.learn(len(round.request.output) + len(tokens))
         if self.appraiser is not None:
-            self.appraiser.learn(round.proposals, tokens, nodes, requests)
+            self.appraiser.learn(round.proposals, tokens, nodes, load)
         if self.router is not None:
             taken, block = (None, []) if drafted is None else (drafted.skipped, drafted.written)
-            self.router.learn(taken, block, tokens, round.seconds, len(round.proposals) > 1, requests)
-        self.ends[round.block.skipped].learn_round(len(tokens), round.seconds, requests)
+            self.router.learn(taken, block, tokens, round.seconds, len(round.proposals) > 1, load)
+        self.ends[round.block.skipped].learn_round(len(tokens), round.seconds, load)
 
     def hands_up(self, round: Round) -> bool:
         block = round.block
@@ -81,7 +79,11 @@ class AdaptivePace(FixedPace):
             return True
         if len(block.written) < block.least:
             return False
-        return not self.ends[block.skipped].go_on(block.written, round.request.running_requests)
+        return not self.ends[block.skipped].go_on(block.written, _load(round))
+
+
+def _load(round: Round) -> Load:
+    return Load(round.request.running_requests, len(round.context))
 
 
 def _to_prefill(router: Router, round: Round) -> list[int]:
@@ -96,4 +98,4 @@ def _to_prefill(router: Router, round: Round) -> list[int]:
 
 def _speed(appraiser: Appraiser, round: Round) -> float:
     stats = round.request.stats.tiers[round.level]
-    return appraiser.speed(stats.written, stats.expected_seconds, round.request.running_requests)
+    return appraiser.speed(stats.written, stats.expected_seconds, _load(round))

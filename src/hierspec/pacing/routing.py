@@ -16,7 +16,7 @@ import numpy as np
 
 from hierspec.core.interfaces import Written
 from hierspec.pacing.blocks import WhileWorthwhile
-from hierspec.pacing.costs import PROBE, Costs
+from hierspec.pacing.costs import ALONE, PROBE, Costs, Load
 
 _TRIALS = 8  # rounds for which each route is tried to begin with
 _DECAY = 0.95  # what a round counts for after the next of the same route
@@ -49,18 +49,18 @@ class Router:
         self._credit = 0.0  # seconds that trials may lose
 
     def choose(
-        self, other_gain: float = 0.0, requests: int = 1, to_prefill: Sequence[int] = (), room: int = 0
+        self, other_gain: float = 0.0, load: Load = ALONE, to_prefill: Sequence[int] = (), room: int = 0
     ) -> int | None:
         """The index of the route to take now; None: nothing should be drafted. Arguments as in `WhileWorthwhile.pays`,
         `to_prefill` for every route."""
 
         def pays(index: int) -> bool:
             unseen = to_prefill[index] if to_prefill else 0
-            return self.routes[index].policy.pays(other_gain, requests, unseen, room)
+            return self.routes[index].policy.pays(other_gain, load, unseen, room)
 
         if len(self.routes) == 1:
             return 0 if pays(0) else None
-        if all(route.policy.hopeless(requests) for route in self.routes):
+        if all(route.policy.hopeless(load) for route in self.routes):
             return None
         indices = range(len(self.routes))
         fewest = min(indices, key=self._rounds.__getitem__)
@@ -89,16 +89,16 @@ class Router:
         written: Sequence[int],
         seconds: float,
         beside: bool = False,
-        requests: int = 1,
+        load: Load = ALONE,
     ) -> None:
         """What a round brought in which this route was taken, as `WhileWorthwhile.learn_block`. All routes learn what
         time is worth."""
         for index, route in enumerate(self.routes):
-            route.policy.learn_block(block if index == taken else (), written, seconds, beside, requests)
+            route.policy.learn_block(block if index == taken else (), written, seconds, beside, load)
         if len(self.routes) == 1:
             return
         nearest = self.routes[0]
-        seconds = nearest.policy.alone(seconds, requests)
+        seconds = nearest.policy.alone(seconds, load)
         self._credit += seconds / PROBE
         if taken is None:
             return

@@ -94,6 +94,11 @@ class StateScorer(ABC):
         """For timing alone: the first `done` positions of these contexts count as computed, whatever is kept for them,
         and the others as not; layers beneath those of a drafter count as computed everywhere."""
 
+    @property
+    def pools(self) -> tuple[StaircasePool, ...]:
+        """Of all staircases that it runs on."""
+        return (self.pool,)
+
     def known(self, context: np.ndarray) -> int:
         """Tokens at the beginning of a new text that earlier ones have left computed."""
         return self.pool.known(context)

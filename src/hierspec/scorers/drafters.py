@@ -43,6 +43,10 @@ class BranchScorer(StateScorer):
         for staircase in self.layer.pool.prepare(wanted):
             self.layer.pool.assume(staircase, done, self.layer.decoder.config.layers)
 
+    @property
+    def pools(self) -> tuple[StaircasePool, ...]:
+        return self.pool, self.layer.pool
+
     def known(self, context: np.ndarray) -> int:
         return self.layer.pool.known(context)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.interfaces import Ask
-from hierspec.core.proposal import Proposal
+from hierspec.core.proposal import NOTHING, Proposal
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
@@ -40,16 +40,22 @@ def time_head(scorer: StateScorer, asks: Sequence[Ask], states: Tensor) -> tuple
 
 
 class PassTimer:
-    """Passes of a scorer after one context, which is computed once.
+    """Passes of a scorer after one context, which is computed once, or not at all: what it would be is of no matter to
+    how long passes take.
 
     With `computed_layers`, all tokens of a pass but the first have been through so many layers: a lower tier shares
     them.
     """
 
-    def __init__(self, scorer: StateScorer, context: np.ndarray, computed_layers: int = 0) -> None:
+    def __init__(
+        self, scorer: StateScorer, context: np.ndarray, computed_layers: int = 0, compute: bool = True
+    ) -> None:
         self._scorer, self._context, self._computed_layers, self._runs = scorer, context, computed_layers, 0
         self._request = Request(context, Sampling(), Hierarchy((Tier(scorer),)))
         scorer.forget()
+        if not compute:
+            with torch.inference_mode():
+                self._assume_context()
         self.run(context[:1])  # the prefill
 
     def run(self, tokens: np.ndarray) -> list[float]:
@@ -59,7 +65,7 @@ class PassTimer:
         self._runs += 1
         tokens = ((tokens + self._runs) % scorer.vocabulary).astype(np.int32)  # new ones, so nothing is computed yet
         context = np.append(self._context, tokens[:1]).astype(np.int32)
-        ask = Ask(scorer, context, Proposal.chain(tokens[1:]), self._request, 1, False, TierStats(scorer.name))
+        ask = self._ask(context, Proposal.chain(tokens[1:]))
         if self._computed_layers:
             [staircase] = scorer.pool.prepare([(self._request, context, ask.proposal)])
             scorer.pool.assume(staircase, staircase.used, self._computed_layers, len(context))
@@ -69,6 +75,23 @@ class PassTimer:
             return [time.perf_counter() - began, 0.0, 0.0]
         layers, states = time_layers(scorer, [ask])
         return [layers, *time_head(scorer, [ask], states)]
+
+    def prefill(self, tokens: int) -> float:
+        """Seconds of the scorer's layers for the last so many tokens of the context."""
+        ask = self._ask(self._context, NOTHING)
+        with torch.inference_mode():
+            self._scorer.assume_computed([ask], len(self._context) - tokens)
+        return time_layers(self._scorer, [ask])[0]
+
+    def _assume_context(self) -> None:
+        self._scorer.assume_computed([self._ask(self._context, NOTHING)], len(self._context))
+        for pool in self._scorer.pools:
+            for staircase in pool.staircases():
+                # Memory that was never written to is read too fast: the system has one page of zeros for all.
+                staircase.memory.copy(staircase.slots, staircase.slots)
+
+    def _ask(self, context: np.ndarray, proposal: Proposal) -> Ask:
+        return Ask(self._scorer, context, proposal, self._request, 1, False, TierStats(self._scorer.name))
 
     def close(self) -> None:
         self._request.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -128,7 +128,7 @@ class _Bench:
             scorer.forget()
             for _ in range(2):
                 self.run(scorer, most if batch == 1 else 1)
-        pools = {id(pool): pool for scorer in scorers for pool in (scorer.pool, *_own_pools(scorer))}
+        pools = {id(pool): pool for scorer in scorers for pool in scorer.pools}
         for pool in pools.values():
             for staircase in pool.staircases():
                 # Memory that was never written to is read far too fast: the system has one page of zeros for all.
@@ -172,8 +172,3 @@ class _Bench:
             request.cancel()
         for scorer in self._scorers:
             scorer.forget()
-
-
-def _own_pools(scorer: StateScorer) -> list[Any]:
-    layer = getattr(scorer, "layer", None)
-    return [] if layer is None else [layer.pool]

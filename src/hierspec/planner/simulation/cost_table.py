@@ -1,6 +1,6 @@
 """What passes cost, in parts: layers by rows, context and batch, heads by rows; medians, with their spread.
 
-Decisions while writing use `assembly.measured_costs`: one curve per scorer, at one context. This table is for planning.
+Decisions while writing use `assembly.measured_costs`: two curves per scorer, by rows. This table is for planning.
 It keeps the parts of a pass apart, because plans combine them differently: a draft model may run several tokens through
 its layers and one through its head; an exit has already run the first layers of what the target verifies.
 """

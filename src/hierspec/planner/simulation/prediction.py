@@ -144,7 +144,7 @@ class _Simulation:
         after_first: list[float] | None = None  # the clocks after the first step of every text
         waiting = set(map(id, requests))
         tokens, passes = 0, 0
-        for request, step in Engine().run(requests):
+        for request, step in Engine(self._predicted_seconds).run(requests):
             if after_first is not None:
                 tokens += len(step.tokens)
                 passes += 1
@@ -172,6 +172,10 @@ class _Simulation:
                 before_tokens + round(tokens * share),
                 before_seconds + (sum(by_tier) + loop) * share,
             )
+
+    def _predicted_seconds(self) -> float:
+        """The clock by which paces learn what passes cost: that of the simulated passes, not of the simulation."""
+        return sum(scorer.seconds for scorer in self.scorers)
 
     def _clocks(self) -> list[float]:
         """Predicted seconds of each tier's passes, then measured seconds of the loop."""
