@@ -155,10 +155,11 @@ def damaged(tmp_path_factory):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rule", ["coupled", "residual", "block"])
-def test_a_drafted_token_that_is_not_a_number_spoils_nothing_around_it(damaged, backend, rule):
+@pytest.mark.parametrize("length", [2, 20])
+def test_a_drafted_token_that_is_not_a_number_spoils_nothing_around_it(damaged, backend, rule, length):
     """Neither the row of the context, nor its siblings, nor what is kept of them for the next passes and texts."""
     model = hierspec.load(damaged, backend=backend, device="cpu")
-    prompt = [1, 5, 6, 5, 6]
+    prompt = [1, *[5, 6] * length]
     expected = model.generate(prompt, plan="plain", max_tokens=12).tokens
     assert 50 not in expected
     model.forget()

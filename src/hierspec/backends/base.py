@@ -37,6 +37,7 @@ class Batch:
     lengths: np.ndarray  # [rows]
     path_starts: np.ndarray  # [rows + 1]: the path of a row is paths[path_starts[row] : path_starts[row + 1]]
     paths: np.ndarray  # slots of proposed tokens, from the context down to the row itself
+    drafted: np.ndarray  # [rows]: 1 for proposed tokens, or empty where there are none
 
 
 class Memory(Protocol):

@@ -13,6 +13,7 @@ from hierspec.backends.base import Batch, Decoder
 from hierspec.scorers.staircase import Staircase
 
 CHUNK = 512  # rows of one pass: a long prompt is prefilled in pieces, so that activations stay small
+_NONE_DRAFTED = np.empty(0, np.int64)
 
 Source = Callable[[Staircase, np.ndarray], Tensor]  # states [entries, hidden] that enter the first layer
 
@@ -113,6 +114,15 @@ def _batch(climbing: Sequence[tuple[Staircase, np.ndarray]]) -> Batch:
         lengths=np.concatenate([part.lengths for part in parts]),
         path_starts=np.concatenate((*starts, path_ends[-1:])),
         paths=np.concatenate([part.paths for part in parts]),
+        drafted=_drafted(parts),
+    )
+
+
+def _drafted(parts: Sequence[Batch]) -> np.ndarray:
+    if not any(len(part.drafted) for part in parts):
+        return _NONE_DRAFTED
+    return np.concatenate(
+        [part.drafted if len(part.drafted) else np.zeros(len(part.positions), np.int64) for part in parts]
     )
 
 
@@ -127,4 +137,5 @@ def batch_of(staircase: Staircase, entries: np.ndarray) -> Batch:
         lengths=lengths,
         path_starts=path_starts,
         paths=paths,
+        drafted=_NONE_DRAFTED if entries[-1] < staircase.chain else (entries >= staircase.chain).astype(np.int64),
     )

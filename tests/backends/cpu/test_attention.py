@@ -171,7 +171,9 @@ def test_keys_and_values_in_bfloat16_take_half_the_memory():
 def test_a_memory_of_another_layout_is_refused():
     of = decoder(True, 1, 2, 3, 64, 0)
     nothing = np.empty(0, np.int64)
-    batch = Batch(nothing, nothing, np.zeros(1, np.int64), nothing[None], nothing, np.zeros(1, np.int64), nothing)
+    batch = Batch(
+        nothing, nothing, np.zeros(1, np.int64), nothing[None], nothing, np.zeros(1, np.int64), nothing, nothing
+    )
     with pytest.raises(AssertionError):
         of.run(decoder(False, 1, 2, 3, 64, 0).memory((), 0), batch, torch.empty(0, 64), 0, 1)
 

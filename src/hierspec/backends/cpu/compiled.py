@@ -29,6 +29,8 @@ _KERNEL_FILES = (
     "features.py",
     "kernels.py",
     "quantised.py",
+    "byte_tiles.py",
+    "pair_products.py",
     "amx.py",
     "compiled.py",
     "tiles.py",

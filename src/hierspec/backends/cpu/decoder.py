@@ -130,6 +130,7 @@ class CpuDecoder:
             sin[positions],
             positions,
             batch.slots,
+            batch.drafted,
             memory.address,
             batch.tables,
             groups,

@@ -78,7 +78,9 @@ def run_keys(
     barrier(sync, threads)
     # Queries are whatever they were; nobody reads them.
     first, last = share(rows * (heads + 2 * kv_heads), thread, threads)
-    place_heads(first, last, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps, code, tile_code)
+    place_heads(
+        first, last, layer, qkv, cos, sin, shape, slots, slots[:0], arena, rotary, head_norms, eps, code, tile_code
+    )
     call_routine(code[_END], (record,))
     barrier(sync, threads)
 
@@ -175,7 +177,8 @@ def run_draft(
                 addresses[1],
                 (
                     thread, threads, sync, start, stop, x, cosines[place : place + count],
-                    sines[place : place + count], positions[begin:end], slots[begin:end], arena, table, group,
+                    sines[place : place + count], positions[begin:end], slots[begin:end],
+                    zeros[:0], arena, table, group,
                     zeros[:1], ends[begin:end], zeros[: count + 1], zeros[:0], *weights, normed, ready, group_records,
                     qkv[:count], attended[:count], gates, gated[:count], delta, scores, totals, rooms, scale, tiles,
                     taps,

@@ -73,9 +73,12 @@ class CpuDraftWriter:
         self._shortlist, self._norm = shortlist, norm
         self.most_rows = layers.rows_together
         self._joins: dict[int, tuple[Memory, tuple[int, ...], tuple[Any, ...]]] = {}
-        self._addresses = np.empty(0, np.int64)  # of what it calls, once that is needed
+        # Now, not at the first draft: reading compiled code, and making rows of the embedding, takes as long as passes.
+        self._addresses = np.array([function.address() for function in PARTS], np.int64)
+        run_draft.dispatcher()
         vocabulary, hidden = embedding.shape
         self._vocabulary, self._embedding = vocabulary, _Embedding(embedding)
+        self._embedding.of((shortlist.tokens,))
         self._scratch = (
             np.empty((team.threads, QUERIES, hidden), np.float32),
             np.empty((QUERIES, hidden), np.float32),
@@ -114,8 +117,6 @@ class CpuDraftWriter:
         )
 
     def write(self, ask: Ask, rows: DraftRows, extra: ExtraRows) -> Answer:
-        if not len(self._addresses):
-            self._addresses = np.array([function.address() for function in PARTS], np.int64)
         memory, layers, count = rows.memory, self._layers, len(rows.tokens)
         assert isinstance(memory, CpuMemory)
         sampling = ask.request.sampling
@@ -142,7 +143,7 @@ class CpuDraftWriter:
                 np.array([0, count, 0, 1]),
             ),
             (memory.address, rows.table[None], memory.tap_addresses(0, layers.config.layers)),
-            self._embedding.of((rows.tokens, extra.tokens, self._shortlist.tokens)),
+            self._embedding.of((rows.tokens, extra.tokens)),
             then if rows.own else self._joined(self._first, rows.features, rows.taps),
             then,
             layers.rotary(end),

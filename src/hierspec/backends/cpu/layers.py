@@ -54,7 +54,9 @@ def _rotate(x, cos, sin):
 
 
 @part
-def _place_heads(first, last, layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps, code, tile_code):
+def _place_heads(
+    first, last, layer, qkv, cos, sin, shape, slots, drafted, arena, rotary, head_norms, eps, code, tile_code
+):
     """Norm and rotate queries and keys, and write keys and values to their slots: items first .. last, a row's heads
     after each other."""
     heads, kv_heads, head_size, _, _ = shape
@@ -71,6 +73,12 @@ def _place_heads(first, last, layer, qkv, cos, sin, shape, slots, arena, rotary,
                 _rotate(x, cos[row], sin[row])
         if head < heads:
             continue
+        if len(drafted) and drafted[row]:
+            # What a row must not see has the weight zero, and zero times NaN is NaN: a bad draft would spoil the text.
+            # Its own row stays NaN, since its layers add to a state that is.
+            for i in range(head_size):
+                if x[i] != x[i]:
+                    x[i] = 0
         kv_head = (head - heads) % kv_heads
         if len(tile_code):
             place_rounded(x, is_value, slots[row], layer, kv_head, shape, arena, tile_code)
@@ -81,7 +89,7 @@ def _place_heads(first, last, layer, qkv, cos, sin, shape, slots, arena, rotary,
 @compiled(
     kernel_version,
     INT, INT, INTS, INT, INT,
-    FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INTS, INT, INTS_2D, INTS, INTS, INTS, INTS, INTS,
+    FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INTS, INTS, INT, INTS_2D, INTS, INTS, INTS, INTS, INTS,
     INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS,
     FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D,
     BYTES_2D, FLOATS, INTS, INTS_2D,
@@ -91,6 +99,7 @@ def run_layers(
     thread, threads, sync, start, stop,
     hidden, cos, sin,  # [rows, hidden] changed in place; [rows, head_size / 2]
     positions, slots,  # [rows]: in its text, and where its keys and values go in the arena
+    drafted,  # [rows]: 1 for proposed tokens, or empty
     arena, tables,  # address of all keys and values; [texts, pages]: those of each text
     groups, group_texts,  # [groups + 1]: rows that attend together; [groups]: their text
     ends, path_starts, paths,  # a row sees tokens below ends[row], then paths[path_starts[row]:path_starts[row + 1]]
@@ -139,7 +148,7 @@ def run_layers(
         first, last = share(rows * every, part_number, parts)
         _place_heads(
             first_row * every + first, first_row * every + last,
-            layer, qkv, cos, sin, shape, slots, arena, rotary, head_norms, eps, code, tile_code,
+            layer, qkv, cos, sin, shape, slots, drafted, arena, rotary, head_norms, eps, code, tile_code,
         )  # fmt: skip
         barrier(sync, threads)
         if len(tile_code):

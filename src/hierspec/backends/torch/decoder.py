@@ -216,10 +216,11 @@ class TorchDecoder:
 
 def _drafted_rows(batch: Batch) -> list[slice]:
     """Of each text that has some: the rows of drafted tokens, which come after those of its context."""
-    on_a_path = np.diff(batch.path_starts) > 0
-    drafts = []
+    drafts: list[slice] = []
+    if not len(batch.drafted):
+        return drafts
     for first, last in pairwise(batch.text_starts.tolist()):
-        count = int(on_a_path[first:last].sum())
+        count = int(batch.drafted[first:last].sum())
         if count:
             drafts.append(slice(last - count, last))
     return drafts
