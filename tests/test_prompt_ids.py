@@ -79,7 +79,7 @@ def test_ids_may_come_in_any_of_the_usual_containers(tokenizer, prompt):
         (7, "not 7"),
         (1.5, "not 1.5"),
         (b"hello", "decode them first"),
-        (object(), "this is something else"),
+        pytest.param(object(), "this is something else", id="object"),
         ({1, 2}, "this is something else"),
         (["a", "b"], "call generate_many"),
         ([[1, 2], [3]], "call generate_many"),

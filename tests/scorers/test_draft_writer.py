@@ -102,7 +102,7 @@ def test_the_bits_of_one_token_after_the_other(model, seed):
                 reference.release(ended)
         written = np.array([*prompt, *request.output], np.int32)
         most = rng.randrange(1, 10)
-        ahead = np.array([[rng.random() < 0.8] * (SUREST + 1) for _ in range(most - 1)]).reshape(-1, SUREST + 1)
+        ahead = np.array([[rng.random() < 0.8] * (SUREST + 1) for _ in range(most - 1)], bool).reshape(-1, SUREST + 1)
         ask = Ask(scorer, written, NOTHING, request, rng.randrange(1, 4), False, TierStats(""), True, False, ahead)
         kind = rng.random()
         if kind < 0.15:  # a tree in between
