@@ -119,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--processor-time", action="store_true", help="one thread's, where others use the machine too")
     parser.add_argument("--output", type=Path, help="write the result to this JSON file too")
     arguments = parser.parse_args(argv)
+    if missing := [str(text) for text in arguments.texts if not text.is_file()]:
+        parser.error(f"there is no file {', '.join(missing)}: give text files to cut passages from")
     if "plain" not in arguments.plans.split(","):
         parser.error("--plans must name plain, which the others are compared with")
     os.environ["HIERSPEC_LEARNT"] = "off"

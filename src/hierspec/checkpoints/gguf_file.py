@@ -91,14 +91,14 @@ def _convert_into(folder: Path, path: Path, dtype: torch.dtype | None, progress:
     from hierspec.text.gguf_tokenizer import write_tokenizer  # slow to import, and not needed for a finished folder
 
     model = open_gguf(path)
-    found = sources(model)
+    stored_tensors = sources(model)
     described = {**to_huggingface(model.config), "torch_dtype": str(dtype or torch.float32).removeprefix("torch.")}
     with whole_folder(folder) as temporary:
         _write_json(temporary / "config.json", described)
         write_tokenizer(model.header.metadata, temporary)
         if dtype is not None:
             with (temporary / "model.safetensors").open("wb") as file:
-                _write_weights(file, model, found, dtype, progress)
+                _write_weights(file, model, stored_tensors, dtype, progress)
         sizes = {item.name: item.stat().st_size for item in temporary.iterdir()}
         _write_json(temporary / _COMPLETE, sizes)
 
@@ -106,7 +106,7 @@ def _convert_into(folder: Path, path: Path, dtype: torch.dtype | None, progress:
 def _write_weights(
     file: BinaryIO,
     model: GgufModel,
-    found: dict[str, StoredTensor | None],
+    stored_tensors: dict[str, StoredTensor | None],
     dtype: torch.dtype,
     progress: Progress,
 ) -> None:
@@ -123,7 +123,7 @@ def _write_weights(
     text += b" " * (-(8 + len(text)) % 64)  # the data starts on a cache line
     file.write(len(text).to_bytes(8, "little") + text)
     done = 0
-    for name, stored in found.items():
+    for name, stored in stored_tensors.items():
         for values in _values(model, name, stored, shapes[name]):
             data = torch.from_numpy(values).to(dtype).contiguous().view(torch.uint8).numpy()
             file.write(data.data)

@@ -170,7 +170,7 @@ class _Cursor:
     def texts(self, count: int, what: str) -> list[str]:
         """The same as `text` so many times, in a third of the time: vocabularies have hundreds of thousands."""
         content, position, last = self.content, self.position, self.size - _LENGTH.size
-        found: list[str] = []
+        strings_read: list[str] = []
         try:
             for _ in range(count):
                 if position > last:
@@ -180,12 +180,12 @@ class _Cursor:
                 end = position + length
                 if length > _MOST_TEXT or end > self.size:
                     raise self.damaged(f"{what} claims {length} bytes of text")
-                found.append(str(content[position:end], "utf-8"))
+                strings_read.append(str(content[position:end], "utf-8"))
                 position = end
         except UnicodeDecodeError as error:
             raise self.damaged(f"{what} is not text") from error
         self.position = position
-        return found
+        return strings_read
 
     def value(self, code: int, key: str) -> Any:
         if code == _STRING:

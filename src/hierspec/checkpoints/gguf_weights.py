@@ -78,15 +78,15 @@ class StoredRows:
         """The same for the few rows of a pass, which a text uses again and again."""
         places = rows % len(self._kept)
         missing = self._owners[places] != rows
-        found = self._kept[places]
+        known_rows = self._kept[places]
         if missing.any():
             wanted = rows[missing]
-            found[missing] = floats = self._matrix.floats(self._matrix.raw[wanted])
+            known_rows[missing] = floats = self._matrix.floats(self._matrix.raw[wanted])
             own, first = np.unique(places[missing], return_index=True)  # two rows may want one place
             self._owners[own] = -1  # also where Ctrl-C comes next
             self._kept[own] = floats[first]
             self._owners[own] = wanted[first]
-        return found
+        return known_rows
 
 
 class GgufWeights(Mapping[str, Tensor]):
@@ -164,7 +164,7 @@ def open_gguf(path: Path) -> GgufModel:
 
 def sources(model: GgufModel) -> dict[str, StoredTensor | None]:
     """Where each tensor comes from, by canonical name; None means zeros."""
-    found: dict[str, StoredTensor | None] = {}
+    known_rows: dict[str, StoredTensor | None] = {}
     for name, shape in expected_tensors(model.config).items():
         gguf_name = model.family.gguf.names(name)
         stored = model.header.tensors.get(gguf_name)
@@ -174,8 +174,8 @@ def sources(model: GgufModel) -> dict[str, StoredTensor | None]:
             raise HierspecError(
                 f"{model.path} contradicts itself: {gguf_name} should be {list(shape)} and is {list(stored.shape)}."
             )
-        found[name] = stored
-    return found
+        known_rows[name] = stored
+    return known_rows
 
 
 def stored_matrix(model: GgufModel, name: str, stored: StoredTensor) -> StoredMatrix:

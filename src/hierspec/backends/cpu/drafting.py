@@ -166,7 +166,7 @@ class CpuDraftWriter:
         return Answer(parts[0][0], leads=parts[0][1], ahead=ahead_of_it)
 
     def _joined(self, join: _NormedJoin, features: Memory, taps: tuple[int, ...]) -> tuple[Any, ...]:
-        """Arguments of a join with these states. There are two, and memories are seldom made anew."""
+        """Arguments of a join with these states. There are two, and their memories rarely change."""
         known = self._joins.get(id(join))
         if known is None or known[0] is not features or known[1] != taps:
             assert isinstance(features, CpuMemory)
