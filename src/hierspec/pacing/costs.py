@@ -7,10 +7,11 @@ growth, and a pass after any other context is a straight line through both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
-
-import numpy as np
 
 PROBE = 64.0  # what does not pay: seconds without it for each second of trying again
 
@@ -26,34 +27,43 @@ ALONE = Load()  # one request, after a short context
 
 
 class Curve:
-    """A number by rows, which never falls: known for some widths, straight lines in between and beyond."""
+    """A number by rows, which never falls: known for some widths, straight lines in between and beyond.
 
-    def __init__(self, rows: Sequence[int], values: Sequence[float] | np.ndarray) -> None:
-        rising = np.maximum.accumulate(values)  # a wider pass is never really cheaper
-        self._slope = float(rising[-1] - rising[0]) / max(1, rows[-1] - rows[0])
-        widths = np.arange(4 * rows[-1] + 1)
-        inside = np.interp(widths, rows, rising)
-        self._values: list[float] = np.where(
-            widths > rows[-1], rising[-1] + self._slope * (widths - rows[-1]), inside
-        ).tolist()
-        self._least: dict[int, tuple[list[float], list[float]]] = {}
+    Costs that heal are drawn anew every few passes, so values are worked out where they are asked for.
+    """
+
+    def __init__(self, rows: Sequence[int], values: Iterable[float]) -> None:
+        self._rows, self._rising = rows, list(accumulate(values, max))  # a wider pass is never really cheaper
+        self._slope = (self._rising[-1] - self._rising[0]) / max(1, rows[-1] - rows[0])
+        self._at: dict[int, float] = {}
+        self._least: dict[int, list[tuple[float, float]]] = {}  # by requests, for up to 0, 1, ... nodes
 
     def at(self, rows: int) -> float:
-        if rows < len(self._values):
-            return self._values[rows]
-        return self._values[-1] + self._slope * (rows - len(self._values) + 1)
+        value = self._at.get(rows)
+        if value is None:
+            value = self._at[rows] = self._between(rows)
+        return value
+
+    def _between(self, rows: int) -> float:
+        known, rising = self._rows, self._rising
+        if rows <= known[0]:
+            return rising[0]
+        if rows >= known[-1]:
+            return rising[-1] + self._slope * (rows - known[-1])
+        high = bisect_left(known, rows)
+        share = (rows - known[high - 1]) / (known[high] - known[high - 1])
+        return rising[high - 1] + share * (rising[high] - rising[high - 1])
 
     def least(self, nodes: int, requests: int = 1) -> tuple[float, float]:
         """The least that one of up to `nodes` nodes adds, and the least that up to so many add on average, where so
         many requests have each as many."""
-        if requests not in self._least:
-            steps = np.append(np.diff(self._values[requests::requests]), requests * self._slope)
-            means = np.cumsum(steps) / np.arange(1, len(steps) + 1)
-            self._least[requests] = np.minimum.accumulate(steps).tolist(), np.minimum.accumulate(means).tolist()
-        least_steps, least_means = self._least[requests]
-        index = min(nodes, len(least_steps)) - 1
-        # The last is of those beyond the table.
-        return least_steps[index], min(least_means[index], least_steps[-1]) if index + 1 < nodes else least_means[index]
+        least = self._least.setdefault(requests, [(math.inf, math.inf)])
+        alone = self.at(requests)
+        while len(least) <= nodes:
+            count, (step, mean) = len(least), least[-1]
+            wider = self.at(requests * (count + 1))
+            least.append((min(step, wider - self.at(requests * count)), min(mean, (wider - alone) / count)))
+        return least[nodes]
 
 
 class Share:
@@ -107,7 +117,7 @@ class Costs:
         self.context = context
         self._draw(self.measured, self.growth)
 
-    def _draw(self, seconds: Sequence[float] | np.ndarray, growth: Sequence[float] | np.ndarray) -> None:
+    def _draw(self, seconds: Iterable[float], growth: Iterable[float]) -> None:
         """Let the curves go through these at the measured widths."""
         self._base, self._growth_values = Curve(self.rows, seconds), growth
         self._growth: Curve | None = None  # drawn where a text is long

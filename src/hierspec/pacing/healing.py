@@ -29,7 +29,7 @@ _NOISE_MEMORY = 0.98  # what the noise of a pass counts for after the next
 _OUTLIER = 2.0  # standard deviations from which on a surprise counts less: something else ran meanwhile,
 _CHANGED = 3  # unless so many of one width and sign follow each other: then the machine has changed
 _LONG = 0.3  # share of a pass from which on what further context added is what has changed
-_EAGER, _EVERY = 128, 4  # after so many passes one in so many is enough
+_EAGER, _EVERY = 32, 4  # after so many passes of a width one in so many is enough
 _PUBLISH = 0.01  # a change by which the curves are drawn anew
 _KNOWN = 0.1  # a width is known when its standard deviation is less
 
@@ -69,21 +69,27 @@ class HealingCosts(Costs):
         self._noise = _NOISE**2
         # In a row, by width, after short contexts and then after long ones; below zero: passes that were too fast.
         self._outliers = [0] * 2 * count
-        self.passes = 0  # that were timed
+        self._timed = [0] * count  # passes, by width
+
+    @property
+    def passes(self) -> int:
+        """That were timed."""
+        return sum(self._timed)
 
     def observe(self, rows: int, seconds: float, context: float = 0, requests: int = 1) -> None:
         """A pass over so many rows of so many requests, after so many tokens on average, took so long."""
         if not (rows >= 1 and 0 < seconds < math.inf):
             return
-        self.passes += 1
-        if self.passes > _EAGER and self.passes % _EVERY:
+        width = self._between(rows)[0]
+        self._timed[width] += 1
+        if self._timed[width] > _EAGER and self._timed[width] % _EVERY:
             return
         logs, covariance = self._logs, self._covariance
         covariance += self._drift
         expected, weights = self._expected(rows, context, requests)
         count = len(self.rows)
         long = float(weights[count:].sum()) > _LONG
-        width = self._between(rows)[0] + long * count
+        streaks = width + long * count
         towards = covariance @ weights
         variance = max(float(weights @ towards), 0.0)
         surprise = math.log(seconds) - math.log(expected)
@@ -91,16 +97,16 @@ class HealingCosts(Costs):
         if surprise * surprise > _OUTLIER**2 * total:
             # Likely something else ran meanwhile: it counts as if it had been that much noisier, unless it stays so.
             total = surprise * surprise / _OUTLIER**2
-            streak = self._outliers[width]
-            self._outliers[width] = (
+            streak = self._outliers[streaks]
+            self._outliers[streaks] = (
                 streak + 1 if surprise > 0 <= streak else streak - 1 if surprise < 0 >= streak else 0
             )
         else:
-            self._outliers[width] = 0
+            self._outliers[streaks] = 0
         gain = towards / total
         logs += gain * surprise
         covariance -= gain[:, None] * towards[None, :]
-        if abs(self._outliers[width]) >= _CHANGED:
+        if abs(self._outliers[streaks]) >= _CHANGED:
             # What was known is true no longer: of long texts, where they show it, and of all where short ones do.
             doubted = slice(count if long else 0, None)
             covariance[doubted, doubted] += self._prior[doubted, doubted]
@@ -110,7 +116,7 @@ class HealingCosts(Costs):
         self._noise = _NOISE_MEMORY * self._noise + (1 - _NOISE_MEMORY) * seen
         if np.abs(self._logs - self._published).max() > _PUBLISH:
             self._published = self._logs.copy()
-            self._draw(*self._estimates())
+            self._draw(*(values.tolist() for values in self._estimates()))
 
     def _expected(self, rows: int, context: float, requests: int) -> tuple[float, np.ndarray]:
         """Seconds that such a pass should take, and how far each of the estimated logarithms moves its logarithm."""
