@@ -64,18 +64,20 @@ def _key(path: Path, dtype: torch.dtype | None) -> str:
     """Changes whenever the file may have changed; reads one megabyte, never the whole file."""
     try:
         if path.exists() and not path.is_file():  # a pipe would never end
-            raise HierspecError(f"{path} is not a file.")
+            raise HierspecError(f"{path} is not a file: name a GGUF file or a model folder.")
         with path.open("rb") as file:
             start = file.read(_FINGERPRINTED)
         state = path.stat()
     except FileNotFoundError as error:
-        raise HierspecError(f"There is no file {path}.") from error
+        raise HierspecError(
+            f"There is no file {path}: check its name, or leave MODEL out for the default one."
+        ) from error
     except OSError as error:
         raise refusal(path, "fetch it again")(why(error)) from error
     if not start:
         raise HierspecError(f"{path} is empty: fetch it again.")
     if start[: len(MAGIC)] != MAGIC:
-        raise HierspecError(f"{path} is not a GGUF file.")
+        raise HierspecError(f"{path} is not a GGUF file: name one, or a folder with safetensors.")
     identity = [str(path.resolve()), state.st_size, state.st_mtime_ns, _STORED_AS[dtype], _FORMAT_VERSION]
     return hashlib.sha256(json.dumps(identity).encode() + hashlib.sha256(start).digest()).hexdigest()[:20]
 

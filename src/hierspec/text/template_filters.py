@@ -1,4 +1,4 @@
-"""The filters and tests of chat templates, each paid for before it runs. What is not listed here does not exist."""
+"""The filters of chat templates, each paid for before it runs. What is not listed here does not exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from jinja2 import Environment, Undefined
 from jinja2 import filters as jinja_filters
-from jinja2.tests import TESTS
 from markupsafe import Markup, escape
 
 from hierspec.text.template_budget import ITEM, OTHER, too_much
@@ -22,42 +21,6 @@ _ESCAPED_IN_JSON = 12  # a character can become two of "\ud83d"
 _WIDEST_INDENT = 16
 _MOST_PLACES = 300  # of a rounded number: floats have no more
 _MOST_DIGITS = 1000  # of a text that is read as a number
-_FREE_TESTS = (  # they look at a value's type, not into it
-    *("boolean", "callable", "defined", "escaped", "false", "float", "integer", "iterable", "mapping", "none"),
-    *("number", "sameas", "sequence", "string", "true", "undefined"),
-)
-_COMPARING_TESTS = {
-    **dict.fromkeys(("eq", "==", "equalto"), "eq"),
-    **dict.fromkeys(("ne", "!="), "ne"),
-    **dict.fromkeys(("lt", "<", "lessthan"), "lt"),
-    **dict.fromkeys(("le", "<="), "lteq"),
-    **dict.fromkeys(("gt", ">", "greaterthan"), "gt"),
-    **dict.fromkeys(("ge", ">="), "gteq"),
-    "in": "in",
-}
-
-
-def tests(operations: Operations) -> dict[str, Function]:
-    def comparing(symbol: str) -> Function:
-        return lambda value, other: operations.compare(value, symbol, other)
-
-    def divisible(value: Any, number: Any) -> bool:
-        return bool(operations.binary("%", value, number) == 0)
-
-    return {
-        **{name: _test(name) for name in _FREE_TESTS},
-        **{name: comparing(symbol) for name, symbol in _COMPARING_TESTS.items()},
-        "divisibleby": divisible,
-        "even": lambda value: divisible(value, 2),
-        "odd": lambda value: operations.binary("%", value, 2) == 1,
-        "lower": lambda value: operations.text(value).islower(),
-        "upper": lambda value: operations.text(value).isupper(),
-    }
-
-
-def _test(name: str) -> Function:
-    function: Any = TESTS[name]
-    return cast(Function, function)
 
 
 class Filters:

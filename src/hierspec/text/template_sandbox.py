@@ -29,9 +29,10 @@ from jinja2.utils import Cycler, Joiner, Namespace
 from markupsafe import Markup
 
 from hierspec.text.template_budget import OTHER, Budget, too_much
-from hierspec.text.template_filters import Filters, tests
+from hierspec.text.template_filters import Filters
 from hierspec.text.template_methods import METHODS, call_method, pay_format
 from hierspec.text.template_operations import Operations
+from hierspec.text.template_tests import tests
 
 _MACRO_STEPS = 10
 _NODES_A_STEP = 8  # parts of a program that run in a step's time, where they are not operations that pay themselves
