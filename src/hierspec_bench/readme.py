@@ -4,6 +4,7 @@ python -m hierspec_bench.readme README.md     writes every table again that is b
 
     <!-- results: docs/results/X.json -->                    all that ran
     <!-- results: docs/results/X.json auto lookup vllm -->   only these plans and engines, beside plain
+    <!-- results: docs/results/perplexity.json -->           formats of weights, where the record is of those
     <!-- end of results -->
 
 The first comment says everything, so that a test can see whether file and tables still agree.
@@ -13,14 +14,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hierspec.core.errors import HierspecError
-from hierspec.core.text_files import read_text, shown_path
+from hierspec.core.text_files import read_object, read_text, shown_path
 from hierspec.paths import whole_file
 from hierspec_bench.record import PEER, PLAIN, Entry, Record
-from hierspec_bench.typed_json import mapping
+from hierspec_bench.typed_json import mapping, mappings
 
 _MARKS = re.compile(r"(<!-- results: (\S+)((?: \S+)*) -->\n)(.*?)(<!-- end of results -->)", re.DOTALL)
 _TASKS = {
@@ -60,6 +62,31 @@ def results(record: Record, names: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
+def formats(document: Mapping[str, Any]) -> str:
+    """A table in Markdown of what `hierspec bench perplexity` measured."""
+    reference = document.get("reference")
+    lines = [
+        f"{document.get('model')} on {document.get('text')}: {document.get('tokens'):,} tokens, in windows of "
+        f"{document.get('window'):,}.",
+        f"Made by `{document.get('command')}`.",
+        "",
+        f"| weights | MB read a token | perplexity | over {reference} | best token is {reference}'s |",
+        "|---|---|---|---|---|",
+    ]
+    for row in mappings(document.get("formats")):
+        perplexity = f"{row['perplexity']:.2f} ({_range(row['perplexity_interval'], 2)})"
+        ratio, same = f"{row['ratio']:.4f}", f"{100 * row['same_best']:.1f}%"
+        if row["weights"] != reference:
+            ratio += f" ({_range(row['ratio_interval'], 4)})"
+            same += f" ({_range([100 * edge for edge in row['same_best_interval']], 1)})"
+        lines.append(f"| `{row['weights']}` | {row['weight_megabytes']:.0f} | {perplexity} | {ratio} | {same} |")
+    return "\n".join(lines) + "\n"
+
+
+def _range(edges: Sequence[float], digits: int) -> str:
+    return f"{edges[0]:.{digits}f} to {edges[1]:.{digits}f}"
+
+
 def with_results(text: str, folder: Path) -> str:
     """A Markdown text in which every table is what the record says that its comment names."""
     if not _MARKS.search(text):
@@ -69,7 +96,15 @@ def with_results(text: str, folder: Path) -> str:
 
     def table(match: re.Match[str]) -> str:
         opening, name, names, _, closing = match.groups()
-        return opening + results(Record.read(folder / name), names.split()) + closing
+        path = folder / name
+        document = read_object(path, "correct the name in the comment")
+        if "formats" in document:
+            try:
+                return opening + formats(document) + closing
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                wrong = f"{shown_path(path)} cannot be used; give what hierspec bench perplexity --output FILE wrote."
+                raise HierspecError(wrong) from error
+        return opening + results(Record.read(path), names.split()) + closing
 
     return _MARKS.sub(table, text)
 

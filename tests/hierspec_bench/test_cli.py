@@ -1,4 +1,4 @@
-"""`hierspec bench`: found by an entry point, four commands, and the spellings of before."""
+"""`hierspec bench`: found by an entry point, its commands, and the spellings of before."""
 
 import importlib.metadata
 import json

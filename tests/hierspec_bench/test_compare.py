@@ -129,9 +129,10 @@ def test_documents_of_before_are_read(capsys):
     assert json.loads(capsys.readouterr().out)["passed"]
 
 
-def test_the_tables_of_results_agree_with_the_records_they_name():
-    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert text == with_results(text, ROOT / "docs"), "run: python -m hierspec_bench.readme docs/results.md"
+@pytest.mark.parametrize("page", ["results.md", "own-model.md"])
+def test_the_tables_of_documents_agree_with_the_records_they_name(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert text == with_results(text, ROOT / "docs"), f"run: python -m hierspec_bench.readme docs/{page}"
 
 
 def test_tables_take_their_places_between_the_marks(tmp_path):

@@ -15,15 +15,22 @@ BACKENDS = ("auto", "compiled", "compiled-vectors", "torch")
 WEIGHTS = ("auto", "file", "int8", "int4")
 
 
-def runs_in_file_bits(config: DecoderConfig, device: str, backend: str) -> bool:
-    """Whether a GGUF file of such a model can run in its own bits here."""
-    if device != "cpu" or backend == "torch":
-        return False
+def why_not_compiled(config: DecoderConfig, format: str, device: str, backend: str = "auto") -> str:
+    """Why the compiled backend does not run such a model with weights in this format; nothing where it does."""
+    if backend == "torch":
+        return "the torch backend was asked for"
+    if device != "cpu":
+        return "it runs on a CPU only"
     try:
         from hierspec.backends.cpu.backend import CpuBackend
     except ImportError:
-        return False
-    return not CpuBackend(1).refuses(config, "file")
+        return "it needs numba (pip install numba)"
+    return CpuBackend(1).refuses(config, format)
+
+
+def runs_in_file_bits(config: DecoderConfig, device: str, backend: str) -> bool:
+    """Whether a GGUF file of such a model can run in its own bits here."""
+    return not why_not_compiled(config, "file", device, backend)
 
 
 def open_decoder(
@@ -34,24 +41,18 @@ def open_decoder(
         if value not in known:
             raise HierspecError(f"Unknown {name} {value!r}; choose {', '.join(known)}.")
     format = str(checkpoint.dtype).removeprefix("torch.") if weights == "auto" else weights
-    reason = "it runs on a CPU only" if device != "cpu" else ""
-    if backend != "torch" and not reason:
-        try:
-            from hierspec.backends.cpu.backend import CpuBackend
-        except ImportError:
-            reason = "it needs numba (pip install numba)"
-        else:
-            compiled = CpuBackend(torch.get_num_threads(), matrix_units=backend != "compiled-vectors")
-            reason = compiled.refuses(checkpoint.config, format)
-            if not reason:
-                decoder = compiled.decoder(checkpoint.config, checkpoint.weights, format, checkpoint, progress)
-                compiled.compile(draft_heads=checkpoint.pack is not None, progress=progress)
-                return decoder
+    reason = why_not_compiled(checkpoint.config, format, device, backend)
+    if not reason:
+        from hierspec.backends.cpu.backend import CpuBackend
+
+        compiled = CpuBackend(torch.get_num_threads(), matrix_units=backend != "compiled-vectors")
+        decoder = compiled.decoder(checkpoint.config, checkpoint.weights, format, checkpoint, progress)
+        compiled.compile(draft_heads=checkpoint.pack is not None, progress=progress)
+        return decoder
     if backend.startswith("compiled"):
         raise HierspecError(f"The compiled backend cannot run {checkpoint.name} here: {reason}; use --backend torch.")
     if weights != "auto":
-        why = reason or "the torch backend was asked for"
-        raise HierspecError(f"--weights {weights} needs the compiled backend ({why}); use --weights auto.")
+        raise HierspecError(f"--weights {weights} needs the compiled backend ({reason}); use --weights auto.")
     return _torch_backend(device).decoder(checkpoint.config, checkpoint.weights, format)
 
 

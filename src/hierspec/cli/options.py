@@ -49,21 +49,28 @@ def add_device(parser: argparse._ActionsContainer) -> None:
     completes(parser.add_argument("--device", default="auto", help="cpu, cuda or auto"), ("auto", "cpu", "cuda"))
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """A model that runs: MODEL, and how."""
+def add_model(parser: argparse.ArgumentParser, weights_help: str = "") -> None:
+    """A model that runs: MODEL, and how.
+
+    With `weights_help`, --weights is a list of formats that the command reads; then there is no --dtype.
+    """
     add_source(parser)
     group = parser.add_argument_group("model")
-    dtype = group.add_argument(
-        "--dtype", default="auto", help="float32, bfloat16, float16 or auto (on a CPU: the faster, as measured)"
-    )
-    completes(dtype, ("auto", "float32", "bfloat16", "float16"))
+    if weights_help:
+        group.set_defaults(dtype="auto")
+    else:
+        dtype = group.add_argument(
+            "--dtype", default="auto", help="float32, bfloat16, float16 or auto (on a CPU: the faster, as measured)"
+        )
+        completes(dtype, ("auto", "float32", "bfloat16", "float16"))
     add_device(group)
     backend = group.add_argument("--backend", default="auto", help="compiled (CPU), compiled-vectors, torch or auto")
     completes(backend, ("auto", "compiled", "compiled-vectors", "torch"))
     weights = group.add_argument(
         "--weights",
         default="auto",
-        help="auto (a GGUF file's own bits on a CPU, else as dtype says), file, int8, int4, or float32 and the like",
+        help=weights_help
+        or "auto (a GGUF file's own bits on a CPU, else as dtype says), file, int8, int4, or float32 and the like",
     )
     completes(weights, ("auto", "file", "int8", "int4", "float32", "bfloat16"))
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")

@@ -5,6 +5,7 @@ examples:
   hierspec bench run --plans auto --baselines all --report report.html
   hierspec bench peers --install                            other engines to compare with
   hierspec bench passes                                     how long single forward passes take
+  hierspec bench perplexity --text book.txt                 what formats of weights cost
   hierspec bench compare before.json after.json             what changed between two records
 """
 
@@ -21,6 +22,7 @@ from hierspec_bench.cli.old_spellings import new_spelling
 COMMANDS = {
     "run": "answer prompts under several plans, interleaved, and compare text and time",
     "passes": "measure single forward passes by width, context and part",
+    "perplexity": "measure what formats of weights cost: perplexity on a text, and how often the best token changes",
     "compare": "show what changed between two records",
     "peers": "list or install other engines to compare with",
 }
