@@ -22,7 +22,6 @@ from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.packing import KINDS, PackedWeights, kind_for, pack_in_memory, packed_weights
 from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32
 from hierspec.backends.cpu.quantised import GROUP_BYTES, GROUPS, INT8_GROUP
-from hierspec.backends.cpu.sharing import watch
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
@@ -43,7 +42,7 @@ class CpuBackend:
 
     def __init__(self, threads: int, matrix_units: bool = True) -> None:
         self.device = torch.device("cpu")
-        self.team = ThreadTeam(threads, watch.once_loaded)
+        self.team = ThreadTeam(threads)
         self._matrix_units = matrix_units  # for bfloat16, where the CPU has them
 
     def refuses(self, config: DecoderConfig, format: str) -> str:

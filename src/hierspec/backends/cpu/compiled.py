@@ -102,11 +102,6 @@ class CompiledFunction:
     def __call__(self, *arguments: Any) -> None:
         (self._dispatcher or self.dispatcher())(*arguments)
 
-    def once_loaded(self, *arguments: Any) -> None:
-        """Call it if its code is there, else do nothing: for what may be left out."""
-        if self._dispatcher is not None:
-            self._dispatcher(*arguments)
-
     def dispatcher(self) -> Any:
         """numba's compiled function; all threads of a team may come here at once."""
         with self._making:

@@ -245,13 +245,3 @@ def yield_core(w: VectorWriter, unused: Any) -> Any:
         function = ir.Function(w.b.module, ir.FunctionType(I32, []), "sched_yield")
     w.b.call(function, [])
     return unused
-
-
-@kernel(1, types.int64)
-def pause(w: VectorWriter, unused: Any) -> Any:
-    """A moment of doing nothing, which leaves a shared core to its other thread."""
-    if is_arm():
-        w.b.call(w.function("llvm.aarch64.isb", ir.VoidType(), I32), [ir.Constant(I32, 15)])
-    else:
-        w.b.call(w.function("llvm.x86.sse2.pause", ir.VoidType()), [])
-    return unused

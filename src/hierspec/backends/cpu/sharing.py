@@ -3,13 +3,11 @@
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-from hierspec.backends.cpu.compiled import INT, INTS, compiled, kernel_version, part
-from hierspec.backends.cpu.kernels import add_atomically, pause, read_atomically, yield_core
+from hierspec.backends.cpu.compiled import part
+from hierspec.backends.cpu.kernels import add_atomically, read_atomically, yield_core
 from hierspec.backends.cpu.threads import ARRIVED, BROKEN, GENERATION
 
 _PATIENCE = 20_000  # looks at a barrier before the core is offered to others
-_WATCHED = 40_000  # looks for the next job, 1 to 2 ms, before a thread goes to sleep
-_OFFERED = 64  # of those one in so many offers the core to others
 
 
 @part
@@ -37,16 +35,3 @@ def barrier(sync, threads):
 def share(count, thread, threads):
     """First and last of this thread's part of `count` things."""
     return count * thread // threads, count * (thread + 1) // threads
-
-
-@compiled(kernel_version, INTS, INT, INT, seconds=1)
-def watch(numbers, index, value, version=0):
-    """Return when the number at this index is no longer this value, or when that takes long. See `ThreadTeam`."""
-    address = numbers.ctypes.data + 8 * index
-    for look in range(_WATCHED):
-        if read_atomically(address) != value:
-            return
-        if look % _OFFERED:
-            pause(0)
-        else:
-            yield_core(0)

@@ -13,11 +13,8 @@ import numpy as np
 # whether the barrier is broken.
 ARRIVED, GENERATION, BROKEN = 0, 8, 9
 
-_LINE = 8  # numbers of a cache line
-
 _Jobs = SimpleQueue[Any]  # (job, function, arguments), or None: the end
 _Answers = SimpleQueue[tuple[object, int, BaseException | None]]
-Watch = Callable[[np.ndarray, int, int], None]  # (numbers, index, value): while the number is that, but not for long
 
 
 class ThreadTeam:
@@ -26,29 +23,24 @@ class ThreadTeam:
     The caller is number 0: one thread less to wake and to wait for saves a tenth of a millisecond. `sync` is for the
     function's barriers. Control-C can reach the caller just before it joins the others, who would wait for it forever:
     so a barrier can be broken, which lets all threads pass, and the exception discards what was computed.
-
-    Between the passes of a text lies less than it takes to put a core to sleep and wake it again. So a thread that has
-    no job first keeps its core and watches for the next one, if there is a `watch`, and only then sleeps.
     """
 
-    def __init__(self, threads: int, watch: Watch | None = None) -> None:
+    def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._posted = np.zeros(threads * _LINE, np.int64)  # jobs for each thread so far
         self.sync = np.zeros(16, np.int64)
         self._busy = threading.Lock()
         self._answers: _Answers = SimpleQueue()
         self._jobs: list[_Jobs] = [SimpleQueue() for _ in range(threads - 1)]
         for number, jobs in enumerate(self._jobs, 1):
-            arguments = number, threads, jobs, self._answers, self._posted, watch
-            threading.Thread(target=_run_jobs, args=arguments, daemon=True).start()
+            threading.Thread(target=_run_jobs, args=(number, threads, jobs, self._answers), daemon=True).start()
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
         with self._busy:  # one job at a time, from whatever thread
             job, error = object(), None
             self.sync[:] = 0  # Ctrl-C may have left a barrier broken behind
             try:
-                for number in range(1, self.threads):
-                    self._post(number, (job, function, arguments))
+                for jobs in self._jobs:
+                    jobs.put((job, function, arguments))
                 function(0, self.threads, *arguments)
                 done = 0
                 while done < len(self._jobs):
@@ -62,10 +54,6 @@ class ThreadTeam:
         if error is not None:
             raise error
 
-    def _post(self, number: int, entry: Any) -> None:
-        self._jobs[number - 1].put(entry)
-        self._posted[number * _LINE] += 1
-
     def _stop(self) -> None:
         """Wait until no thread is working, whatever happens: the memory they write to must not be freed before."""
         job, waiting = object(), set(range(1, self.threads))
@@ -73,7 +61,7 @@ class ThreadTeam:
             try:
                 self.sync[BROKEN] = 1
                 for number in waiting:  # jobs run in order, so an empty one runs last; two do no harm
-                    self._post(number, (job, _no_op, ()))
+                    self._jobs[number - 1].put((job, _no_op, ()))
                 while waiting:
                     answered, number, _ = self._answers.get()
                     if answered is job:
@@ -86,13 +74,9 @@ class ThreadTeam:
             jobs.put(None)
 
 
-def _run_jobs(
-    number: int, threads: int, jobs: _Jobs, answers: _Answers, posted: np.ndarray, watch: Watch | None
-) -> None:
+def _run_jobs(number: int, threads: int, jobs: _Jobs, answers: _Answers) -> None:
     """What a thread runs. It holds no reference to the team, so that an unused team is freed and its threads end."""
-    taken = 0
     while (entry := jobs.get()) is not None:
-        taken += 1
         job, function, arguments = entry
         error: BaseException | None = None
         try:
@@ -101,8 +85,6 @@ def _run_jobs(
             error = raised
         entry = function = arguments = None  # the caller may want to free them
         answers.put((job, number, error))
-        if watch is not None:
-            watch(posted, number * _LINE, taken)
 
 
 def _no_op(number: int, threads: int) -> None:
