@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 from torch import Tensor
 
@@ -12,7 +15,7 @@ from hierspec.backends.torch.pick import picks_wanted
 from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.sampling import NO_TOKEN, noise_keys
 
-_SHARED = 4  # rows from which on several threads are worth waking
+_SHARED = 4  # rows from which on several threads are worth waking to sample
 _NO_TOKENS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float64)
 
 
@@ -39,7 +42,7 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
             padded = np.empty((rows, -(-vocabulary // LANES) * LANES), np.float32)
             adjust_rows(numbers, *changes, padded)
             numbers = padded
-        pick_greedily(numbers, vocabulary, picks, leads, distributions)
+        _share(greedy_rows, numbers, vocabulary, picks, leads, distributions, team=team if rows > 1 else None)
     else:
         keys = np.zeros((rows, 2), np.int64)
         if not ask.distributions:
@@ -49,10 +52,7 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
             keys[:] = [by_depth[depth] for depth in depths]
         filters = min(sampling.top_k, vocabulary), float(sampling.top_p), float(sampling.min_p)
         arguments = numbers, float(sampling.temperature), filters, *changes, keys, picks, leads, distributions
-        if team is None or rows < _SHARED:
-            sample_rows(0, 1, *arguments)
-        else:
-            team.run(sample_rows, *arguments)
+        _share(sample_rows, *arguments, team=team if rows >= _SHARED else None)
     if picks[:, 0].min() == NO_TOKEN:
         not_numbers = picks[:, 0] == NO_TOKEN
         picks[not_numbers] = NO_TOKEN
@@ -64,9 +64,9 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
     )
 
 
-def pick_greedily(
-    logits: np.ndarray, vocabulary: int, picks: np.ndarray, leads: np.ndarray, distributions: np.ndarray
-) -> None:
-    """`greedy_rows` with its scratch memory."""
-    maxima, scores = np.empty(logits.shape[1] // LANES, np.float32), np.empty(picks.shape[1])
-    greedy_rows(logits, vocabulary, maxima, scores, picks, leads, distributions)
+def _share(pick: Callable[..., None], *arguments: Any, team: ThreadTeam | None) -> None:
+    """Threads of the team share the rows; without one this thread has them all."""
+    if team is None:
+        pick(0, 1, *arguments)
+    else:
+        team.run(pick, *arguments)

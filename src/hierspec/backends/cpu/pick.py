@@ -17,7 +17,6 @@ from hierspec.backends.cpu.compiled import (
     DOUBLE,
     DOUBLES,
     DOUBLES_2D,
-    FLOATS,
     FLOATS_2D,
     INT,
     INT32S,
@@ -232,15 +231,13 @@ def greedy_row(x, vocabulary, maxima, scores, picks):
 
 @compiled(
     filter_version,
-    FLOATS_2D, INT, FLOATS, DOUBLES, INTS_2D, DOUBLES, DOUBLES_2D,
+    INT, INT, FLOATS_2D, INT, INTS_2D, DOUBLES, DOUBLES_2D,
     seconds=1.5,
 )  # fmt: skip
-def greedy_rows(logits, vocabulary, maxima, scores, picks, leads, distributions, version=0):
-    """`sample_rows` at temperature 0, for rows that are padded to whole blocks with -inf.
-
-    maxima [blocks] and scores [candidates] are scratch memory.
-    """
-    for row in range(len(logits)):
+def greedy_rows(thread, threads, logits, vocabulary, picks, leads, distributions, version=0):
+    """`sample_rows` at temperature 0, for rows that are padded to whole blocks with -inf."""
+    maxima, scores = np.empty(logits.shape[1] // LANES, np.float32), np.empty(picks.shape[1])
+    for row in range(thread, len(logits), threads):
         lead = greedy_row(logits[row], vocabulary, maxima, scores, picks[row])
         if len(distributions):
             for token in range(vocabulary):
