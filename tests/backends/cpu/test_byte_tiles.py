@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llvmlite import binding, ir
 
-from hierspec.backends.cpu.byte_tiles import configure, has_byte_tiles, over_rows_by_tiles, release
-from hierspec.backends.cpu.quantised import (
-    GROUPS,
-    WORDS_PER_GROUP,
-    quantise_for_int4,
-    quantise_for_int8,
-    quantise_weights,
-)
+from hierspec.backends.cpu.byte_tiles import BEHIND, _row_tile, configure, has_byte_tiles, over_rows_by_tiles, release
+from hierspec.backends.cpu.forms import FORMS, INT4, INT8, Form, arrange
+from hierspec.backends.cpu.quantised import WORDS_PER_GROUP, quantise_for, quantise_weights
 from hierspec.backends.cpu.routines import routine
-from hierspec.backends.cpu.tiles import int4_tiles, int8_tiles
+from hierspec.backends.cpu.vector_products import form_vectors
+from hierspec.checkpoints.gguf_blocks import UnpackedBlocks
 
 TILE = 16
 
 
 @cache
-def by_tiles(bits: int):
-    over = over_rows_by_tiles(bits, emulated=not has_byte_tiles())
+def by_tiles(form: Form):
+    over = over_rows_by_tiles(form, emulated=not has_byte_tiles())
 
     @routine(7)
     def product(w, x, rows, *rest):
         if has_byte_tiles():
-            configure(w, rows, bits)
+            configure(w, rows, form)
         over(w, x, rows, *rest)
         if has_byte_tiles():
             release(w)
@@ -38,16 +36,33 @@ def by_tiles(bits: int):
     return product.from_python
 
 
-def products(x: np.ndarray, weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+def random_weights(outputs: int, inputs: int, form: Form, rng: np.random.Generator) -> np.ndarray:
+    """Blocks of any integers that the form can hold, with scales of any sign."""
+    units, most = outputs * inputs // form.unit, 16 if form.bits == 4 else 256
+    lowest = -form.zero if form.bits == 4 else -128
+
+    def halves() -> np.ndarray:
+        return rng.standard_normal(units).astype(np.float16)
+
+    def small() -> np.ndarray | None:
+        return rng.integers(-128, 128, (units, form.groups)).astype(np.int8) if form.multiplied else None
+
+    integers = rng.integers(lowest, lowest + most, (units, form.unit)).astype(np.int8)
+    offsets = (halves(), small()) if form.offsets else (None, None)
+    return arrange(UnpackedBlocks(integers, halves(), small(), *offsets), outputs, form)
+
+
+def products(x: np.ndarray, weights: np.ndarray, form: Form) -> tuple[np.ndarray, np.ndarray]:
     """By vectors and by tiles."""
     rows, size = x.shape
     room = -(-rows // TILE) * TILE
     inputs = np.full((room, size), 77, np.int8)  # rows that only fill a tile up must not matter
-    records = np.full((room, size // GROUPS[bits], WORDS_PER_GROUP), np.nan, np.float32)
-    quantise = quantise_for_int8 if bits == 8 else quantise_for_int4
-    quantise.from_python(x.ctypes.data, rows * size // GROUPS[bits], inputs.ctypes.data, records.ctypes.data)
+    records = np.full((room, size // form.group, WORDS_PER_GROUP), np.nan, np.float32)
+    quantise_for[form.group].from_python(
+        x.ctypes.data, rows * size // form.group, inputs.ctypes.data, records.ctypes.data
+    )
     results = []
-    for multiply in (int8_tiles if bits == 8 else int4_tiles).from_python, by_tiles(bits):
+    for multiply in form_vectors[form].from_python, by_tiles(form):
         out = np.full((rows + 1, TILE * len(weights)), np.nan, np.float32)
         for number, block in enumerate(weights):
             target = out.ctypes.data + 4 * TILE * number
@@ -58,29 +73,44 @@ def products(x: np.ndarray, weights: np.ndarray, bits: int) -> tuple[np.ndarray,
     return results[0], results[1]
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    rows=st.integers(1, 50),
-    groups=st.integers(1, 12),
-    blocks=st.integers(1, 2),
-    bits=st.sampled_from([8, 4]),
-    seed=st.integers(0, 1000),
-)
-def test_the_bits_of_vectors(rows, groups, blocks, bits, seed):
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 50), groups=st.integers(1, 24), blocks=st.integers(1, 2), seed=st.integers(0, 1000))
+def test_the_bits_of_vectors(form, rows, groups, blocks, seed):
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal((rows, groups * GROUPS[bits])).astype(np.float32)
+    inputs = -(-groups // form.groups) * form.unit
+    x = rng.standard_normal((rows, inputs)).astype(np.float32)
     x[rng.random(x.shape) < 0.1] = 0
-    x[:, : GROUPS[bits]] *= rng.choice([0.0, 1e-20, 1.0, 1e20])
-    weights = quantise_weights(rng.standard_normal((TILE * blocks, x.shape[1])).astype(np.float32), bits)
-    by_vectors, tiled = products(x, weights, bits)
+    x[:, : form.group] *= rng.choice([0.0, 1e-20, 1.0, 1e20])
+    by_vectors, tiled = products(x, random_weights(TILE * blocks, inputs, form, rng), form)
     assert (by_vectors.view(np.int32) == tiled.view(np.int32)).all()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
-def test_the_largest_sums(bits):
+@pytest.mark.parametrize("form", [INT8, INT4], ids=lambda form: form.name)
+def test_the_largest_sums(form):
     """127 times 127 in every place: 64 of them are far from what a sum of 32 bits, or a float's integers, can hold."""
-    x = np.ones((5, 4 * GROUPS[bits]), np.float32)
-    weights = quantise_weights(np.full((TILE, x.shape[1]), -1.0, np.float32), bits)
-    by_vectors, tiled = products(x, weights, bits)
+    x = np.ones((5, 4 * form.group), np.float32)
+    weights = quantise_weights(np.full((TILE, x.shape[1]), -1.0, np.float32), form)
+    by_vectors, tiled = products(x, weights, form)
     assert (by_vectors.view(np.int32) == tiled.view(np.int32)).all()
     assert np.allclose(tiled, -x.shape[1], rtol=1e-3)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_llvm_emits_the_instructions_and_keeps_sums_in_registers(form):
+    """For CPUs with AMX, whatever CPU this is."""
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    try:
+        target = binding.Target.from_triple("x86_64-unknown-linux-gnu")
+    except RuntimeError:
+        pytest.skip("this LLVM cannot emit x86-64 code")
+    module = ir.Module()
+    module.triple = "x86_64-unknown-linux-gnu"
+    _row_tile(form, 16, True, emulated=False).define(module, "row_tile")
+    machine = target.create_target_machine(cpu="sapphirerapids", opt=3)
+    text = machine.emit_assembly(binding.parse_assembly(str(module)))
+    products = BEHIND[form.group] + 4 + 3  # before the loop, in it, and what is left of its rounds
+    assert [len(re.findall(rf"\b{name}\b", text)) for name in ("tdpbssd", "tilestored")] == [products, products]
+    # Spilled around every product, 16 sums would be stored more than 100 times.
+    assert len(re.findall(r"vmov\w+\s+%zmm\d+, -?\d*\(%r[sb]p\)", text)) < 16

@@ -9,20 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hierspec.assembly.opening import open_decoder
-from hierspec.backends.cpu import packing, quantised
+from hierspec.backends.cpu import packing, vector_products
 from hierspec.backends.cpu.backend import CpuBackend
+from hierspec.backends.cpu.forms import INT4, INT8, Form, dequantise
 from hierspec.backends.cpu.packing import pack_in_memory, packed_weights
-from hierspec.backends.cpu.product import INT4, INT8
-from hierspec.backends.cpu.quantised import (
-    GROUPS,
-    INT8_GROUP,
-    WORDS_PER_GROUP,
-    dequantise_weights,
-    quantise_for_int4,
-    quantise_for_int8,
-    quantise_weights,
-)
-from hierspec.backends.cpu.tiles import int4_tiles, int8_tiles
+from hierspec.backends.cpu.quantised import WORDS_PER_GROUP, quantise_for, quantise_weights
+from hierspec.backends.cpu.vector_products import form_vectors, vector_tile
 from hierspec.checkpoints.cast_weights import CastWeights
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
@@ -31,27 +23,28 @@ from hierspec.language_model import load
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 
-def _rounded(weight: torch.Tensor, bits: int) -> torch.Tensor:
+def _rounded(weight: torch.Tensor, form: Form) -> torch.Tensor:
     """What weights in few bits represent."""
-    return torch.from_numpy(dequantise_weights(quantise_weights(weight.numpy(), bits), weight.shape[1], bits))
+    return torch.from_numpy(dequantise(quantise_weights(weight.numpy(), form), weight.shape[1], form))
 
 
-def multiply(x, inputs, scales, weights, bits, out):
+def multiply(x, inputs, scales, weights, form, out):
     rows, size = x.shape
-    quantise, tiles = (quantise_for_int8, int8_tiles) if bits == 8 else (quantise_for_int4, int4_tiles)
     ready, group_scales = inputs.ctypes.data, scales.ctypes.data
-    quantise.from_python(x.ctypes.data, rows * size // GROUPS[bits], ready, group_scales)
+    quantise_for[form.group].from_python(x.ctypes.data, rows * size // form.group, ready, group_scales)
     for block in range(len(weights)):
         target = out.ctypes.data + block * 64
-        tiles.from_python(ready, rows, group_scales, weights[block].ctypes.data, size, target, out.shape[1])
+        form_vectors[form].from_python(
+            ready, rows, group_scales, weights[block].ctypes.data, size, target, out.shape[1]
+        )
 
 
-def product(x: np.ndarray, weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+def product(x: np.ndarray, weights: np.ndarray, form: Form) -> tuple[np.ndarray, np.ndarray]:
     """The compiled product, and the rows in 8 bits that it used, as floats."""
-    (rows, size), group = x.shape, GROUPS[bits]
+    (rows, size), group = x.shape, form.group
     inputs, scales = np.empty((rows, size), np.int8), np.empty((rows, size // group, WORDS_PER_GROUP), np.float32)
     out = np.full((rows, 16 * len(weights)), np.nan, np.float32)
-    multiply(x, inputs, scales, weights, bits, out)
+    multiply(x, inputs, scales, weights, form, out)
     used = inputs.reshape(rows, -1, group).astype(np.float64) * scales[:, :, :1]
     return out, used.reshape(rows, size)
 
@@ -61,35 +54,35 @@ def product(x: np.ndarray, weights: np.ndarray, bits: int) -> tuple[np.ndarray, 
     rows=st.integers(1, 9),
     groups=st.integers(1, 5),
     blocks=st.integers(1, 3),
-    bits=st.sampled_from([8, 4]),
+    form=st.sampled_from([INT8, INT4]),
     seed=st.integers(0, 1000),
     scale=st.sampled_from([1e-3, 1.0, 300.0]),
 )
-def test_products_are_those_of_the_weights_they_represent(rows, groups, blocks, bits, seed, scale):
-    rng, group = np.random.default_rng(seed), GROUPS[bits]
+def test_products_are_those_of_the_weights_they_represent(rows, groups, blocks, form, seed, scale):
+    rng, group = np.random.default_rng(seed), form.group
     x = (rng.standard_normal((rows, groups * group)) * scale).astype(np.float32)
     x[rng.random(x.shape) < 0.1] = 0
     if seed % 5 == 0:
         x[0, :group] = 0  # a group of zeros
-    weights = quantise_weights(rng.standard_normal((16 * blocks, groups * group)).astype(np.float32), bits)
-    result, used = product(x, weights, bits)
+    weights = quantise_weights(rng.standard_normal((16 * blocks, groups * group)).astype(np.float32), form)
+    result, used = product(x, weights, form)
     # The inputs moved by at most half a step of 1/127 of their group's largest number.
     largest = np.abs(x).reshape(rows, groups, group).max(axis=2).repeat(group, axis=1)
     assert (np.abs(used - x) <= largest / 127 * 0.501).all()
-    exact = used @ dequantise_weights(weights, groups * group, bits).astype(np.float64).T
+    exact = used @ dequantise(weights, groups * group, form).astype(np.float64).T
     assert np.allclose(result, exact, rtol=1e-4, atol=2e-5 * scale * group)
     for row in range(rows):  # and every row has the bits it has alone
-        alone, _ = product(x[row : row + 1], weights, bits)
+        alone, _ = product(x[row : row + 1], weights, form)
         assert (alone.view(np.int32) == result[row].view(np.int32)).all()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("form", [INT8, INT4])
 @pytest.mark.parametrize("levels", [15, 11, 3])
-def test_numbers_from_such_blocks_come_back_exactly(bits, levels):
+def test_numbers_from_such_blocks_come_back_exactly(form, levels):
     """As in GGUF's Q4_0 and Q4_1 blocks: a step in float16 times an integer, plus a float16."""
-    rng, group = np.random.default_rng(levels), GROUPS[bits]
+    rng, group = np.random.default_rng(levels), form.group
     step = rng.uniform(1e-3, 1e-1, (32, 4, 1)).astype(np.float16).astype(np.float32)
-    if bits == 8:
+    if form == INT8:
         integers = rng.integers(-127, 128, (32, 4, group)).astype(np.float32)
         integers[..., 0] = 127  # the largest number sets the step
         values = step * integers
@@ -99,34 +92,31 @@ def test_numbers_from_such_blocks_come_back_exactly(bits, levels):
         values = step * integers + rng.uniform(-1, 0, (32, 4, 1)).astype(np.float16).astype(np.float32)
     values = values.reshape(32, 4 * group).astype(np.float32)
     # The rounding of the sum may differ; or a finer grid fits as well.
-    assert np.abs(dequantise_weights(quantise_weights(values, bits), values.shape[1], bits) - values).max() <= (
-        0 if bits == 8 else 3e-4 * step.max()
+    assert np.abs(dequantise(quantise_weights(values, form), values.shape[1], form) - values).max() <= (
+        0 if form == INT8 else 3e-4 * step.max()
     )
 
 
 def test_a_group_of_equal_numbers_and_of_zeros():
-    weights = np.zeros((16, 2 * INT8_GROUP), np.float32)
-    weights[:, INT8_GROUP:] = 0.5
-    for bits in (8, 4):
-        assert (
-            np.abs(dequantise_weights(quantise_weights(weights, bits), weights.shape[1], bits) - weights).max() < 1e-3
-        )
+    weights = np.zeros((16, 2 * INT8.group), np.float32)
+    weights[:, INT8.group :] = 0.5
+    for form in (INT8, INT4):
+        assert np.abs(dequantise(quantise_weights(weights, form), weights.shape[1], form) - weights).max() < 1e-3
 
 
-@pytest.mark.parametrize("kind", [INT8, INT4])
-def test_a_quantised_model_is_near_the_original(tmp_path, kind):
+@pytest.mark.parametrize("form", [INT8, INT4])
+def test_a_quantised_model_is_near_the_original(tmp_path, form):
     changes = {"heads": 4, "hidden": 128, "intermediate": 192}
     checkpoint = load_checkpoint(tiny_checkpoint(tmp_path, "llama", seed=2, **changes))
     config, tensors = checkpoint.config, checkpoint.weights
     backend = CpuBackend(2)
-    in_few_bits = backend.with_weights(config, tensors, pack_in_memory(config, tensors, kind))
+    in_few_bits = backend.with_weights(config, tensors, pack_in_memory(config, tensors, packing.KINDS[form.name]))
     rounded = {**tensors}
     for name, tensor in tensors.items():  # the quantised weights, as floats
         if name.endswith("_proj.weight"):
-            bits = 8 if kind == INT8 else 4
-            rounded[name] = _rounded(tensor, bits)
+            rounded[name] = _rounded(tensor, form)
     head = "model.embed_tokens.weight" if config.tied else "lm_head.weight"
-    rounded[head] = _rounded(tensors[head], 8)
+    rounded[head] = _rounded(tensors[head], INT8)
     in_floats = backend.decoder(config, rounded, "float32")
     from backends.test_bits import plain_logits
 
@@ -186,38 +176,38 @@ def test_quantised_weights_need_the_compiled_backend(tmp_path):
 def test_without_a_dot_instruction_the_bits_are_the_same(monkeypatch):
     """CPUs without one use more instructions, which must give the same bits."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((3, 2 * INT8_GROUP)).astype(np.float32)
-    values = {bits: rng.standard_normal((16, 2 * INT8_GROUP)).astype(np.float32) for bits in (8, 4)}
-    weights = {bits: quantise_weights(values[bits], bits) for bits in (8, 4)}
-    expected = {bits: product(x, weights[bits], bits)[0] for bits in (8, 4)}
-    monkeypatch.setattr(quantised, "dot_instruction", lambda: "")
-    tiles = {bits: quantised._quantised_tile(1, bits).from_python for bits in (8, 4)}
+    x = rng.standard_normal((3, 2 * INT8.group)).astype(np.float32)
+    values = {form: rng.standard_normal((16, 2 * INT8.group)).astype(np.float32) for form in (INT8, INT4)}
+    weights = {form: quantise_weights(values[form], form) for form in (INT8, INT4)}
+    expected = {form: product(x, weights[form], form)[0] for form in (INT8, INT4)}
+    monkeypatch.setattr(vector_products, "dot_instruction", lambda: "")
+    tiles = {form: vector_tile(1, form).from_python for form in (INT8, INT4)}
 
-    for bits in (8, 4):
+    for form in (INT8, INT4):
         for row in range(3):
-            inputs = np.empty(2 * INT8_GROUP, np.int8)
-            scales = np.empty((len(inputs) // GROUPS[bits], WORDS_PER_GROUP), np.float32)
+            inputs = np.empty(2 * INT8.group, np.int8)
+            scales = np.empty((len(inputs) // form.group, WORDS_PER_GROUP), np.float32)
             out, unused = np.empty(16, np.float32), np.empty((1, 16), np.float32)
-            multiply(x[row : row + 1], inputs[None], scales[None], weights[bits], bits, unused)
-            addresses = [array.ctypes.data for array in (inputs, scales, weights[bits], out)]
-            tiles[bits](addresses[0], 0, addresses[1], 0, addresses[2], len(scales), addresses[3], 16)
-            assert (out.view(np.int32) == expected[bits][row].view(np.int32)).all()
+            multiply(x[row : row + 1], inputs[None], scales[None], weights[form], form, unused)
+            addresses = [array.ctypes.data for array in (inputs, scales, weights[form], out)]
+            tiles[form](addresses[0], 0, addresses[1], 0, addresses[2], len(scales), addresses[3], 16)
+            assert (out.view(np.int32) == expected[form][row].view(np.int32)).all()
 
 
-@pytest.mark.skipif(quantised.dot_instruction() == "vpdpbusd", reason="weights of other CPUs are signed")
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.skipif(vector_products.dot_instruction() == "vpdpbusd", reason="weights of other CPUs are signed")
+@pytest.mark.parametrize("form", [INT8, INT4])
 @pytest.mark.parametrize("rows", [2, 4, 8])
-def test_products_of_pairs_have_the_same_bits(bits, rows):
+def test_products_of_pairs_have_the_same_bits(form, rows):
     """i8mm, or what emulates it here."""
     rng, groups = np.random.default_rng(rows), 5
-    x = rng.standard_normal((rows, groups * GROUPS[bits])).astype(np.float32)
-    weights = quantise_weights(rng.standard_normal((16, x.shape[1])).astype(np.float32), bits)
-    expected, _ = product(x, weights, bits)
+    x = rng.standard_normal((rows, groups * form.group)).astype(np.float32)
+    weights = quantise_weights(rng.standard_normal((16, x.shape[1])).astype(np.float32), form)
+    expected, _ = product(x, weights, form)
     inputs, scales = np.empty(x.shape, np.int8), np.empty((rows, groups, WORDS_PER_GROUP), np.float32)
     out, unused = np.full((rows, 16), np.nan, np.float32), np.empty((rows, 16), np.float32)
-    multiply(x, inputs, scales, weights, bits, unused)
+    multiply(x, inputs, scales, weights, form, unused)
     given = inputs.ctypes.data, x.shape[1], scales.ctypes.data, groups * WORDS_PER_GROUP, weights.ctypes.data, groups
-    quantised._quantised_tile(rows, bits, by_pairs=True).from_python(*given, out.ctypes.data, 16)
+    vector_tile(rows, form, by_pairs=True).from_python(*given, out.ctypes.data, 16)
     assert (out.view(np.int32) == expected.view(np.int32)).all()
 
 
@@ -242,7 +232,7 @@ def test_packing_unpacks_one_tensor_at_a_time(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(CastWeights, "__getitem__", watched)
-        kinds = packed_weights(checkpoint, INT8), packed_weights(checkpoint, packing.KINDS["float32"])
+        kinds = packed_weights(checkpoint, packing.KINDS["int8"]), packed_weights(checkpoint, packing.KINDS["float32"])
     assert len(made) == 2 * (7 * checkpoint.config.layers + 1)
     from backends.test_bits import plain_logits
 

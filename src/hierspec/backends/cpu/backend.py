@@ -16,12 +16,12 @@ from hierspec.backends.cpu import amx
 from hierspec.backends.cpu.answers import answer
 from hierspec.backends.cpu.decoder import CpuDecoder
 from hierspec.backends.cpu.drafting import CpuDraftWriter
+from hierspec.backends.cpu.forms import INT4, INT8
 from hierspec.backends.cpu.functions import needed_functions
 from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.packing import KINDS, PackedWeights, kind_for, pack_in_memory, packed_weights
 from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32
-from hierspec.backends.cpu.quantised import GROUP_BYTES, GROUPS, INT8_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
@@ -31,7 +31,7 @@ from hierspec.progress import Progress, silent
 if TYPE_CHECKING:
     from hierspec.checkpoints.load import Checkpoint
 
-_LOW_BITS = {"int8": 8, "int4": 4}
+_LOW_BITS = {"int8": INT8, "int4": INT4}
 _BYTES_IN_A_FILE = 0.75  # of a weight, about: files differ
 
 
@@ -55,8 +55,8 @@ class CpuBackend:
             return "its weights must be float32 or bfloat16"
         inputs = (config.hidden, config.intermediate, config.heads * config.head_size)
         # The head has 8 bits also where layers have 4.
-        if format in _LOW_BITS and any(size % INT8_GROUP for size in inputs):
-            return f"its sizes are not multiples of {INT8_GROUP}"
+        if format in _LOW_BITS and any(size % INT8.group for size in inputs):
+            return f"its sizes are not multiples of {INT8.group}"
         return "" if os.name == "posix" else "this system is not supported"
 
     def decoder(
@@ -119,8 +119,8 @@ class CpuBackend:
         return [answer(ask, part, self.team) for ask, part in zip(asks, parts, strict=True)]
 
     def bytes_per_weight(self, format: str) -> float:
-        if bits := _LOW_BITS.get(format):
-            return GROUP_BYTES[bits] / (GROUPS[bits] * LANES)
+        if form := _LOW_BITS.get(format):
+            return form.unit_bytes / (form.unit * LANES)
         if format == "file":
             return _BYTES_IN_A_FILE
         return float(getattr(torch, format).itemsize)

@@ -20,7 +20,7 @@ from hierspec.backends.cpu.amx_attention import most_parts, part_floats, room_by
 from hierspec.backends.cpu.amx_attention_kernels import SEGMENT, attention_code
 from hierspec.backends.cpu.attention import QUERIES
 from hierspec.backends.cpu.features import has_wide_registers
-from hierspec.backends.cpu.file_blocks import SMALLEST_GROUP
+from hierspec.backends.cpu.forms import SMALLEST_GROUP
 from hierspec.backends.cpu.layers import run_head, run_layers
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.memory import CpuMemory

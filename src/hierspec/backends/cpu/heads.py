@@ -11,11 +11,12 @@ from torch import Tensor
 
 from hierspec.backends.base import Decoder, ExtraRows, Rows
 from hierspec.backends.cpu.features import has_wide_registers
+from hierspec.backends.cpu.forms import SMALLEST_GROUP
 from hierspec.backends.cpu.head_passes import run_draft_head, run_join
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.packing import packed
 from hierspec.backends.cpu.product import product_code
-from hierspec.backends.cpu.quantised import INT4_GROUP, WORDS_PER_GROUP
+from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 
 _AT_ONCE = 32  # rows that are joined together
@@ -66,7 +67,7 @@ def _join_scratch(threads: int, width: int) -> tuple[np.ndarray, np.ndarray, np.
     return (
         np.empty((threads, _AT_ONCE, width), np.float32),
         np.empty((threads, _AT_ONCE, width * (4 if has_wide_registers() else 1)), np.int8),
-        np.empty((threads, _AT_ONCE, -(-width // INT4_GROUP) * WORDS_PER_GROUP), np.float32),
+        np.empty((threads, _AT_ONCE, -(-width // SMALLEST_GROUP) * WORDS_PER_GROUP), np.float32),
     )
 
 
@@ -160,7 +161,7 @@ class CpuShortlist:
         threads, (vocabulary, hidden) = self._team.threads, self._weight.shape
         self._normed = np.empty((threads, rows, hidden), np.float32)
         self._inputs = np.empty((threads, rows, hidden * (4 if has_wide_registers() else 1)), np.int8)
-        self._records = np.empty((threads, rows, -(-hidden // INT4_GROUP) * WORDS_PER_GROUP), np.float32)
+        self._records = np.empty((threads, rows, -(-hidden // SMALLEST_GROUP) * WORDS_PER_GROUP), np.float32)
         self._small = np.empty((threads, rows, 32 * LANES), np.float32)
         self._logits = np.full((rows, vocabulary), -np.inf, np.float32)
         self._touched = [None] * rows

@@ -64,12 +64,15 @@ class VectorWriter:
         """16 floats from item `index` on."""
         return self.b.load(self.at(address, index), typ=V16F32, align=FLOAT_BYTES)
 
-    def prefetch(self, address: Any, index: Any, size: int) -> None:
-        """Prefetch item `index` of `size` bytes into the nearest cache; an address out of bounds does no harm."""
+    def prefetch(self, address: Any, index: Any, size: int, cache: int = 1) -> None:
+        """Prefetch item `index` of `size` bytes into the nearest cache, or the second or third; an address out of
+        bounds does no harm."""
         arguments = (_POINTER, I32, I32, I32)
         function = self.function("llvm.prefetch.p0", ir.VoidType(), *arguments)
-        reading, nearest, data = 0, 3, 1
-        self.b.call(function, [self.at(address, index, size), *(ir.Constant(I32, n) for n in (reading, nearest, data))])
+        reading, locality, data = 0, 4 - cache, 1
+        self.b.call(
+            function, [self.at(address, index, size), *(ir.Constant(I32, n) for n in (reading, locality, data))]
+        )
 
     def load_float(self, address: Any, index: Any) -> Any:
         return self.b.load(self.at(address, index), typ=_F32, align=FLOAT_BYTES)

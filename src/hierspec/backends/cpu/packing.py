@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from hierspec.backends.cpu import amx
-from hierspec.backends.cpu.file_blocks import FORM_OF, arrange, form_bytes
+from hierspec.backends.cpu.forms import FORM_OF, arrange
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32, FORM_OF_KIND, INT4, INT8
-from hierspec.backends.cpu.quantised import arrange_groups, block_bytes, quantise_weights
+from hierspec.backends.cpu.quantised import quantise_weights
 from hierspec.cache import folder_name, keep_within_limit
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.gguf_weights import GgufWeights, StoredMatrix
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "bfloat16-matrix": BFLOAT16_AMX, "int8": INT8, "int4": INT4}
 FILE = -1  # no kind: each matrix has the one that holds what the GGUF file has
-_NAMES = {**{kind: name for name, kind in KINDS.items()}, **{kind: form.name for kind, form in FORM_OF_KIND.items()}}
+_NAMES = {**{kind: form.name for kind, form in FORM_OF_KIND.items()}, **{kind: name for name, kind in KINDS.items()}}
 _KIND_OF_FORM = {form: kind for kind, form in FORM_OF_KIND.items()}
-_LAYOUT = 5  # count up when the same weights would now be packed differently
+_LAYOUT = 6  # count up when the same weights would now be packed differently
 _ALIGNED = 64
 _WORTH_A_FILE = 32 << 20  # bytes; smaller models are packed at every start
 _AT_ONCE = 1 << 22  # weights
@@ -186,18 +186,15 @@ def _stored_kind(stored: StoredMatrix | None) -> int:
         return FLOAT32
     if stored.quantisation == "BF16":
         return BFLOAT16
-    return INT4 if stored.quantisation == "Q4_1" else _KIND_OF_FORM[FORM_OF[stored.quantisation]]
+    return _KIND_OF_FORM[FORM_OF[stored.quantisation]]
 
 
 def packed_bytes(shape: tuple[int, int], kind: int) -> int:
     outputs, inputs = shape
-    if kind in (INT8, INT4):
-        bits = 8 if kind == INT8 else 4
-        return outputs // LANES * block_bytes(inputs, bits)
+    if form := FORM_OF_KIND.get(kind):
+        return outputs // LANES * form.block_bytes(inputs)
     if kind == BFLOAT16_AMX:
         return outputs // LANES * amx.steps(inputs) * amx.TILE_BYTES
-    if form := FORM_OF_KIND.get(kind):
-        return form_bytes(outputs, inputs, form)
     return outputs * inputs * (4 if kind == FLOAT32 else 2)
 
 
@@ -206,12 +203,7 @@ def _parts(weights: Mapping[str, Tensor], matrix: _Matrix) -> Iterator[np.ndarra
     stored = weights.stored(matrix.name) if isinstance(weights, GgufWeights) else None
     if stored is not None and stored.block > 1 and matrix.kind == _stored_kind(stored):
         for rows in stored.chunks():
-            blocks = stored.unpacked(rows)
-            if matrix.kind == INT4:
-                assert blocks.offset is not None
-                yield arrange_groups(blocks.integers, blocks.d, blocks.offset, len(rows), 4)
-            else:
-                yield arrange(blocks, len(rows), FORM_OF_KIND[matrix.kind])
+            yield arrange(stored.unpacked(rows), len(rows), FORM_OF_KIND[matrix.kind])
         return
     weight = weights[matrix.name]
     if matrix.kind == BFLOAT16:
@@ -224,7 +216,7 @@ def _parts(weights: Mapping[str, Tensor], matrix: _Matrix) -> Iterator[np.ndarra
 def packed(weight: Tensor, kind: int) -> np.ndarray:
     """[outputs, inputs] -> [outputs / 16, inputs, 16]: the 16 weights that meet one input are neighbours."""
     if kind in (INT8, INT4):
-        return quantise_weights(weight.float().numpy(), 8 if kind == INT8 else 4)
+        return quantise_weights(weight.float().numpy(), FORM_OF_KIND[kind])
     if kind == BFLOAT16_AMX:
         tiles: np.ndarray = to_tiles(weight).view(torch.int16).numpy()
         return tiles

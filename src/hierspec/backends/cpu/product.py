@@ -14,35 +14,34 @@ from typing import Any
 import numpy as np
 
 from hierspec.backends.cpu.amx import DEPTH, TILE_BYTES, begin_tiles, end_tiles, round_row, store_zeros
-from hierspec.backends.cpu.byte_tiles import LEAST_ROWS, configure, has_byte_tiles, over_rows_by_tiles, release
+from hierspec.backends.cpu.byte_tiles import configure, has_byte_tiles, least_rows, over_rows_by_tiles, release
 from hierspec.backends.cpu.compiled import library
 from hierspec.backends.cpu.features import has_wide_registers
-from hierspec.backends.cpu.file_blocks import FORMS, form_tiles, quantise_for
+from hierspec.backends.cpu.forms import FILE_FORMS, LINE, Form
+from hierspec.backends.cpu.forms import INT4 as INT4_FORM
+from hierspec.backends.cpu.forms import INT8 as INT8_FORM
 from hierspec.backends.cpu.kernels import emit_gate, normalise
 from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
-from hierspec.backends.cpu.quantised import GROUP_BYTES, GROUPS, quantise_for_int4, quantise_for_int8
+from hierspec.backends.cpu.quantised import quantise_for
 from hierspec.backends.cpu.routines import Routine, RoutineLibrary, routine
 from hierspec.backends.cpu.tiles import (
     amx_steps,
     amx_tiles,
     bfloat16_tiles,
-    int4_tiles,
-    int8_tiles,
     tiles,
     tiles_onto,
     transpose_rows,
     transposed_bfloat16_tiles,
     transposed_tiles,
 )
+from hierspec.backends.cpu.vector_products import form_vectors
 
-# How weights are stored: as float32, as bfloat16, as in `quantised.py`, as bfloat16 in the tiles of `amx.py`, or in one
-# of the forms of `file_blocks.py`.
+# How weights are stored: as float32, as bfloat16, as bfloat16 in the tiles of `amx.py`, or in a form of `forms.py`.
 FLOAT32, BFLOAT16, INT8, INT4, BFLOAT16_AMX = range(5)
-FORM_OF_KIND = dict(enumerate(FORMS, start=5))
-_NAMES = ("float32", "bfloat16", "int8", "int4", "bfloat16_amx", *(form.name for form in FORMS))
+FORM_OF_KIND = {INT8: INT8_FORM, INT4: INT4_FORM, **dict(enumerate(FILE_FORMS, start=5))}
+_NAMES = ("float32", "bfloat16", "int8", "int4", "bfloat16_amx", *(form.name for form in FILE_FORMS))
 AMX_SCRATCH_BYTES = 4 * (2 * LANES) ** 2
-_BITS = {INT8: 8, INT4: 4}
-_FLOAT, _LINE = 4, 64  # bytes
+_FLOAT = 4  # bytes
 
 
 class Code(IntEnum):
@@ -64,12 +63,9 @@ def _block_bytes(w: VectorWriter, size: Any, kind: int) -> Any:
     """Bytes of the weights of 16 outputs."""
     if kind == BFLOAT16_AMX:
         return w.times(amx_steps(w, size), TILE_BYTES)
-    if kind in (INT8, INT4):
-        bits = _BITS[kind]
-        used = w.times(w.b.sdiv(size, i64(GROUPS[bits])), GROUP_BYTES[bits])
-        return w.b.and_(w.plus(used, _LINE - 1), i64(-_LINE))
     if form := FORM_OF_KIND.get(kind):
-        return w.times(w.b.sdiv(size, i64(form.unit)), form.unit_bytes)
+        used = w.times(w.b.sdiv(size, i64(form.unit)), form.unit_bytes)
+        return w.b.and_(w.plus(used, LINE - 1), i64(-LINE))
     return w.times(size, LANES, 2 if kind == BFLOAT16 else _FLOAT)
 
 
@@ -79,10 +75,6 @@ def _prepare(kind: int) -> Routine:
         """The inputs of a product as it takes them: as tiles, in 8 bits, or transposed where that helps."""
         if kind == BFLOAT16_AMX:
             w.repeat(rows, lambda row: _round(w, x, row, size, prepared))
-        elif kind == INT8:
-            quantise_for_int8(w, x, w.b.sdiv(w.times(rows, size), i64(GROUPS[8])), prepared, group_scales)
-        elif kind == INT4:
-            quantise_for_int4(w, x, w.b.sdiv(w.times(rows, size), i64(GROUPS[4])), prepared, group_scales)
         elif form := FORM_OF_KIND.get(kind):
             groups = w.b.sdiv(w.times(rows, size), i64(form.group))
             quantise_for[form.group](w, x, groups, prepared, group_scales)
@@ -105,22 +97,22 @@ def _round(w: VectorWriter, x: Any, row: Any, size: Any, prepared: Any) -> None:
 prepare_for_amx = _prepare(BFLOAT16_AMX)
 
 
-_VECTORS = {INT8: int8_tiles, INT4: int4_tiles}
-_BYTE_TILES = {kind: over_rows_by_tiles(bits) for kind, bits in _BITS.items()}
+_form_tiles = {form: over_rows_by_tiles(form) for form in FORM_OF_KIND.values()}
 
 
-def _by_tiles(w: VectorWriter, kind: int, rows: Any) -> Any:
-    return w.b.icmp_signed(">=", rows, i64(LEAST_ROWS[_BITS[kind]]))
+def _by_tiles(w: VectorWriter, form: Form, rows: Any) -> Any:
+    return w.b.icmp_signed(">=", rows, i64(least_rows(form)))
 
 
 @contextmanager
 def _configured(w: VectorWriter, kind: int, rows: Any) -> Iterator[None]:
     """Around products with few bits: whatever calls them need not know that matrix units make them."""
-    if kind in _BITS and has_byte_tiles():
-        with w.b.if_then(_by_tiles(w, kind, rows)):
-            configure(w, rows, _BITS[kind])
+    form = FORM_OF_KIND.get(kind)
+    if form and has_byte_tiles():
+        with w.b.if_then(_by_tiles(w, form, rows)):
+            configure(w, rows, form)
         yield
-        with w.b.if_then(_by_tiles(w, kind, rows)):
+        with w.b.if_then(_by_tiles(w, form, rows)):
             release(w)
     else:
         yield
@@ -130,18 +122,16 @@ def _block(kind: int) -> Callable[..., None]:
     """Emits one block of 16 outputs: (w, x, prepared, group_scales, rows, weights, size, out, out_step)."""
 
     def block(w: VectorWriter, x: Any, prepared: Any, group_scales: Any, rows: Any, weights: Any, *rest: Any) -> None:
-        if kind in _BITS:
+        if form := FORM_OF_KIND.get(kind):
             given = prepared, rows, group_scales, weights, *rest
             if not has_byte_tiles():
-                _VECTORS[kind](w, *given)
+                form_vectors[form](w, *given)
                 return
-            with w.b.if_else(_by_tiles(w, kind, rows)) as (wide, narrow):
+            with w.b.if_else(_by_tiles(w, form, rows)) as (wide, narrow):
                 with wide:
-                    _BYTE_TILES[kind](w, *given)
+                    _form_tiles[form](w, *given)
                 with narrow:
-                    _VECTORS[kind](w, *given)
-        elif form := FORM_OF_KIND.get(kind):
-            form_tiles[form](w, prepared, rows, group_scales, weights, *rest)
+                    form_vectors[form](w, *given)
         elif has_wide_registers():
             over = transposed_tiles if kind == FLOAT32 else transposed_bfloat16_tiles
             over(w, x, prepared, rows, weights, *rest)

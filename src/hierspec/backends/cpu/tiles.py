@@ -34,21 +34,7 @@ from hierspec.backends.cpu.kernels import (
     transposed_tile_16,
 )
 from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
-from hierspec.backends.cpu.quantised import (
-    INT4_GROUP,
-    INT8_GROUP,
-    WORDS_PER_GROUP,
-    int4_tile_1,
-    int4_tile_2,
-    int4_tile_3,
-    int4_tile_4,
-    int4_tile_8,
-    int8_tile_1,
-    int8_tile_2,
-    int8_tile_3,
-    int8_tile_4,
-    int8_tile_8,
-)
+from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.routines import Routine, routine
 
 _FLOAT = 4  # bytes
@@ -162,9 +148,6 @@ def over_quantised_rows(
 
     return over
 
-
-int8_tiles = over_quantised_rows(INT8_GROUP, int8_tile_8, int8_tile_4, int8_tile_3, int8_tile_2, int8_tile_1)
-int4_tiles = over_quantised_rows(INT4_GROUP, int4_tile_8, int4_tile_4, int4_tile_3, int4_tile_2, int4_tile_1)
 
 _tile_products = {(row_tiles, blocks): tile_product(row_tiles, blocks) for row_tiles in (1, 2) for blocks in (1, 2)}
 

@@ -1,0 +1,90 @@
+"""The code that reads groups of weights in few bits: where their integers are, their scales and offsets as floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from hierspec.backends.cpu.features import dot_instruction
+from hierspec.backends.cpu.forms import LINE, Form
+from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
+
+_I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
+PREFETCHED_TO = 1  # the nearest cache; 2: the second
+_LARGE = 1 << 23  # a float whose last digit counts ones
+_LARGE_BITS = int(np.float32(_LARGE).view(np.int32))
+
+
+def converts_slowly() -> bool:
+    """Whether converting integers to floats is slow: 2 cycles on one of two units of a Neoverse-N1."""
+    return dot_instruction() == "sdot"
+
+
+class GroupReader:
+    """Emits what reads a block of weights, for some of its 16 outputs."""
+
+    def __init__(
+        self, w: VectorWriter, form: Form, block: Any, groups: Any, first: int = 0, outputs: int = LANES
+    ) -> None:
+        self._w, self._form, self._block, self._first = w, form, block, first
+        self._behind_integers = w.plus(block, groups, form.integer_bytes)
+        self._integers, self._floats = ir.VectorType(_I32, outputs), ir.VectorType(_F32, outputs)
+        self._octets, self._halves = ir.VectorType(_I8, outputs), ir.VectorType(ir.HalfType(), outputs)
+
+    def integers(self, unit: Any, group: Any) -> Any:
+        """The address of the integers of a group of a unit."""
+        w, form = self._w, self._form
+        if not form.multiplied:
+            return w.plus(self._block, unit, form.integer_bytes)
+        start = w.plus(w.plus(self._block, form.integers_start), unit, form.unit_bytes)
+        return w.plus(start, group, form.integer_bytes)
+
+    def of_unit(self, unit: Any) -> tuple[Any, Any]:
+        """What all groups of a unit share: d, and what is added or, negative, scales the minimums (or None)."""
+        w, form = self._w, self._form
+        if form.multiplied:
+            start = w.plus(self._block, unit, form.unit_bytes)
+        else:
+            start = w.plus(self._behind_integers, unit, form.half_bytes)
+        if not form.offsets:
+            return self._as_floats(start), None
+        offset = self._as_floats(w.plus(start, 2 * LANES))
+        if form.multiplied:  # minimums are subtracted
+            offset = w.b.fsub(ir.Constant(self._floats, [-0.0] * self._floats.count), offset)
+        return self._as_floats(start), offset
+
+    def of_group(self, unit: Any, group: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
+        """The scale and the offset (or None) of a group; `shared` is from `of_unit`."""
+        w, form = self._w, self._form
+        scale, offset = shared
+        if form.multiplied:
+            small = w.plus(w.plus(self._block, form.half_bytes), unit, form.unit_bytes)
+            small = w.plus(small, group, LANES)
+            scale = w.b.fmul(scale, self._small_as_floats(small))
+            if offset is not None:
+                offset = w.b.fmul(offset, self._small_as_floats(w.plus(small, form.groups * LANES)))
+        return scale, offset
+
+    def prefetch(self, number: Any, ahead: int) -> None:
+        """Prefetch a group's share of what is `ahead` bytes behind, so that groups together prefetch all of it."""
+        share = self._form.unit_bytes // self._form.groups
+        start = self._w.plus(self._block, number, share)
+        for line in range(0, share, LINE):
+            self._w.prefetch(start, i64(ahead + line), 1, PREFETCHED_TO)
+
+    def _as_floats(self, address: Any) -> Any:
+        pointer = self._w.at(address, i64(self._first), 2)
+        return self._w.b.fpext(self._w.b.load(pointer, typ=self._halves, align=2), self._floats)
+
+    def _small_as_floats(self, address: Any) -> Any:
+        """Integers of 8 bits as floats."""
+        b, count = self._w.b, self._floats.count
+        loaded = b.load(self._w.at(address, i64(self._first), 1), typ=self._octets, align=1)
+        if not converts_slowly():
+            return b.sitofp(b.sext(loaded, self._integers), self._floats)
+        # 128 more, as the last digits of a large float.
+        above = b.zext(b.xor(loaded, ir.Constant(self._octets, [-128] * count)), self._integers)
+        large = b.or_(above, ir.Constant(self._integers, [_LARGE_BITS] * count))
+        return b.fsub(b.bitcast(large, self._floats), ir.Constant(self._floats, [float(_LARGE + 128)] * count))

@@ -1,0 +1,202 @@
+"""Products of weights in few bits by vectors, in every form: one block of 16 outputs, some rows at a time.
+
+Each group's sum of products is an integer. Groups are added to float sums one after the other, by the same steps
+whatever the number of rows, here and in `byte_tiles.py`: products have the same bits at every width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from hierspec.backends.cpu.features import dot_instruction, has_pair_products
+from hierspec.backends.cpu.forms import FORMS, Form
+from hierspec.backends.cpu.group_reader import GroupReader, converts_slowly
+from hierspec.backends.cpu.llvm import LANES, V16I32, VectorWriter, i64
+from hierspec.backends.cpu.pair_products import add_by_pairs
+from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
+from hierspec.backends.cpu.routines import Routine, routine
+from hierspec.backends.cpu.tiles import over_quantised_rows
+
+# Bytes from weights that are read to those that are prefetched, on x86 (0: none are). As tiles of int8 do it: few rows
+# need less time for their products than for reading the weights, and the hardware's own prefetching ends at a page.
+AHEAD = 8 << 10
+_I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
+_V64I8 = ir.VectorType(_I8, 4 * LANES)
+_INPUTS_PER_STEP = 4  # for 16 outputs: 64 bytes
+_MAGIC = 3 << 22
+
+
+def _initial_sum() -> int:
+    """Where integer sums begin.
+
+    Where converting integers to floats is slow, they begin at the bits of a float so large that its last digit counts
+    ones: a sum of less than 2**22 then only needs a subtraction, and nothing is rounded.
+    """
+    return int(np.float32(_MAGIC).view(np.int32)) if converts_slowly() else 0
+
+
+def _dot(w: VectorWriter, total: Any, weights: Any, four: Any, lane: int) -> Any:
+    """total[o] += sum over i < 4 of weights[4 * o + i] * (word `lane` of `four`)[i], for every output o."""
+    lanes = total.type.count
+    undefined = ir.Constant(four.type, ir.Undefined)
+    if dot_instruction() == "sdot":
+        narrow = ir.VectorType(_I32, 4)
+        word = w.b.shuffle_vector(four, undefined, ir.Constant(narrow, [lane] * 4))
+        inputs = w.b.bitcast(word, ir.VectorType(_I8, 16))
+        function = w.function("llvm.aarch64.neon.sdot.v4i32.v16i8", narrow, narrow, inputs.type, inputs.type)
+        parts = []
+        for quarter in range(lanes // 4):
+            weight = w.lanes(weights, 16 * quarter, 16)
+            parts.append(w.b.call(function, [w.lanes(total, 4 * quarter, 4), weight, inputs]))
+        return w.concatenate(parts)
+    word = w.b.shuffle_vector(four, undefined, ir.Constant(ir.VectorType(_I32, lanes), [lane] * lanes))
+    inputs = w.b.bitcast(word, weights.type)
+    if dot_instruction() == "vpdpbusd":
+        function = w.function("llvm.x86.avx512.vpdpbusd.512", V16I32, V16I32, _V64I8, _V64I8)
+        return w.b.call(function, [total, weights, inputs])
+    for i in range(4):  # every fourth byte, widened
+        indices = ir.Constant(ir.VectorType(_I32, lanes), [4 * output + i for output in range(lanes)])
+        undefined = ir.Constant(weights.type, ir.Undefined)
+        weight = w.b.sext(w.b.shuffle_vector(weights, undefined, indices), total.type)
+        value = w.b.sext(w.b.shuffle_vector(inputs, undefined, indices), total.type)
+        total = w.b.add(total, w.b.mul(weight, value))
+    return total
+
+
+def _add_by_fours(w: VectorWriter, totals: Sequence[Any], weights: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
+    """Each row's total[o] + the sum over all inputs of a group of weights times inputs, for every output o."""
+    results = [*totals]
+    inputs: list[Any] = []
+    for step, weight in enumerate(weights):
+        if step % 4 == 0:
+            inputs = [w.b.load(w.at(row, i64(4 * step), 1), typ=ir.VectorType(_I32, 4), align=1) for row in rows]
+        results = [_dot(w, total, weight, four, step % 4) for total, four in zip(results, inputs, strict=True)]
+    return results
+
+
+def vector_tile(rows: int, form: Form, by_pairs: bool | None = None) -> Routine:
+    @routine(8)
+    def tile(
+        w: VectorWriter,
+        x: Any,
+        x_step: Any,
+        group_scales: Any,
+        scales_step: Any,
+        weights: Any,
+        groups: Any,
+        out: Any,
+        out_step: Any,
+    ) -> None:
+        """out[row, 0:16] = the product of 8-bit rows with the weights of 16 outputs, group after group."""
+        _Tile(w, rows, form, by_pairs, x, x_step, group_scales, scales_step).store(weights, groups, out, out_step)
+
+    return tile
+
+
+class _Tile:
+    """Emits the product of some rows with the weights of 16 outputs."""
+
+    def __init__(  # type: ignore[no-untyped-def]
+        self, w: VectorWriter, rows: int, form: Form, by_pairs: bool | None, x, x_step, group_scales, scales_step
+    ) -> None:
+        self.w, self.rows, self.form = w, rows, form
+        # All 16 outputs at once, although the registers of NEON do not hold two sums of each for 4 rows: half of them
+        # at a time would read everything from memory in the first half and nothing in the second. Of 8 rows they hold
+        # few.
+        self.lanes = LANES // 2 if dot_instruction() == "sdot" and rows > 4 else LANES
+        self.integers, self.floats = ir.VectorType(_I32, self.lanes), ir.VectorType(_F32, self.lanes)
+        self.unsigned = dot_instruction() == "vpdpbusd"  # weights are unsigned there
+        in_pairs = has_pair_products() and rows % 2 == 0 if by_pairs is None else by_pairs
+        self.multiply = add_by_pairs if in_pairs else _add_by_fours
+        self.start = _initial_sum()
+        self.x_rows = [w.b.add(x, w.b.mul(x_step, i64(row))) for row in range(rows)]
+        self.scale_rows = [w.b.add(group_scales, w.b.mul(scales_step, i64(4 * row))) for row in range(rows)]
+
+    def store(self, weights: Any, groups: Any, out: Any, out_step: Any) -> None:
+        w, form = self.w, self.form
+        units = w.b.sdiv(groups, i64(form.groups))
+        for first in range(0, LANES, self.lanes):
+            reader = GroupReader(w, form, weights, groups, first, self.lanes)
+
+            def unit(number: Any, sums: list[Any], reader: GroupReader = reader, first: int = first) -> list[Any]:
+                shared, first_group = reader.of_unit(number), w.times(number, form.groups)
+
+                def group(g: Any, carried: list[Any]) -> list[Any]:
+                    numbers = reader.of_group(number, g, shared)
+                    steps = self._steps(reader.integers(number, g), first)
+                    index = w.b.add(first_group, g)
+                    if AHEAD and self.unsigned:
+                        reader.prefetch(index, AHEAD)
+                    return self._group(carried, index, steps, *numbers)
+
+                if form.groups == 1:
+                    return group(i64(0), sums)
+                return w.loop(i64(form.groups), sums, group)
+
+            zeros = [ir.Constant(self.floats, [0.0] * self.lanes)] * self.rows
+            for row, total in enumerate(w.loop(units, zeros, unit)):
+                w.store(total, out, w.b.add(w.b.mul(out_step, i64(row)), i64(first)))
+
+    def _group(self, sums: list[Any], number: Any, steps: list[Any], scale: Any, offset: Any) -> list[Any]:
+        """The sums after one more group, `number` of its row of inputs."""
+        w = self.w
+        word = w.times(number, WORDS_PER_GROUP)
+        inputs = [w.plus(row, number, self.form.group) for row in self.x_rows]
+        totals = self.multiply(w, [self._initial(scales, word) for scales in self.scale_rows], steps, inputs)
+        results = []
+        for scales, total, result in zip(self.scale_rows, totals, sums, strict=True):
+            factor = w.b.fmul(scale, self._splat(w.load_float(scales, word), self.floats))
+            result = self._fma(self._as_floats(total), factor, result)
+            if offset is not None:
+                summed = self._splat(w.load_float(scales, w.plus(word, 1)), self.floats)
+                result = self._fma(offset, summed, result)
+            results.append(result)
+        return results
+
+    def _steps(self, start: Any, first: int) -> list[Any]:
+        """The integers of a group, for 4 inputs each."""
+        w, form = self.w, self.form
+        octets = ir.VectorType(_I8, 4 * self.lanes)
+        count = form.group * form.bits // 8 // _INPUTS_PER_STEP
+        pointers = [w.at(start, i64(4 * LANES * step + 4 * first), 1) for step in range(count)]
+        loaded = [w.b.load(pointer, typ=octets, align=1) for pointer in pointers]
+        if form.bits == 8:
+            high_bits = ir.Constant(octets, [-128] * 4 * self.lanes)
+            return [w.b.xor(step, high_bits) for step in loaded] if self.unsigned else loaded
+        low = [w.b.and_(step, ir.Constant(octets, [15] * 4 * self.lanes)) for step in loaded]
+        return low + [w.b.lshr(step, ir.Constant(octets, [4] * 4 * self.lanes)) for step in loaded]
+
+    def _initial(self, scales: Any, word: Any) -> Any:
+        """Where the integer sum of a group begins: at minus what the stored integers are too large by, in all."""
+        w = self.w
+        above = 128 if self.form.bits == 8 and self.unsigned else self.form.zero
+        if not above:
+            return ir.Constant(self.integers, [self.start] * self.lanes)
+        # The word is -128 times the sum of the inputs, and `above` a power of two.
+        total = w.b.bitcast(w.load_float(scales, w.plus(word, 2)), _I32)
+        total = w.b.ashr(total, ir.Constant(_I32, (128 // above).bit_length() - 1))
+        return self._splat(w.b.add(total, ir.Constant(_I32, self.start)), self.integers)
+
+    def _as_floats(self, total: Any) -> Any:
+        if not self.start:
+            return self.w.b.sitofp(total, self.floats)
+        return self.w.b.fsub(
+            self.w.b.bitcast(total, self.floats), ir.Constant(self.floats, [float(_MAGIC)] * self.lanes)
+        )
+
+    def _splat(self, value: Any, kind: Any) -> Any:
+        undefined = ir.Constant(kind, ir.Undefined)
+        single = self.w.b.insert_element(undefined, value, ir.Constant(_I32, 0))
+        return self.w.b.shuffle_vector(single, undefined, ir.Constant(self.integers, [0] * self.lanes))
+
+    def _fma(self, a: Any, b: Any, c: Any) -> Any:
+        return self.w.call(f"llvm.fma.v{self.lanes}f32", a, b, c)
+
+
+form_vectors = {
+    form: over_quantised_rows(form.group, *(vector_tile(rows, form) for rows in (8, 4, 3, 2, 1))) for form in FORMS
+}
