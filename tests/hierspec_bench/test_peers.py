@@ -24,9 +24,8 @@ from hierspec_bench.peers import ENVIRONMENTS, KINDS, chosen_kinds, files, open_
 from hierspec_bench.peers.catalogue import PeerKind
 from hierspec_bench.peers.install import Environment, install, python_of
 from hierspec_bench.peers.opening import WorkerPeer
-from hierspec_bench.peers.process import PeerError, Worker
+from hierspec_bench.peers.process import SERVE, PeerError, Worker
 
-SERVE = Path(opening.__file__).parent / "workers" / "serve.py"
 FAKE = """
 import os, threading, time
 print("a library greets while it is imported")
@@ -270,7 +269,7 @@ def test_the_search_keeps_the_fastest_and_every_reason(fake, model, monkeypatch,
     monkeypatch.setitem(KINDS, "fake", PeerKind("fake", "fake", "with_fake", settings, "folder"))
     monkeypatch.setitem(ENVIRONMENTS, "fake", Environment("fake", ()))
     monkeypatch.setattr(opening, "python_of", lambda environment: Path(sys.executable))
-    monkeypatch.setattr(opening, "_SERVE", fake[1])
+    monkeypatch.setattr(opening, "SERVE", fake[1])
     for _ in range(2):  # searched, then read from the cache
         [peer], absent = open_peers("fake,vllm:ngram", model, [[9], [9]], temperature=0.5)
         assert list(absent) == ["vllm:ngram"]

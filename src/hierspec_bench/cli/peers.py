@@ -48,12 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
                 installed[name] = list(environment.requirements)
             except HierspecError as error:
                 absent[name] = str(error)
+    builds = {name: build for name in installed if (build := peers.build_of(peers.ENVIRONMENTS[name]))}
     report = Report.of(arguments)
     for name, requirements in installed.items():
-        report.line(f"{name}: {', '.join(requirements)}")
+        report.line(f"{name}: {', '.join(requirements)}" + (f". {builds[name]}" if name in builds else ""))
     for reason in absent.values():
         report.line(reason)
-    report.document({"kind": "peers", "installed": installed, "absent_peers": absent}, arguments.output)
+    document = {"kind": "peers", "installed": installed, "builds": builds, "absent_peers": absent}
+    report.document(document, arguments.output)
     return USER_ERROR if absent and arguments.install is not None else 0
 
 

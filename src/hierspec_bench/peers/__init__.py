@@ -1,7 +1,7 @@
 """Other engines that write text from the same weights, as baselines: each in its own environment and process."""
 
 from hierspec_bench.peers.catalogue import KINDS, PeerKind, chosen_kinds
-from hierspec_bench.peers.install import ENVIRONMENTS, install, python_of
+from hierspec_bench.peers.install import ENVIRONMENTS, build_of, install, python_of
 from hierspec_bench.peers.opening import Peer, PeerAnswer, not_handed_on, open_peers
 from hierspec_bench.peers.stepper import TransformersPeer, open_peer
 
@@ -12,6 +12,7 @@ __all__ = [
     "PeerAnswer",
     "PeerKind",
     "TransformersPeer",
+    "build_of",
     "chosen_kinds",
     "install",
     "not_handed_on",

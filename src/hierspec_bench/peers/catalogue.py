@@ -49,6 +49,10 @@ _OPENVINO: tuple[Setting, ...] = (
     {"weights": "Q8_0", "precision": "f32"},
     {"weights": "F16", "precision": "f32"},
     {"weights": "F16", "precision": "f16"},
+    # Where the processor multiplies matrices of bfloat16 or bytes, OpenVINO's own choice is bfloat16.
+    {"weights": "Q4_0"},
+    {"weights": "Q8_0"},
+    {"weights": "F16"},
 )
 
 
@@ -99,9 +103,10 @@ _ALL = (
         "openvino",
         "with_openvino",
         (
-            *_lookups(_OPENVINO[0], (3, 5)),
+            *_lookups(_OPENVINO[0], (3, 5), (2, 3), (3, 2)),
             *_lookups(_OPENVINO[1], (3, 5), (2, 3), (3, 10)),
             *_lookups(_OPENVINO[5], (3, 5)),
+            *_lookups({"weights": "Q8_0"}, (3, 5), (3, 2)),
         ),
     ),
     PeerKind("llama.cpp", "llama.cpp", "with_llama", _LLAMA_WEIGHTS, note=_TEXT),

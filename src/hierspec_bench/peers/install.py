@@ -7,17 +7,22 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hierspec.core.errors import HierspecError
+from hierspec.machine import cpu_flags
 from hierspec.paths import cache_folder, whole_file, whole_folder
 from hierspec.progress import Progress, silent
+from hierspec_bench.peers.builds import NATIVE, Build, llama_builds
+from hierspec_bench.peers.check import died_by
+from hierspec_bench.peers.process import SERVE
 
 _REASON = "reason.txt"  # why an environment could not be made, for later runs
 _VERSIONS = "requirements.txt"  # what was asked for: another request is installed again
+_BUILD = "build.txt"  # how it was compiled, where another way was tried first
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,9 @@ class Environment:
     removed: tuple[str, ...] = ()  # packages that pip adds in versions that do not fit
     compiled: tuple[str, ...] = ()  # packages compiled here, for this processor
     variables: tuple[tuple[str, str], ...] = ()  # what the compiler is told, through the environment
+    # Ways of compiling, tried until the engine's `worker` lives; the first is what `variables` says.
+    builds: Callable[[Collection[str]], tuple[Build, ...]] | None = None  # from the processor's flags
+    worker: str = ""
     # Compiled here by `tools` where that works; where not, the environment is kept without it.
     optional: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
@@ -39,6 +47,10 @@ class Environment:
         removed = [f"# without {name}" for name in self.removed]
         optional = [f"# perhaps {name}" for name in self.optional]
         return "\n".join([*self.requirements, *removed, *variables, *optional]) + "\n"
+
+    @property
+    def compiled_requirements(self) -> list[str]:
+        return [wanted for wanted in self.requirements if wanted.split("==")[0] in self.compiled]
 
     @property
     def by_name_only(self) -> bool:
@@ -56,7 +68,9 @@ ENVIRONMENTS = {
             "llama.cpp-native",
             ("llama-cpp-python==0.3.36",),
             compiled=("llama-cpp-python",),
-            variables=(("CMAKE_ARGS", "-DGGML_NATIVE=ON -DGGML_OPENMP=ON"),),
+            variables=(("CMAKE_ARGS", NATIVE.cmake),),
+            builds=llama_builds,
+            worker="with_llama_native",
         ),
         Environment(
             "vllm",
@@ -95,6 +109,11 @@ def python_of(environment: Environment) -> Path:
     )
 
 
+def build_of(environment: Environment) -> str:
+    """How an installed engine was compiled, in a sentence; "" where nothing had to be chosen."""
+    return _read(environments_folder() / environment.name / _BUILD).strip()
+
+
 def install(environment: Environment, progress: Progress = silent, index: int = 0, total: int = 1) -> Path:
     """Makes the environment, whole or not at all. Where pip fails its reason is kept for later runs."""
     folder = environments_folder() / environment.name
@@ -121,6 +140,9 @@ def install(environment: Environment, progress: Progress = silent, index: int = 
                 _run([*pip, "uninstall", "-y", *environment.removed], environment, progress)
             if environment.optional:
                 _add_optional(pip, python, environment, progress)
+            if environment.builds:
+                chosen = _compile_until_it_lives([*pip, "install", *options], python, environment, progress)
+                (temporary / _BUILD).write_text(chosen, encoding="utf-8")
             (temporary / _VERSIONS).write_text(environment.wanted, encoding="utf-8")
     except HierspecError as error:
         with whole_file(failed) as temporary:
@@ -129,6 +151,21 @@ def install(environment: Environment, progress: Progress = silent, index: int = 
     failed.unlink(missing_ok=True)
     progress(what, total, total)
     return _python(folder)
+
+
+def _compile_until_it_lives(pip_install: list[str], python: str, environment: Environment, progress: Progress) -> str:
+    """Compiles again with fewer instructions while the engine dies of those it has. Says what was chosen, and why."""
+    assert environment.builds is not None
+    deaths: list[str] = []
+    for build in environment.builds(cpu_flags()):
+        if deaths:
+            again = [*pip_install, "--force-reinstall", "--no-deps", *environment.compiled_requirements]
+            _run(again, environment, progress, f"compiling {build.words}", {"CMAKE_ARGS": build.cmake})
+        progress(f"Installing {environment.name} (checking)", 0, 0)
+        if not (signal := died_by(environment.name, [python, SERVE, environment.worker])):
+            return f"Compiled {build.words}" + (f"; it {' and '.join(deaths)}.\n" if deaths else ".\n")
+        deaths.append(f"died by {signal} when compiled {build.words}")
+    raise HierspecError(f"The engine {environment.name} could not be installed (it {' and '.join(deaths)}).")
 
 
 def _add_optional(pip: list[str], python: str, environment: Environment, progress: Progress) -> None:

@@ -18,10 +18,9 @@ from hierspec.progress import Progress, silent
 from hierspec_bench.peers import files
 from hierspec_bench.peers.catalogue import FILE, PeerKind, Setting, chosen_kinds
 from hierspec_bench.peers.install import ENVIRONMENTS, python_of
-from hierspec_bench.peers.process import PeerError, Worker
+from hierspec_bench.peers.process import SERVE, PeerError, Worker
 from hierspec_bench.peers.search import PROMPTS, Allowance, Searched, kept_search, search
 
-_SERVE = Path(__file__).parent / "workers" / "serve.py"
 _OPEN_SECONDS, _GENERATE_SECONDS = 900.0, 900.0  # a shared machine may be stopped for minutes
 _CONTEXT = 4096  # tokens that an engine makes room for, where no prompt needs more
 _HANDED_ON = ("max_tokens", "temperature", "seed", "stop_ids")
@@ -205,7 +204,7 @@ def open_peers(
             if temperature > 0 and not kind.samples:
                 raise HierspecError(f"The engine {kind.name} does not sample soundly; compare it at temperature 0.")
             environment = ENVIRONMENTS[kind.environment]
-            command: list[str | Path] = [python_of(environment), _SERVE, kind.worker]
+            command: list[str | Path] = [python_of(environment), SERVE, kind.worker]
             peer = WorkerPeer(kind, model, command, source, context)
             searching = [] if settings == "default" else list(prompts)
             with allowance.part() as over:

@@ -16,6 +16,7 @@ from typing import Any
 
 from hierspec.core.errors import HierspecError
 
+SERVE = Path(__file__).parent / "workers" / "serve.py"  # run by the Python of an engine's environment
 _CLOSING_SECONDS = 3.0
 _PATIENCE_SECONDS = 1.0
 # Threads that wait for long must sleep, as other engines are measured meanwhile; those that wait a millisecond for the
@@ -58,6 +59,7 @@ class Worker:
             )
         except OSError as error:
             raise PeerError(f"The engine {name} cannot be started ({error.strerror or error}).") from error
+        self.died_by = ""  # the signal that ended it, such as SIGILL, where it was not ours
         self._closed = False
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -86,8 +88,10 @@ class Worker:
         if line is None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_CLOSING_SECONDS)  # to tell how it ended
+            self.died_by = _signal_name(self._process.returncode)
             self.close(at_once=True)
-            raise self._broken(f"ended with {self._process.returncode} while asked to {request['do']!r}")
+            how = f"died by {self.died_by}" if self.died_by else f"ended with {self._process.returncode}"
+            raise self._broken(f"{how} while asked to {request['do']!r}")
         self._signal("SIGSTOP")  # whatever its threads do while they wait: others are measured meanwhile
         try:
             answer = json.loads(line)
@@ -156,3 +160,12 @@ class Worker:
         with suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
+
+
+def _signal_name(returncode: int | None) -> str:
+    if returncode is None or returncode >= 0:
+        return ""
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"
