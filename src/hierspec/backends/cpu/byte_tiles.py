@@ -25,8 +25,8 @@ from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.routines import Routine, routine
 
 # Rows from which on matrix units multiply, by the bits and the size of a group. Measured for 64; others are estimates.
-LEAST_ROWS = {(8, 64): 2, (8, 32): 2, (8, 16): 4, (4, 32): 4, (4, 16): 6}
-AHEAD = 8 << 10  # bytes from weights that are read to those that are prefetched
+LEAST_ROWS = {(8, 64): 2, (8, 32): 10, (8, 16): 12, (4, 32): 12, (4, 16): 12}
+AHEAD = 32 << 10  # bytes from weights that are read to those that are prefetched
 # Groups whose products are made before the sums of the first are taken up: smaller ones take less time.
 BEHIND = {64: 3, 32: 4, 16: 6}
 _RING = 8  # groups whose sums are in memory

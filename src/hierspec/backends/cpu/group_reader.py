@@ -12,7 +12,7 @@ from hierspec.backends.cpu.forms import LINE, Form
 from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
 
 _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
-PREFETCHED_TO = 1  # the nearest cache; 2: the second
+PREFETCHED_TO = 2  # the second cache; 1: the nearest
 _LARGE = 1 << 23  # a float whose last digit counts ones
 _LARGE_BITS = int(np.float32(_LARGE).view(np.int32))
 

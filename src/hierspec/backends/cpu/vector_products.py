@@ -23,7 +23,7 @@ from hierspec.backends.cpu.tiles import over_quantised_rows
 
 # Bytes from weights that are read to those that are prefetched, on x86 (0: none are). As tiles of int8 do it: few rows
 # need less time for their products than for reading the weights, and the hardware's own prefetching ends at a page.
-AHEAD = 8 << 10
+AHEAD = 32 << 10
 _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 _V64I8 = ir.VectorType(_I8, 4 * LANES)
 _INPUTS_PER_STEP = 4  # for 16 outputs: 64 bytes
