@@ -183,6 +183,19 @@ def test_quantised_weights_need_the_compiled_backend(tmp_path):
         load(folder, weights="int2")
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("groups", [1, 33, 70])
+def test_many_rows_have_the_bits_that_each_has_alone(bits, groups):
+    """Many rows may go another way than few (`sdot_tiles.py`), and long ones in several pieces."""
+    rng = np.random.default_rng(groups)
+    x = rng.standard_normal((31, groups * GROUPS[bits])).astype(np.float32)
+    weights = quantise_weights(rng.standard_normal((32, x.shape[1])).astype(np.float32), bits)
+    alone = np.concatenate([product(x[row : row + 1], weights, bits)[0] for row in range(len(x))])
+    for rows in (12, 13, 17, 31):
+        result, _ = product(x[:rows], weights, bits)
+        assert (result.view(np.int32) == alone[:rows].view(np.int32)).all()
+
+
 def test_without_a_dot_instruction_the_bits_are_the_same(monkeypatch):
     """CPUs without one use more instructions, which must give the same bits."""
     rng = np.random.default_rng(0)

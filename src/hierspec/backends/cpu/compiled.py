@@ -34,6 +34,7 @@ _KERNEL_FILES = (
     "amx.py",
     "compiled.py",
     "tiles.py",
+    "sdot_tiles.py",
     "file_blocks.py",
     "product.py",
     "layer_products.py",
