@@ -51,10 +51,10 @@ from hierspec.backends.cpu.quantised import (
 )
 from hierspec.backends.cpu.routines import Routine, routine
 from hierspec.backends.cpu.sdot_tiles import ROWS as ROWS_BY_SDOT
-from hierspec.backends.cpu.sdot_tiles import int4_tiles_by_six
+from hierspec.backends.cpu.sdot_tiles import over_rows_by_three
 
 _FLOAT = 4  # bytes
-_LEAST_BY_SDOT = 2 * ROWS_BY_SDOT  # with fewer rows, what is made once for all of them does not pay
+_LEAST_BY_SDOT = 4 * ROWS_BY_SDOT  # with fewer rows, what is made once for all of them does not pay
 
 
 def over_rows(four: Routine, three: Routine, two: Routine, one: Routine, eight: Routine | None = None) -> Routine:
@@ -143,9 +143,15 @@ transposed_bfloat16_tiles = over_transposed_rows(
 
 
 def over_quantised_rows(
-    group: int, eight: Routine, four: Routine, three: Routine, two: Routine, one: Routine, by_six: Routine | None = None
+    group: int,
+    eight: Routine,
+    four: Routine,
+    three: Routine,
+    two: Routine,
+    one: Routine,
+    by_three: Routine | None = None,
 ) -> Routine:
-    """The same for inputs of 8 bits. `by_six`: for many rows, a multiple of six, by sdot."""
+    """The same for inputs of 8 bits. `by_three`: for many rows, a multiple of three, by sdot."""
 
     @routine(7)
     def over(w: VectorWriter, x: Any, rows: Any, group_scales: Any, weights: Any, size: Any, out: Any, out_step: Any):  # type: ignore[no-untyped-def]
@@ -159,11 +165,11 @@ def over_quantised_rows(
         rest: dict[int, Routine] = {3: three, 2: two, 1: one}
         if not has_wide_registers():
             done = i64(0)
-            if by_six is not None and dot_instruction() == "sdot" and not has_pair_products():
-                sixes = w.times(w.b.sdiv(rows, i64(ROWS_BY_SDOT)), ROWS_BY_SDOT)
-                done = w.b.select(w.b.icmp_signed(">=", rows, i64(_LEAST_BY_SDOT)), sixes, done)
+            if by_three is not None and dot_instruction() == "sdot" and not has_pair_products():
+                threes = w.times(w.b.sdiv(rows, i64(ROWS_BY_SDOT)), ROWS_BY_SDOT)
+                done = w.b.select(w.b.icmp_signed(">=", rows, i64(_LEAST_BY_SDOT)), threes, done)
                 with w.b.if_then(w.b.icmp_signed(">", done, i64(0))):
-                    by_six(w, x, done, group_scales, weights, size, out, out_step)
+                    by_three(w, x, done, group_scales, weights, size, out, out_step)
             _by_four(w, rows, lambda row: tile(four, row), rest, tile, done)
             return
         _by_eight(w, rows, lambda row: tile(eight, row), lambda row: tile(four, row), rest, tile)
@@ -171,9 +177,11 @@ def over_quantised_rows(
     return over
 
 
-int8_tiles = over_quantised_rows(INT8_GROUP, int8_tile_8, int8_tile_4, int8_tile_3, int8_tile_2, int8_tile_1)
+int8_tiles = over_quantised_rows(
+    INT8_GROUP, int8_tile_8, int8_tile_4, int8_tile_3, int8_tile_2, int8_tile_1, over_rows_by_three(8)
+)
 int4_tiles = over_quantised_rows(
-    INT4_GROUP, int4_tile_8, int4_tile_4, int4_tile_3, int4_tile_2, int4_tile_1, int4_tiles_by_six
+    INT4_GROUP, int4_tile_8, int4_tile_4, int4_tile_3, int4_tile_2, int4_tile_1, over_rows_by_three(4)
 )
 
 _tile_products = {(row_tiles, blocks): tile_product(row_tiles, blocks) for row_tiles in (1, 2) for blocks in (1, 2)}
