@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from hierspec.assembly.opening import open_decoder
 from hierspec.backends.cpu import packing, vector_products
 from hierspec.backends.cpu.backend import CpuBackend
-from hierspec.backends.cpu.forms import INT4, INT8, Form, dequantise
+from hierspec.backends.cpu.forms import FORMS, INT4, INT8, Form, arrange, dequantise
 from hierspec.backends.cpu.packing import pack_in_memory, packed_weights
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP, quantise_for, quantise_weights
 from hierspec.backends.cpu.vector_products import form_vectors, vector_tile
 from hierspec.checkpoints.cast_weights import CastWeights
+from hierspec.checkpoints.gguf_blocks import UnpackedBlocks
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
@@ -171,6 +172,29 @@ def test_quantised_weights_need_the_compiled_backend(tmp_path):
         open_decoder(checkpoint, "cpu", "torch", "int8")
     with pytest.raises(HierspecError, match="choose auto, file, int8, int4"):
         load(folder, weights="int2")
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("units", [1, 25, 70])
+def test_many_rows_have_the_bits_that_each_has_alone(form, units):
+    """Many rows may go another way than few (`sdot_tiles.py`), and long ones in several pieces."""
+    rng = np.random.default_rng(units)
+    x = rng.standard_normal((31, units * form.unit)).astype(np.float32)
+    outputs, count = 32, 32 * units
+    low, high = (-form.zero, 16 - form.zero) if form.bits == 4 else (-127, 128)
+    small = [rng.integers(-31, 32, (count, form.groups), np.int8) if form.multiplied else None for _ in range(2)]
+    blocks = UnpackedBlocks(
+        rng.integers(low, high, count * form.unit, np.int8),
+        rng.standard_normal(count).astype(np.float16),
+        small[0],
+        rng.standard_normal(count).astype(np.float16) if form.offsets else None,
+        small[1] if form.offsets else None,
+    )
+    weights = arrange(blocks, outputs, form)
+    alone = np.concatenate([product(x[row : row + 1], weights, form)[0] for row in range(len(x))])
+    for rows in (12, 13, 17, 31):
+        result, _ = product(x[:rows], weights, form)
+        assert (result.view(np.int32) == alone[:rows].view(np.int32)).all()
 
 
 def test_without_a_dot_instruction_the_bits_are_the_same(monkeypatch):

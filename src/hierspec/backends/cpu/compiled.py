@@ -37,6 +37,7 @@ _KERNEL_FILES = (
     "amx.py",
     "compiled.py",
     "tiles.py",
+    "sdot_tiles.py",
     "product.py",
     "layer_products.py",
     "layers.py",

@@ -13,6 +13,7 @@ from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
 
 _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 PREFETCHED_TO = 2  # the second cache; 1: the nearest
+MAGIC = 3 << 22  # where sums begin that need no conversion: see `initial_sum`
 _LARGE = 1 << 23  # a float whose last digit counts ones
 _LARGE_BITS = int(np.float32(_LARGE).view(np.int32))
 
@@ -20,6 +21,15 @@ _LARGE_BITS = int(np.float32(_LARGE).view(np.int32))
 def converts_slowly() -> bool:
     """Whether converting integers to floats is slow: 2 cycles on one of two units of a Neoverse-N1."""
     return dot_instruction() == "sdot"
+
+
+def initial_sum() -> int:
+    """Where integer sums begin.
+
+    Where converting integers to floats is slow, they begin at the bits of a float so large that its last digit counts
+    ones: a sum of less than 2**22 then only needs a subtraction, and nothing is rounded.
+    """
+    return int(np.float32(MAGIC).view(np.int32)) if converts_slowly() else 0
 
 
 class GroupReader:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from hierspec.backends.cpu.amx import DEPTH, tile_product
-from hierspec.backends.cpu.features import has_wide_registers
+from hierspec.backends.cpu.features import dot_instruction, has_pair_products, has_wide_registers
 from hierspec.backends.cpu.kernels import (
     bfloat16_tile_1,
     bfloat16_tile_2,
@@ -36,8 +36,10 @@ from hierspec.backends.cpu.kernels import (
 from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.routines import Routine, routine
+from hierspec.backends.cpu.sdot_tiles import ROWS as ROWS_BY_SDOT
 
 _FLOAT = 4  # bytes
+_LEAST_BY_SDOT = 4 * ROWS_BY_SDOT  # with fewer rows, what is made once for all of them does not pay
 
 
 def over_rows(four: Routine, three: Routine, two: Routine, one: Routine, eight: Routine | None = None) -> Routine:
@@ -68,23 +70,22 @@ def _by_eight(  # type: ignore[no-untyped-def]
     """eight(first row) for each eight rows, then as `_by_four`."""
     eights = w.b.sdiv(rows, i64(8))
     w.repeat(eights, lambda number: eight(w.times(number, 8)))
-    done = w.times(eights, 8)
-    _by_four(
-        w,
-        w.b.sub(rows, done),
-        lambda row: four(w.b.add(done, row)),
-        rest,
-        lambda of, row: tile(of, w.b.add(done, row)),
-    )
+    _by_four(w, rows, four, rest, tile, w.times(eights, 8))
 
 
 def _by_four(
-    w: VectorWriter, rows: Any, four: Callable[[Any], None], rest: dict[int, Routine], tile: Callable[..., None]
+    w: VectorWriter,
+    rows: Any,
+    four: Callable[[Any], None],
+    rest: dict[int, Routine],
+    tile: Callable[..., None],
+    done: Any = None,
 ) -> None:
-    """four(first row) for each four rows, then tile(routine, first row) with the routine for the rest."""
-    fours = w.b.sdiv(rows, i64(4))
-    w.repeat(fours, lambda number: four(w.times(number, 4)))
-    row = w.times(fours, 4)
+    """four(first row) for each four rows after `done`, then tile(routine, first row) with the routine for the rest."""
+    done = i64(0) if done is None else done
+    fours = w.b.sdiv(w.b.sub(rows, done), i64(4))
+    w.repeat(fours, lambda number: four(w.plus(done, number, 4)))
+    row = w.plus(done, fours, 4)
     w.when_equal(w.b.sub(rows, row), {count: partial(tile, of, row) for count, of in rest.items()})
 
 
@@ -127,9 +128,15 @@ transposed_bfloat16_tiles = over_transposed_rows(
 
 
 def over_quantised_rows(
-    group: int, eight: Routine, four: Routine, three: Routine, two: Routine, one: Routine
+    group: int,
+    eight: Routine,
+    four: Routine,
+    three: Routine,
+    two: Routine,
+    one: Routine,
+    by_three: Routine | None = None,
 ) -> Routine:
-    """The same for inputs of 8 bits."""
+    """The same for inputs of 8 bits. `by_three`: for many rows, a multiple of three, by sdot."""
 
     @routine(7)
     def over(w: VectorWriter, x: Any, rows: Any, group_scales: Any, weights: Any, size: Any, out: Any, out_step: Any):  # type: ignore[no-untyped-def]
@@ -142,7 +149,13 @@ def over_quantised_rows(
 
         rest: dict[int, Routine] = {3: three, 2: two, 1: one}
         if not has_wide_registers():
-            _by_four(w, rows, lambda row: tile(four, row), rest, tile)
+            done = i64(0)
+            if by_three is not None and dot_instruction() == "sdot" and not has_pair_products():
+                threes = w.times(w.b.sdiv(rows, i64(ROWS_BY_SDOT)), ROWS_BY_SDOT)
+                done = w.b.select(w.b.icmp_signed(">=", rows, i64(_LEAST_BY_SDOT)), threes, done)
+                with w.b.if_then(w.b.icmp_signed(">", done, i64(0))):
+                    by_three(w, x, done, group_scales, weights, size, out, out_step)
+            _by_four(w, rows, lambda row: tile(four, row), rest, tile, done)
             return
         _by_eight(w, rows, lambda row: tile(eight, row), lambda row: tile(four, row), rest, tile)
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
 from hierspec.backends.cpu.features import dot_instruction, has_pair_products
 from hierspec.backends.cpu.forms import FORMS, Form
-from hierspec.backends.cpu.group_reader import GroupReader, converts_slowly
+from hierspec.backends.cpu.group_reader import MAGIC, GroupReader, initial_sum
 from hierspec.backends.cpu.llvm import LANES, V16I32, VectorWriter, i64
 from hierspec.backends.cpu.pair_products import add_by_pairs
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.routines import Routine, routine
+from hierspec.backends.cpu.sdot_tiles import by_three
 from hierspec.backends.cpu.tiles import over_quantised_rows
 
 # Bytes from weights that are read to those that are prefetched, on x86 (0: none are). As tiles of int8 do it: few rows
@@ -27,16 +27,6 @@ AHEAD = 32 << 10
 _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 _V64I8 = ir.VectorType(_I8, 4 * LANES)
 _INPUTS_PER_STEP = 4  # for 16 outputs: 64 bytes
-_MAGIC = 3 << 22
-
-
-def _initial_sum() -> int:
-    """Where integer sums begin.
-
-    Where converting integers to floats is slow, they begin at the bits of a float so large that its last digit counts
-    ones: a sum of less than 2**22 then only needs a subtraction, and nothing is rounded.
-    """
-    return int(np.float32(_MAGIC).view(np.int32)) if converts_slowly() else 0
 
 
 def _dot(w: VectorWriter, total: Any, weights: Any, four: Any, lane: int) -> Any:
@@ -112,7 +102,7 @@ class _Tile:
         self.unsigned = dot_instruction() == "vpdpbusd"  # weights are unsigned there
         in_pairs = has_pair_products() and rows % 2 == 0 if by_pairs is None else by_pairs
         self.multiply = add_by_pairs if in_pairs else _add_by_fours
-        self.start = _initial_sum()
+        self.start = initial_sum()
         self.x_rows = [w.b.add(x, w.b.mul(x_step, i64(row))) for row in range(rows)]
         self.scale_rows = [w.b.add(group_scales, w.b.mul(scales_step, i64(4 * row))) for row in range(rows)]
 
@@ -185,7 +175,7 @@ class _Tile:
         if not self.start:
             return self.w.b.sitofp(total, self.floats)
         return self.w.b.fsub(
-            self.w.b.bitcast(total, self.floats), ir.Constant(self.floats, [float(_MAGIC)] * self.lanes)
+            self.w.b.bitcast(total, self.floats), ir.Constant(self.floats, [float(MAGIC)] * self.lanes)
         )
 
     def _splat(self, value: Any, kind: Any) -> Any:
@@ -198,5 +188,6 @@ class _Tile:
 
 
 form_vectors = {
-    form: over_quantised_rows(form.group, *(vector_tile(rows, form) for rows in (8, 4, 3, 2, 1))) for form in FORMS
+    form: over_quantised_rows(form.group, *(vector_tile(rows, form) for rows in (8, 4, 3, 2, 1)), by_three(form))
+    for form in FORMS
 }
