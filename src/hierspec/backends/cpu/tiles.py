@@ -127,16 +127,9 @@ transposed_bfloat16_tiles = over_transposed_rows(
 )
 
 
-def over_quantised_rows(
-    group: int,
-    eight: Routine,
-    four: Routine,
-    three: Routine,
-    two: Routine,
-    one: Routine,
-    by_three: Routine | None = None,
-) -> Routine:
-    """The same for inputs of 8 bits. `by_three`: for many rows, a multiple of three, by sdot."""
+def over_quantised_rows(group: int, tiles: dict[int, Routine], by_three: Routine | None = None) -> Routine:
+    """The same for inputs of 8 bits: `tiles` of 8, 4, 3, 2 and 1 rows. `by_three`: for many rows, a multiple of three,
+    by sdot."""
 
     @routine(7)
     def over(w: VectorWriter, x: Any, rows: Any, group_scales: Any, weights: Any, size: Any, out: Any, out_step: Any):  # type: ignore[no-untyped-def]
@@ -147,7 +140,7 @@ def over_quantised_rows(
             scales, target = w.plus(group_scales, row, step, _FLOAT), w.plus(out, row, out_step, _FLOAT)
             of(w, w.plus(x, row, size), size, scales, step, weights, groups, target, out_step)
 
-        rest: dict[int, Routine] = {3: three, 2: two, 1: one}
+        rest = {rows: tiles[rows] for rows in (3, 2, 1)}
         if not has_wide_registers():
             done = i64(0)
             if by_three is not None and dot_instruction() == "sdot" and not has_pair_products():
@@ -155,9 +148,9 @@ def over_quantised_rows(
                 done = w.b.select(w.b.icmp_signed(">=", rows, i64(_LEAST_BY_SDOT)), threes, done)
                 with w.b.if_then(w.b.icmp_signed(">", done, i64(0))):
                     by_three(w, x, done, group_scales, weights, size, out, out_step)
-            _by_four(w, rows, lambda row: tile(four, row), rest, tile, done)
+            _by_four(w, rows, lambda row: tile(tiles[4], row), rest, tile, done)
             return
-        _by_eight(w, rows, lambda row: tile(eight, row), lambda row: tile(four, row), rest, tile)
+        _by_eight(w, rows, lambda row: tile(tiles[8], row), lambda row: tile(tiles[4], row), rest, tile)
 
     return over
 

@@ -188,6 +188,6 @@ class _Tile:
 
 
 form_vectors = {
-    form: over_quantised_rows(form.group, *(vector_tile(rows, form) for rows in (8, 4, 3, 2, 1)), by_three(form))
+    form: over_quantised_rows(form.group, {rows: vector_tile(rows, form) for rows in (8, 4, 3, 2, 1)}, by_three(form))
     for form in FORMS
 }
