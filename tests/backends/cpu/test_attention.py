@@ -197,7 +197,10 @@ def test_keys_are_rounded_where_weights_are_and_there_are_matrix_units(monkeypat
     assert by_tiles(KINDS["float32"], next(iter(FORM_OF_KIND))) == (with_amx and matrix_units)
 
 
-@pytest.mark.parametrize(("name", "products"), [("scores", 2 + 4), ("weighted_sums", 1 + 2 + 3 + 4)])
+@pytest.mark.parametrize(
+    ("name", "products"),
+    [("scores", 2 + 4), ("scores_of_two", 4), ("weighted_sums", 1 + 2 + 3 + 4), ("weighted_sums_of_two", 2 + 4)],
+)
 def test_llvm_emits_the_instructions(monkeypatch, name, products):
     """For CPUs with AMX, whatever CPU this is."""
     binding.initialize_all_targets()

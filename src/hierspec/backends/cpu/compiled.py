@@ -39,8 +39,11 @@ _KERNEL_FILES = (
     "layer_products.py",
     "layers.py",
     "attention.py",
+    "amx_cache.py",
+    "amx_segments.py",
     "amx_attention.py",
     "amx_attention_kernels.py",
+    "amx_softmax.py",
     "sharing.py",
     "threads.py",
 )
