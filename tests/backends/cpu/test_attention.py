@@ -19,7 +19,7 @@ from llvmlite import binding, ir
 from texts import Texts, states
 
 from hierspec.backends.base import Batch, Decoder
-from hierspec.backends.cpu import amx, amx_attention_kernels
+from hierspec.backends.cpu import amx, amx_attention_kernels, amx_overlap_kernel
 from hierspec.backends.cpu import backend as cpu_backend
 from hierspec.backends.cpu.amx import TileRegisters
 from hierspec.backends.cpu.backend import CpuBackend
@@ -198,10 +198,16 @@ def test_keys_are_rounded_where_weights_are_and_there_are_matrix_units(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("name", "products"),
-    [("scores", 2 + 4), ("scores_of_two", 4), ("weighted_sums", 1 + 2 + 3 + 4), ("weighted_sums_of_two", 2 + 4)],
+    ("name", "counts"),
+    [
+        ("scores", (2 + 4, 2 + 4)),
+        ("scores_of_two", (4, 4)),
+        ("weighted_sums", (1 + 2 + 3 + 4,) * 2),
+        ("weighted_sums_of_two", (2 + 4, 2 + 4)),
+        ("softmax_beside_products", (4 + 2 * 2, 4 + 2)),
+    ],
 )
-def test_llvm_emits_the_instructions(monkeypatch, name, products):
+def test_llvm_emits_the_instructions(monkeypatch, name, counts):
     """For CPUs with AMX, whatever CPU this is."""
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
@@ -209,11 +215,13 @@ def test_llvm_emits_the_instructions(monkeypatch, name, products):
         target = binding.Target.from_triple("x86_64-unknown-linux-gnu")
     except RuntimeError:
         pytest.skip("this LLVM cannot emit x86-64 code")
-    monkeypatch.setattr(amx_attention_kernels, "registers", TileRegisters)
+    for kernels in (amx_attention_kernels, amx_overlap_kernel):
+        monkeypatch.setattr(kernels, "registers", TileRegisters)
     module = ir.Module()
     module.triple = "x86_64-unknown-linux-gnu"
     getattr(amx_attention_kernels, name).define(module, name)
     machine = target.create_target_machine(cpu="sapphirerapids", opt=3)
     text = machine.emit_assembly(binding.parse_assembly(str(module)))
+    products, stores = counts
     assert len(re.findall(r"\btdpbf16ps\b", text)) == products
-    assert len(re.findall(r"\btilestored\b", text)) == products
+    assert len(re.findall(r"\btilestored\b", text)) == stores

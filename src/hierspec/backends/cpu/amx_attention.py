@@ -8,13 +8,17 @@ Heads that share keys are rows of a tile, for as many tokens as two tiles have r
 from __future__ import annotations
 
 from hierspec.backends.cpu.amx_attention_kernels import AttentionCode
+from hierspec.backends.cpu.amx_overlap import attend_overlapped
+from hierspec.backends.cpu.amx_overlap_kernel import OVERLAPPED_HEAD
 from hierspec.backends.cpu.amx_segments import (
     CONFIGURATION,
     ROW_TILES,
     attend_to_segment,
-    finish_rows,
+    finish_group,
+    first_part,
     load_queries,
     merge_parts,
+    owner,
     queries_of,
     seen,
 )
@@ -25,6 +29,7 @@ from hierspec.backends.cpu.routines import call_routine
 from hierspec.backends.cpu.sharing import barrier
 
 ITEMS_PER_THREAD = 4  # with so many items a thread takes whole ones; with fewer, segments of an item
+OVERLAP = True  # whether matrix units and vectors work at the same time where they can: `amx_overlap.py`
 
 # numba takes constants, not enumerations.
 _BEGIN, _END = int(AttentionCode.BEGIN), int(AttentionCode.END)
@@ -37,16 +42,9 @@ def rows_of_block(group: int, tiles: int = ROW_TILES) -> int:
 
 def most_parts(heads: int, kv_heads: int, groups: int, longest: int, threads: int) -> int:
     """How many of those a pass keeps at most: for each thread its groups of one head and one more (it has at most two
-    more than its share, see `_owner`), or all segments of items that threads share."""
+    more than its share, see `owner`), or all segments of items that threads share."""
     items = groups * kv_heads * -(-heads // kv_heads // LANES)
     return threads * (groups // threads + 3) + min(items, ITEMS_PER_THREAD * threads) * -(-longest // SEGMENT)
-
-
-@part
-def _owner(item, threads):
-    """The thread of an item, there and back again: of two neighbours the later one sees more, and alternates."""
-    turn = item % (2 * threads)
-    return turn if turn < threads else 2 * threads - 1 - turn
 
 
 @part
@@ -57,21 +55,27 @@ def _attend_to_head(
     """Attention of this thread's groups to one head for keys, segment after segment: the segment's keys and values stay
     in the cache until all groups have seen them. `item`: how many items there are before this head."""
     head_size, count = shape[2], len(groups) - 1
-    place = thread * (count // threads + 3)
+    place = first_part(thread, threads, count)
     spare = parts[place].ctypes.data
     least, most, mine = ends.max() // SEGMENT + 1, 0, 0
     for number in range(count):
-        if _owner(item + number, threads) == thread:
+        if owner(item + number, threads) == thread:
             first_row, last_row = groups[number], groups[number + 1]
             lowest, end = seen(first_row, last_row, window, positions, ends, path_starts)
             least, most = min(least, lowest // SEGMENT), max(most, (end + SEGMENT - 1) // SEGMENT)
             mine += 1
             queries = queries_of(parts[place + mine].ctypes.data, head_size)
             load_queries(first_row, last_row, first_head, q_heads, shape, qkv, queries, code)
+    if OVERLAP and head_size == OVERLAPPED_HEAD and len(paths) == 0:
+        attend_overlapped(
+            thread, threads, item, least, most, kv_head, first_head, q_heads, layer, window, shape, positions, arena,
+            tables, groups, group_texts, ends, path_starts, paths, scale, scores, parts, room, attended, code,
+        )  # fmt: skip
+        return
     for segment in range(least, most):
         mine = 0
         for number in range(count):
-            if _owner(item + number, threads) != thread:
+            if owner(item + number, threads) != thread:
                 continue
             mine += 1
             first_row, last_row, table = groups[number], groups[number + 1], tables[group_texts[number]]
@@ -88,7 +92,7 @@ def _attend_to_head(
             if segment > first:
                 merge_parts((last_row - first_row) * q_heads, head_size, state, spare, scale, code)
             if segment == last - 1:
-                finish_rows(first_row, last_row, first_head, q_heads, head_size, state, attended, code)
+                finish_group(first_row, last_row, first_head, q_heads, head_size, state, attended, code)
 
 
 @part
@@ -112,7 +116,7 @@ def _attend_in_pieces(
                 for other in range(unit + 1, unit + last - first):
                     more = parts[other].ctypes.data
                     merge_parts((last_row - first_row) * q_heads, head_size, state, more, scale, code)
-                finish_rows(first_row, last_row, first_head, q_heads, head_size, state, attended, code)
+                finish_group(first_row, last_row, first_head, q_heads, head_size, state, attended, code)
             for segment in range(first, last):
                 if not merging and unit % threads == thread:
                     result = parts[unit].ctypes.data

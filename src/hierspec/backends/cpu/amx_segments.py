@@ -50,13 +50,13 @@ def part_floats(head_size: int) -> int:
 
 
 def room_bytes(head_size: int) -> int:
-    """Scratch memory of a thread, see `_rooms`."""
+    """Scratch memory of a thread, see `rooms_of`."""
     depth, tiles = steps(head_size), head_size // LANES
     return _LISTS + (_SEGMENT_CHUNKS * (2 * depth + tiles) + 3 * tiles) * TILE_BYTES
 
 
 @part
-def _rooms(room, head_size):
+def rooms_of(room, head_size):
     """Addresses of gathered keys and values, and of sums: common, gathered, and zeros."""
     depth, tiles = (head_size + CHUNK - 1) // CHUNK, head_size // LANES
     keys = room + _LISTS
@@ -66,7 +66,7 @@ def _rooms(room, head_size):
 
 
 @part
-def _tile_step(head_size):
+def tile_step(head_size):
     """Bytes from the state of one tile to that of the next."""
     return (MERGE_WORDS + LANES * head_size) * _FLOAT
 
@@ -74,7 +74,7 @@ def _tile_step(head_size):
 @part
 def queries_of(place, head_size):
     """Address of the queries of a part."""
-    return place + ROW_TILES * _tile_step(head_size)
+    return place + ROW_TILES * tile_step(head_size)
 
 
 @part
@@ -101,18 +101,40 @@ def load_queries(first_row, last_row, first_head, q_heads, shape, qkv, queries, 
 
 
 @part
-def _hide(scores, number, first, last):
-    """Minus infinity for positions first .. last of a row, which it does not see."""
-    mine, row = scores[number // LANES], number % LANES * LANES
+def list_chunks(low, high, layer, head, shape, arena, table, key_list, value_list):
+    """Addresses of the keys and of the values of these chunks of a text."""
+    head_size = shape[2]
+    for chunk in range(low, high):
+        page, slot = table[chunk * CHUNK // PAGE], chunk * CHUNK % PAGE
+        block = keys_at(arena, page, layer, head, shape)
+        store_integer(key_list + 8 * (chunk - low), block + key_column(slot, head_size))
+        store_integer(value_list + 8 * (chunk - low), block + keys_size(head_size) + value_pair(slot, head_size))
+
+
+@part
+def _hide(scores, row, first, last):
+    """Minus infinity for positions first .. last of a row of a tile."""
     position = first
     while position < last:
-        at = position // LANES * _BLOCK + row + position % LANES
+        at = position // LANES * _BLOCK + row * LANES + position % LANES
         if position % LANES == 0 and position + LANES <= last:
-            mine[at : at + LANES] = -np.inf
+            scores[at : at + LANES] = -np.inf
             position += LANES
         else:
-            mine[at] = -np.inf
+            scores[at] = -np.inf
             position += 1
+
+
+@part
+def hide_unseen(first_row, first, last, q_heads, low, high, window, positions, ends, path_starts, scores):
+    """Minus infinity for what the rows first .. last of a group, those of one tile, do not see of these chunks."""
+    size = (high - low) * CHUNK
+    for number in range(first, last):
+        row = first_row + number // q_heads
+        begin = (max(0, positions[row] - window + 1) if window else 0) - low * CHUNK
+        stop = ends[row] + path_starts[row + 1] - path_starts[row] - low * CHUNK
+        _hide(scores, number - first, 0, min(begin, size))
+        _hide(scores, number - first, max(stop, 0), size)
 
 
 @part
@@ -123,18 +145,14 @@ def attend_to_segment(
     """Attention of some rows to one segment, as far as they see it: `result` is a part that can be merged."""
     head_size, rows = shape[2], (last_row - first_row) * q_heads
     depth, tiles, stride = (head_size + CHUNK - 1) // CHUNK, head_size // LANES, head_size * _FLOAT
-    keys, values, common_sums, own_sums, zeros = _rooms(room, head_size)
+    keys, values, common_sums, own_sums, zeros = rooms_of(room, head_size)
     low = max(lowest // CHUNK, segment * _SEGMENT_CHUNKS)
     high = min((end + CHUNK - 1) // CHUNK, (segment + 1) * _SEGMENT_CHUNKS)
     # Rows with paths see whole chunks of the text together, others everything.
     has_path = path_starts[first_row + 1] > path_starts[first_row]
     common = max(low, min(high, ends[first_row] // CHUNK if has_path else high))
     listed = room + _VALUE_LIST
-    for chunk in range(low, common):
-        page, slot = table[chunk * CHUNK // PAGE], chunk * CHUNK % PAGE
-        block = keys_at(arena, page, layer, head, shape)
-        store_integer(room + 8 * (chunk - low), block + key_column(slot, head_size))
-        store_integer(listed + 8 * (chunk - low), block + keys_size(head_size) + value_pair(slot, head_size))
+    list_chunks(low, common, layer, head, shape, arena, table, room, listed)
     row_scores, own_scores = scores[0].ctypes.data, scores[1].ctypes.data
     if common > low:
         multiply = code[_SCORES_OF_TWO] if rows > LANES else code[_SCORES]
@@ -157,15 +175,12 @@ def attend_to_segment(
                         at = block * TILE_BYTES + number * LINE
                         copy_lanes(own_scores + at, to + at)
 
-    size = (high - low) * CHUNK
-    for row in range(first_row, last_row):
-        begin = (max(0, positions[row] - window + 1) if window else 0) - low * CHUNK
-        stop = ends[row] + path_starts[row + 1] - path_starts[row] - low * CHUNK
-        if begin > 0 or stop < size:
-            for number in range((row - first_row) * q_heads, (row - first_row + 1) * q_heads):
-                _hide(scores, number, 0, min(begin, size))
-                _hide(scores, number, max(stop, 0), size)
-    call_routine(code[_SOFTMAX], (row_scores, rows, high - low, scale, result, _tile_step(head_size)))
+    for first in range(0, rows, LANES):
+        last = min(rows, first + LANES)
+        hide_unseen(
+            first_row, first, last, q_heads, low, high, window, positions, ends, path_starts, scores[first // LANES]
+        )
+    call_routine(code[_SOFTMAX], (row_scores, rows, high - low, scale, result, tile_step(head_size)))
 
     sums = result + MERGE_WORDS * _FLOAT
     if not has_path and end < high * CHUNK:
@@ -176,7 +191,7 @@ def attend_to_segment(
             begin, begin, end, last_row - 1, layer, head, shape, arena, table, ends, path_starts, paths, values, code
         )
     if rows > LANES:
-        call_routine(code[_SUMS_OF_TWO], (row_scores, listed, common - low, tiles, sums, _tile_step(head_size), stride))
+        call_routine(code[_SUMS_OF_TWO], (row_scores, listed, common - low, tiles, sums, tile_step(head_size), stride))
         return
     target = common_sums if has_path else sums
     call_routine(code[_SUMS], (row_scores, listed, common - low, tiles, zeros, target, stride))
@@ -200,17 +215,38 @@ def attend_to_segment(
 @part
 def merge_parts(rows, head_size, state, more, scale, code):
     for tile in range((rows + LANES - 1) // LANES):
-        at = tile * _tile_step(head_size)
+        at = tile * tile_step(head_size)
         call_routine(code[_MERGE], (state + at, more + at, scale, head_size // LANES))
 
 
 @part
-def finish_rows(first_row, last_row, first_head, q_heads, head_size, state, attended, code):
-    """Sums over totals: what the rows take from all that they see."""
-    for row in range(first_row, last_row):
-        for head in range(q_heads):
-            number = (row - first_row) * q_heads + head
-            tile, inside = state + number // LANES * _tile_step(head_size), number % LANES
-            sums, total = tile + (MERGE_WORDS + inside * head_size) * _FLOAT, tile + (LANES + inside) * _FLOAT
-            out = attended[row].ctypes.data + (first_head + head) * head_size * _FLOAT
-            call_routine(code[_FINISH], (sums, total, head_size // LANES, out))
+def finish_rows(first_row, first, last, first_head, q_heads, head_size, state, attended, code):
+    """Sums over totals: what the rows first .. last of a group, those of one tile, take from all that they see."""
+    for number in range(first, last):
+        sums = state + (MERGE_WORDS + (number - first) * head_size) * _FLOAT
+        total = state + (LANES + number - first) * _FLOAT
+        row, head = first_row + number // q_heads, first_head + number % q_heads
+        out = attended[row].ctypes.data + head * head_size * _FLOAT
+        call_routine(code[_FINISH], (sums, total, head_size // LANES, out))
+
+
+@part
+def finish_group(first_row, last_row, first_head, q_heads, head_size, state, attended, code):
+    """The same for all tiles of a group."""
+    rows = (last_row - first_row) * q_heads
+    for first in range(0, rows, LANES):
+        of_tile = state + first // LANES * tile_step(head_size)
+        finish_rows(first_row, first, min(rows, first + LANES), first_head, q_heads, head_size, of_tile, attended, code)
+
+
+@part
+def owner(item, threads):
+    """The thread of an item, there and back again: of two neighbours the later one sees more, and alternates."""
+    turn = item % (2 * threads)
+    return turn if turn < threads else 2 * threads - 1 - turn
+
+
+@part
+def first_part(thread, threads, groups):
+    """The first of the parts of a thread, where each has whole groups: one to compute in, then one for each group."""
+    return thread * (groups // threads + 3)

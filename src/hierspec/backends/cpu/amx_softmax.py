@@ -50,45 +50,45 @@ def _or_zero(w: VectorWriter, largest: Any) -> Any:
     return w.b.select(w.b.fcmp_ordered("==", largest, nothing), zero, largest)
 
 
-def _rounded_power(w: VectorWriter, x: Any) -> Any:
+def _rounded_powers(w: VectorWriter, vectors: list[Any]) -> list[Any]:
     """Bits of 2**(x / 2**23), the upper 16 of which are its bfloat16; x is a little above 0 at most.
 
     2**0 is 1 exactly, and what is at most -127 becomes 0 exactly. x as an integer has the exponent in its upper bits,
-    and the rest in those of a mantissa, which the polynomial corrects: half the instructions of `_power_of_two`.
+    and the rest in those of a mantissa, which the polynomial corrects: half the instructions of `_power_of_two`. Step
+    by step for all vectors, since a CPU looks ahead only so far for something that need not wait.
     """
     b = w.b
-    bounded = w.call("llvm.maxnum.v16f32", x, splat_f32(-127.0 * _MANTISSA))
-    whole = b.fptosi(bounded, V16I32)
-    mantissa = b.or_(b.and_(whole, splat_i32(_MANTISSA - 1)), splat_i32(0x3F800000))
-    m = b.bitcast(mantissa, V16F32)
+    bounded = [w.call("llvm.maxnum.v16f32", x, splat_f32(-127.0 * _MANTISSA)) for x in vectors]
+    whole = [b.fptosi(x, V16I32) for x in bounded]
+    mantissas = [b.or_(b.and_(x, splat_i32(_MANTISSA - 1)), splat_i32(0x3F800000)) for x in whole]
+    m = [b.bitcast(x, V16F32) for x in mantissas]
+    exponents = [b.and_(x, splat_i32(-_MANTISSA)) for x in whole]
     constant, *others = (float(np.float32(coefficient)) for coefficient in (_POWER[0] + _HALF_A_STEP, *_POWER[1:]))
-    value = splat_f32(others[-1])
+    values = [splat_f32(others[-1])] * len(m)
     for coefficient in (*others[-2::-1], constant):
-        value = w.fma(value, m, splat_f32(coefficient))
-    return b.add(b.bitcast(value, V16I32), b.and_(whole, splat_i32(-_MANTISSA)))
+        values = [w.fma(value, x, splat_f32(coefficient)) for value, x in zip(values, m, strict=True)]
+    return [b.add(b.bitcast(value, V16I32), power) for value, power in zip(values, exponents, strict=True)]
 
 
-@routine(6)
-def softmax(w: VectorWriter, scores: Any, rows: Any, chunks: Any, factor: Any, result: Any, result_step: Any) -> None:
-    """2**(factor * (score - largest)) of all rows, rounded to bfloat16, in the place of the scores; and their sums.
+class SoftmaxRow:
+    """Emits the softmax of a row, wherever it is: 2**(factor * (score - largest)), rounded to bfloat16, in the place of
+    its scores.
 
-    What a row does not see is minus infinity, and becomes zero. A tile of probabilities takes the place of the first
-    of its two tiles of scores, and has position i of the chunk beside i + 16: one shift and one choice make a row of
-    it. `result`: a part for each tile of rows, `result_step` bytes apart.
+    A tile of probabilities takes the place of the first of its two tiles of scores, and has position i of the chunk
+    beside i + 16: a shift and an `or` make a row of it.
     """
-    b = w.b
 
-    def larger(x: Any, y: Any) -> Any:
-        return b.select(b.fcmp_ordered(">", x, y), x, y)
+    def __init__(self, w: VectorWriter, chunks: Any, factor: Any) -> None:
+        self._w, self._chunks = w, chunks
+        self._scale = w.b.fmul(w.load_float(factor, i64(0)), ir.FloatType()(float(_MANTISSA)))
+        self._factors = w.splat(self._scale)
 
-    scale = w.load_float(factor, i64(0))
-    scale = b.fmul(scale, ir.FloatType()(float(_MANTISSA)))
-    factors = w.splat(scale)
+    def emit(self, start: Any, out: Any) -> None:
+        """`start`: of the row in the first tile of scores; `out`: the row's number in the first line of a part."""
+        w, b = self._w, self._w.b
 
-    def of_row(row: Any) -> None:
-        tile, inside = b.lshr(row, i64(4)), b.and_(row, i64(LANES - 1))
-        start = w.plus(w.plus(scores, tile, TILE_SCORES), inside, LINE)
-        out = w.plus(w.plus(result, tile, result_step), inside, 4)
+        def larger(x: Any, y: Any) -> Any:
+            return b.select(b.fcmp_ordered(">", x, y), x, y)
 
         def block(chunk: Any, half: int) -> Any:
             return w.load(w.plus(start, chunk, 2 * TILE_BYTES), i64(half * TILE_BYTES // 4))
@@ -96,20 +96,35 @@ def softmax(w: VectorWriter, scores: Any, rows: Any, chunks: Any, factor: Any, r
         def larger_of_two(chunk: Any, carried: list[Any]) -> list[Any]:
             return [larger(block(chunk, half), maxima) for half, maxima in enumerate(carried)]
 
-        maxima = w.loop(chunks, [splat_f32(float("-inf"))] * 2, larger_of_two)  # two chains: one would wait for itself
+        # Two chains: one would wait for itself.
+        maxima = w.loop(self._chunks, [splat_f32(float("-inf"))] * 2, larger_of_two)
         largest = w.fold(larger(*maxima), larger)
-        offset = w.splat(b.fsub(ir.FloatType()(-0.0), b.fmul(_or_zero(w, largest), scale)))
+        offset = w.splat(b.fsub(ir.FloatType()(-0.0), b.fmul(_or_zero(w, largest), self._scale)))
 
         def add(chunk: Any, sums: list[Any]) -> list[Any]:
-            first, second = (_rounded_power(w, w.fma(block(chunk, half), factors, offset)) for half in (0, 1))
+            first, second = _rounded_powers(w, [w.fma(block(chunk, half), self._factors, offset) for half in (0, 1)])
             upper = [b.and_(bits, splat_i32(-65536)) for bits in (first, second)]
             pairs = b.or_(b.lshr(first, splat_i32(16)), upper[1])
             b.store(pairs, w.at(w.plus(start, chunk, 2 * TILE_BYTES), i64(0)), align=LINE)
             return [b.fadd(total, b.bitcast(bits, V16F32)) for total, bits in zip(sums, upper, strict=True)]
 
-        totals = w.loop(chunks, [splat_f32(0.0)] * 2, add)
+        totals = w.loop(self._chunks, [splat_f32(0.0)] * 2, add)
         w.store(largest, out, i64(0))
         w.store(w.fold(b.fadd(*totals), b.fadd), out, i64(LANES))
+
+
+@routine(6)
+def softmax(w: VectorWriter, scores: Any, rows: Any, chunks: Any, factor: Any, result: Any, result_step: Any) -> None:
+    """Probabilities of all rows, and their sums. What a row does not see is minus infinity, and becomes zero.
+
+    `result`: a part for each tile of rows, `result_step` bytes apart.
+    """
+    softmax_row = SoftmaxRow(w, chunks, factor)
+
+    def of_row(row: Any) -> None:
+        tile, inside = w.b.lshr(row, i64(4)), w.b.and_(row, i64(LANES - 1))
+        start = w.plus(w.plus(scores, tile, TILE_SCORES), inside, LINE)
+        softmax_row.emit(start, w.plus(w.plus(result, tile, result_step), inside, 4))
 
     w.repeat(rows, of_row)
 
