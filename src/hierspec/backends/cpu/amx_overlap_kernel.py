@@ -17,6 +17,7 @@ from hierspec.backends.cpu.routines import routine
 OVERLAPPED_HEAD = 64  # the size of heads that this is for: four tiles of sums and two of queries
 _SUMS, _STEPS = 4, 2
 _SCORES, _ROWS, _COLUMNS = (4, 5), 6, 7  # tile registers; sums are 0 to 3
+_VALUES = (_COLUMNS, *_SCORES)  # while no scores are in theirs: the next is loaded before the last one was multiplied
 _CHUNKS = SEGMENT // 32
 
 
@@ -43,8 +44,9 @@ def softmax_beside_products(
         tiles.load(_ROWS, w.plus(probabilities, c, 2 * TILE_BYTES))
         chunk = address(values, c)
         for j in range(_SUMS):
-            tiles.load(_COLUMNS, w.plus(chunk, j, TILE_BYTES))
-            tiles.multiply(j, _ROWS, _COLUMNS)
+            column = _VALUES[j % len(_VALUES)]
+            tiles.load(column, w.plus(chunk, j, TILE_BYTES))
+            tiles.multiply(j, _ROWS, column)
 
     def score_keys(c: Any) -> None:
         chunk, to = address(keys, c), w.plus(key_scores, c, 2 * TILE_BYTES)
