@@ -23,7 +23,7 @@ from hierspec.backends.cpu.amx_segments import (
     seen,
 )
 from hierspec.backends.cpu.amx_softmax import SEGMENT
-from hierspec.backends.cpu.compiled import part
+from hierspec.backends.cpu.compiled import borrowed, part
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.routines import call_routine
 from hierspec.backends.cpu.sharing import barrier
@@ -140,6 +140,13 @@ def attend_by_tiles(
     An item is a group and as many heads as fill a tile. scores [threads, 2, SEGMENT * 16]; parts [most_parts,
     part_floats].
     """
+    qkv, positions, tables, groups, group_texts = (
+        borrowed(qkv), borrowed(positions), borrowed(tables), borrowed(groups), borrowed(group_texts)
+    )  # fmt: skip
+    ends, path_starts, paths = borrowed(ends), borrowed(path_starts), borrowed(paths)
+    scores, parts, rooms, attended, code = (
+        borrowed(scores), borrowed(parts), borrowed(rooms), borrowed(attended), borrowed(code)
+    )  # fmt: skip
     heads, kv_heads, _, _, _ = shape
     group, count = heads // kv_heads, len(groups) - 1
     shares = (group + LANES - 1) // LANES  # of the heads that share keys, where they are more than a tile's rows

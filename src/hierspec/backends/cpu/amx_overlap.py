@@ -22,7 +22,7 @@ from hierspec.backends.cpu.amx_segments import (
     tile_step,
 )
 from hierspec.backends.cpu.amx_softmax import MERGE_WORDS, SEGMENT
-from hierspec.backends.cpu.compiled import part
+from hierspec.backends.cpu.compiled import borrowed, part
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.routines import call_routine
 
@@ -72,7 +72,8 @@ def attend_overlapped(
     place, depth, size = first_part(thread, threads, count), head_size // CHUNK, head_size // LANES * TILE_BYTES
     _, gathered, _, _, _ = rooms_of(room, head_size)
     spare = parts[place].ctypes.data
-    tiles = np.zeros((_STAGES, 8), np.int64)
+    of_tiles = np.zeros((_STAGES, 8), np.int64)
+    tiles = borrowed(of_tiles)
     done, unit = 0, 0
     for segment in range(least, most):
         mine = 0
@@ -116,7 +117,7 @@ def attend_overlapped(
                     first_row, first, last, q_heads, low, high, window, positions, ends, path_starts, scores[done % 2]
                 )
                 done += 1
-    for stage in range(2):
+    for stage in range(len(of_tiles) - 1):  # and so the owner lives until here
         _advance(
             done + stage, tiles, room, room, 0, first_head, q_heads, head_size, scale, scores, attended, code
         )  # fmt: skip
