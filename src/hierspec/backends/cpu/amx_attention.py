@@ -7,6 +7,8 @@ Heads that share keys are rows of a tile, for as many tokens as two tiles have r
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+import numpy as np
+
 from hierspec.backends.cpu.amx_attention_kernels import AttentionCode
 from hierspec.backends.cpu.amx_overlap import attend_overlapped
 from hierspec.backends.cpu.amx_overlap_kernel import OVERLAPPED_HEAD
@@ -57,7 +59,7 @@ def _attend_to_head(
     head_size, count = shape[2], len(groups) - 1
     place = first_part(thread, threads, count)
     spare = parts[place].ctypes.data
-    least, most, mine = ends.max() // SEGMENT + 1, 0, 0
+    least, most, mine = ends.max() // SEGMENT + 1, np.int64(0), 0  # a plain 0 is a type of its own, compiled for itself
     for number in range(count):
         if owner(item + number, threads) == thread:
             first_row, last_row = groups[number], groups[number + 1]
@@ -150,7 +152,11 @@ def attend_by_tiles(
     heads, kv_heads, _, _, _ = shape
     group, count = heads // kv_heads, len(groups) - 1
     shares = (group + LANES - 1) // LANES  # of the heads that share keys, where they are more than a tile's rows
-    items, room, factor = count * kv_heads * shares, rooms[thread].ctypes.data, scale[1:].ctypes.data
+    items, room, factor = (
+        count * kv_heads * shares,
+        np.int64(rooms[thread].ctypes.data),
+        np.int64(scale[1:].ctypes.data),
+    )
     call_routine(code[_BEGIN], (room + CONFIGURATION,))
     if threads > 1 and items < ITEMS_PER_THREAD * threads:
         _attend_in_pieces(

@@ -74,7 +74,7 @@ def attend_overlapped(
     spare = parts[place].ctypes.data
     of_tiles = np.zeros((_STAGES, 8), np.int64)
     tiles = borrowed(of_tiles)
-    done, unit = 0, 0
+    done, unit = np.int64(0), np.int64(0)
     for segment in range(least, most):
         mine = 0
         for number in range(count):
@@ -101,7 +101,7 @@ def attend_overlapped(
             state, rows = parts[place + mine].ctypes.data, (last_row - first_row) * q_heads
             for first in range(0, rows, LANES):
                 at = first // LANES
-                queries = queries_of(state, head_size) + at * depth * TILE_BYTES
+                queries = np.int64(queries_of(state, head_size)) + at * depth * TILE_BYTES
                 _advance(
                     done, tiles, queries, keys, high - low, first_head, q_heads, head_size, scale, scores, attended,
                     code,
@@ -119,5 +119,5 @@ def attend_overlapped(
                 done += 1
     for stage in range(len(of_tiles) - 1):  # and so the owner lives until here
         _advance(
-            done + stage, tiles, room, room, 0, first_head, q_heads, head_size, scale, scores, attended, code
+            done + stage, tiles, room, room, np.int64(0), first_head, q_heads, head_size, scale, scores, attended, code
         )  # fmt: skip

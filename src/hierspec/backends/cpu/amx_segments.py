@@ -133,7 +133,7 @@ def hide_unseen(first_row, first, last, q_heads, low, high, window, positions, e
         row = first_row + number // q_heads
         begin = (max(0, positions[row] - window + 1) if window else 0) - low * CHUNK
         stop = ends[row] + path_starts[row + 1] - path_starts[row] - low * CHUNK
-        _hide(scores, number - first, 0, min(begin, size))
+        _hide(scores, number - first, np.int64(0), min(begin, size))
         _hide(scores, number - first, max(stop, 0), size)
 
 
