@@ -117,7 +117,7 @@ def attend_overlapped(
                     first_row, first, last, q_heads, low, high, window, positions, ends, path_starts, scores[done % 2]
                 )
                 done += 1
-    for stage in range(len(of_tiles) - 1):  # and so the owner lives until here
+    for flushed in range(len(of_tiles) - 1):  # and so the owner lives until here
         _advance(
-            done + stage, tiles, room, room, np.int64(0), first_head, q_heads, head_size, scale, scores, attended, code
+            done + flushed, tiles, room, room, np.int64(0), first_head, q_heads, head_size, scale, scores, attended, code
         )  # fmt: skip
