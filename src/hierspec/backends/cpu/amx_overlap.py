@@ -117,7 +117,8 @@ def attend_overlapped(
                     first_row, first, last, q_heads, low, high, window, positions, ends, path_starts, scores[done % 2]
                 )
                 done += 1
-    for flushed in range(len(of_tiles) - 1):  # and so the owner lives until here
+    for number in range(done, done + _STAGES - 1):
         _advance(
-            done + flushed, tiles, room, room, np.int64(0), first_head, q_heads, head_size, scale, scores, attended, code
+            number, tiles, room, room, np.int64(0), first_head, q_heads, head_size, scale, scores, attended, code
         )  # fmt: skip
+    of_tiles[0, 0] = 0  # used once more, so that `tiles` has an owner until here
