@@ -19,11 +19,13 @@ from llvmlite import binding, ir
 from texts import Texts, states
 
 from hierspec.backends.base import Batch, Decoder
-from hierspec.backends.cpu import amx, amx_attention_kernels
+from hierspec.backends.cpu import amx, amx_attention_kernels, amx_overlap_kernel
 from hierspec.backends.cpu import backend as cpu_backend
 from hierspec.backends.cpu.amx import TileRegisters
+from hierspec.backends.cpu.amx_softmax import SEGMENT, softmax
 from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.cpu.decoder import CpuDecoder
+from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.packing import KINDS, PackedWeights, pack_in_memory
 from hierspec.backends.cpu.product import FORM_OF_KIND
 from hierspec.backends.torch.backend import TorchBackend
@@ -151,6 +153,42 @@ def test_states_are_the_reference_ones(tiles, shape, seed):
     assert error < (0.015 if tiles else 1e-5)
 
 
+@pytest.mark.parametrize("window", [0, 300])
+def test_a_pipeline_of_tiles_gives_what_segments_give(window):
+    """One thread takes whole groups of rows, as a pipeline; two take segments of few rows."""
+    text, shape = tokens(0, LONGEST), (2, 3, 64, window)
+    of_segments = states_in_steps(decoder(True, 2, *shape), text[:400], [3] * 133 + [1])
+    for steps in ([400], [1, 16, 256, 127], [5, 395]):
+        assert same_bits(states_in_steps(decoder(True, 1, *shape), text[:400], steps), of_segments)
+
+
+def test_probabilities_are_powers_rounded_to_bfloat16():
+    """Of random scores, a row with nothing to see, and one that sees a single position."""
+    chunks, rng = 8, np.random.default_rng(0)
+    memory = np.zeros(2 * LANES * SEGMENT + LANES, np.float32)
+    memory = memory[-memory.ctypes.data % 64 // 4 :][: 2 * LANES * SEGMENT]
+    scores = memory.reshape(2, 2 * chunks, LANES, LANES)  # [tile, block, row, 16]
+    scores[:] = 40 * rng.standard_normal(scores.shape)
+    scores[0, :, 5], scores[1, 3:, 2], scores[1, :3, 2], scores[1, 3, 2, 0] = -np.inf, -np.inf, -np.inf, 7
+    given = scores.astype(np.float64)
+    result, factor = np.zeros((2, 2 * LANES), np.float32), np.array([0.125], np.float32)
+    softmax.from_python(memory.ctypes.data, 30, chunks, factor.ctypes.data, result.ctypes.data, result.strides[0])
+    words = scores[:, ::2].view(np.uint32).copy()  # a tile of probabilities is where the first of two of scores was
+    halves = np.stack([words << 16, words & 0xFFFF0000], axis=2).view(np.float32).reshape(scores.shape)
+    for tile, row in [(number // LANES, number % LANES) for number in range(30)]:
+        found, exact = halves[tile, :, row], given[tile, :, row]
+        largest = exact.max()
+        assert result[tile, row] == largest
+        assert np.isclose(result[tile, LANES + row], found.astype(np.float64).sum(), rtol=1e-6)
+        if largest == -np.inf:
+            assert not found.any()
+            continue
+        right = 2.0 ** (0.125 * (exact - largest))
+        assert found[exact == largest].tolist() == [1.0] * (exact == largest).sum()
+        assert (abs(found - right) <= (2**-8 + 1e-4) * right + 2.0**-126).all()
+        assert not found[exact == -np.inf].any()
+
+
 def test_slots_that_nobody_sees_may_hold_anything():
     """What is not a number in slots behind the text's end must not reach it."""
     of = decoder(True, 1, 2, 3, 64, 0)
@@ -197,8 +235,17 @@ def test_keys_are_rounded_where_weights_are_and_there_are_matrix_units(monkeypat
     assert by_tiles(KINDS["float32"], next(iter(FORM_OF_KIND))) == (with_amx and matrix_units)
 
 
-@pytest.mark.parametrize(("name", "products"), [("scores", 2 + 4), ("weighted_sums", 1 + 2 + 3 + 4)])
-def test_llvm_emits_the_instructions(monkeypatch, name, products):
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("scores", (2 + 4, 2 + 4)),
+        ("scores_of_two", (4, 4)),
+        ("weighted_sums", (1 + 2 + 3 + 4,) * 2),
+        ("weighted_sums_of_two", (2 + 4, 2 + 4)),
+        ("softmax_beside_products", (4 + 2 * 2, 4 + 2)),
+    ],
+)
+def test_llvm_emits_the_instructions(monkeypatch, name, counts):
     """For CPUs with AMX, whatever CPU this is."""
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
@@ -206,11 +253,13 @@ def test_llvm_emits_the_instructions(monkeypatch, name, products):
         target = binding.Target.from_triple("x86_64-unknown-linux-gnu")
     except RuntimeError:
         pytest.skip("this LLVM cannot emit x86-64 code")
-    monkeypatch.setattr(amx_attention_kernels, "registers", TileRegisters)
+    for kernels in (amx_attention_kernels, amx_overlap_kernel):
+        monkeypatch.setattr(kernels, "registers", TileRegisters)
     module = ir.Module()
     module.triple = "x86_64-unknown-linux-gnu"
     getattr(amx_attention_kernels, name).define(module, name)
     machine = target.create_target_machine(cpu="sapphirerapids", opt=3)
     text = machine.emit_assembly(binding.parse_assembly(str(module)))
+    products, stores = counts
     assert len(re.findall(r"\btdpbf16ps\b", text)) == products
-    assert len(re.findall(r"\btilestored\b", text)) == products
+    assert len(re.findall(r"\btilestored\b", text)) == stores

@@ -42,8 +42,13 @@ _KERNEL_FILES = (
     "layer_products.py",
     "layers.py",
     "attention.py",
+    "amx_cache.py",
+    "amx_segments.py",
+    "amx_overlap.py",
+    "amx_overlap_kernel.py",
     "amx_attention.py",
     "amx_attention_kernels.py",
+    "amx_softmax.py",
     "sharing.py",
     "threads.py",
 )
@@ -63,6 +68,26 @@ DOUBLES, DOUBLES_2D, TRIPLE = types.float64[::1], types.float64[:, ::1], types.U
 
 # Compiled into its callers, and cached with them. It keeps its wrapper for Python: without one a call would crash.
 part = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)
+
+
+def _as_pointer(typing_context: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], context.get_value_type(types.voidptr))
+
+    return types.voidptr(types.int64), codegen
+
+
+_pointer: Any = intrinsic(_as_pointer)
+
+
+@part
+def borrowed(array: Any) -> Any:
+    """The same array without an owner, for as long as a caller has it.
+
+    numba counts references to an array whenever a row is taken or a function is entered, each time by an atomic
+    addition that waits for all stores before it. What has no owner is not counted.
+    """
+    return numba.carray(_pointer(array.ctypes.data), array.shape, array.dtype)
 
 
 @cache

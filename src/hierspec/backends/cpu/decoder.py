@@ -16,8 +16,10 @@ from torch import Tensor
 
 from hierspec.backends.base import Backend, Batch, Memory, Rows
 from hierspec.backends.cpu.amx import DEPTH
-from hierspec.backends.cpu.amx_attention import most_parts, part_floats, room_bytes, rows_of_block
-from hierspec.backends.cpu.amx_attention_kernels import SEGMENT, attention_code
+from hierspec.backends.cpu.amx_attention import most_parts, rows_of_block
+from hierspec.backends.cpu.amx_attention_kernels import attention_code
+from hierspec.backends.cpu.amx_segments import ROW_TILES, part_floats, room_bytes
+from hierspec.backends.cpu.amx_softmax import SEGMENT
 from hierspec.backends.cpu.attention import QUERIES
 from hierspec.backends.cpu.features import has_wide_registers
 from hierspec.backends.cpu.forms import SMALLEST_GROUP
@@ -82,9 +84,10 @@ class CpuDecoder:
         self._scale = np.array([scale, scale * np.log2(np.e)], np.float32)  # for powers of e, and of 2
         self._tile_attention = tile_attention
         self._tile_code = attention_code() if tile_attention else np.empty(0, np.int64)
-        self.rows_together = (
-            rows_of_block(config.heads // config.kv_heads) if tile_attention else QUERIES
-        )  # in attention
+        # In attention: of a text, and of a tree.
+        group = config.heads // config.kv_heads
+        self.rows_together = rows_of_block(group) if tile_attention else QUERIES
+        self._nodes_together = rows_of_block(group, 1) if tile_attention else QUERIES
         frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
         self._frequencies = torch.as_tensor(frequencies)
         nothing = np.empty((0, config.head_size // 2), np.float32)
@@ -153,11 +156,12 @@ class CpuDecoder:
         """Rows that attend together, as first rows and the end, and the text of each group."""
         starts = batch.text_starts
         if not len(batch.paths):
-            return _groups(starts, np.arange(len(starts) - 1), self.rows_together)
+            return _groups(starts, np.arange(len(starts) - 1), [self.rows_together] * (len(starts) - 1))
         # Rows with paths attend apart from others: what they have in common is the tokens before their paths.
         commons = np.where(np.diff(batch.path_starts) > 0, batch.lengths, -1)
         cuts = np.unique(np.concatenate((starts, np.flatnonzero(np.diff(commons)) + 1)))
-        return _groups(cuts, np.searchsorted(starts, cuts[:-1], side="right") - 1, self.rows_together)
+        most = np.where(commons[cuts[:-1]] < 0, self.rows_together, self._nodes_together)
+        return _groups(cuts, np.searchsorted(starts, cuts[:-1], side="right") - 1, most.tolist())
 
     def rotary(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of at least so many positions: where they are lacking, of as many again."""
@@ -201,13 +205,13 @@ def _embedding(table: Rows) -> Callable[[np.ndarray], np.ndarray]:
     return lambda tokens: _floats(table[torch.from_numpy(tokens)])
 
 
-def _groups(cuts: np.ndarray, cut_texts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+def _groups(cuts: np.ndarray, cut_texts: np.ndarray, most: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """The rows between two cuts in groups of at most so many: first rows and the end, and the text of each group."""
     firsts: list[int] = []
     texts: list[int] = []
     starts = cuts.tolist()
-    for text, (first, last) in zip(cut_texts.tolist(), pairwise(starts), strict=True):
-        group = range(first, last, most)
+    for text, (first, last), step in zip(cut_texts.tolist(), pairwise(starts), most, strict=True):
+        group = range(first, last, step)
         firsts += group
         texts += [text] * len(group)
     return np.array([*firsts, starts[-1]], np.int64), np.array(texts, np.int64)
@@ -274,7 +278,7 @@ class Scratch:
         needed = most_parts(config.heads, config.kv_heads, groups, longest, threads)
         if needed > self._parts:
             size = part_floats(config.head_size)
-            self._scores = _aligned_floats(threads, 2 * LANES * SEGMENT).reshape(threads, 2 * LANES, SEGMENT)
+            self._scores = _aligned_floats(threads * ROW_TILES, LANES * SEGMENT).reshape(threads, ROW_TILES, -1)
             self._totals = _aligned_floats(2 * needed, size)
             self._parts = 2 * needed
 

@@ -71,7 +71,7 @@ class CpuDraftWriter:
     ) -> None:
         self._layers, self._first, self._then, self._team = layers, first, then, team
         self._shortlist, self._norm = shortlist, norm
-        self.most_rows = layers.rows_together
+        self.most_rows = min(QUERIES, layers.rows_together)  # one group, and the room below
         self._joins: dict[int, tuple[Memory, tuple[int, ...], tuple[Any, ...]]] = {}
         # Now, not at the first draft: reading compiled code, and making rows of the embedding, takes as long as passes.
         self._addresses = np.array([function.address() for function in PARTS], np.int64)

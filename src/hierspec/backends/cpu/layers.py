@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from numba import types
 
-from hierspec.backends.cpu.amx_attention import attend_by_tiles, place_rounded
+from hierspec.backends.cpu.amx_attention import attend_by_tiles
+from hierspec.backends.cpu.amx_cache import place_rounded
 from hierspec.backends.cpu.attention import attend, place
 from hierspec.backends.cpu.compiled import (
     BOOLS,

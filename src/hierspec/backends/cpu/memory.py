@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from hierspec.backends.arena import reserve
-from hierspec.backends.cpu.amx_attention import key_bytes, value_bytes
 from hierspec.backends.cpu.amx_attention_kernels import CHUNK
+from hierspec.backends.cpu.amx_cache import key_bytes, value_bytes
 from hierspec.backends.cpu.attention import PAGE
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.checkpoints.config import DecoderConfig
@@ -17,7 +17,7 @@ _FLOAT, _LINE = 4, 64  # bytes of a number, and of a line of the cache
 
 class CpuMemory:
     """A page holds, for every layer and head, its keys and then its values, in float32 as in `attention.py`, or in
-    bfloat16 and tiles as in `amx_attention.py`.
+    bfloat16 and tiles as in `amx_cache.py`.
 
     All of it is reserved at once. The system hands out memory as it is first written to, so what is reserved and not
     used costs nothing, and nothing ever moves.
@@ -84,4 +84,4 @@ def _as(numbers: np.ndarray, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
 
 def _in_chunk(slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Chunk, pair and half of the values of slots of a page."""
-    return slots // CHUNK, slots % CHUNK // 2, slots % 2
+    return slots // CHUNK, slots % LANES, slots % CHUNK // LANES
