@@ -10,8 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from hierspec.backends.cpu.amx_attention_kernels import AttentionCode
-from hierspec.backends.cpu.amx_overlap import attend_overlapped
-from hierspec.backends.cpu.amx_overlap_kernel import OVERLAPPED_HEAD
 from hierspec.backends.cpu.amx_segments import (
     CONFIGURATION,
     ROW_TILES,
@@ -31,7 +29,6 @@ from hierspec.backends.cpu.routines import call_routine
 from hierspec.backends.cpu.sharing import barrier
 
 ITEMS_PER_THREAD = 4  # with so many items a thread takes whole ones; with fewer, segments of an item
-OVERLAP = True  # whether matrix units and vectors work at the same time where they can: `amx_overlap.py`
 
 # numba takes constants, not enumerations.
 _BEGIN, _END = int(AttentionCode.BEGIN), int(AttentionCode.END)
@@ -68,12 +65,6 @@ def _attend_to_head(
             mine += 1
             queries = queries_of(parts[place + mine].ctypes.data, head_size)
             load_queries(first_row, last_row, first_head, q_heads, shape, qkv, queries, code)
-    if OVERLAP and head_size == OVERLAPPED_HEAD and len(paths) == 0:
-        attend_overlapped(
-            thread, threads, item, least, most, kv_head, first_head, q_heads, layer, window, shape, positions, arena,
-            tables, groups, group_texts, ends, path_starts, paths, scale, scores, parts, room, attended, code,
-        )  # fmt: skip
-        return
     for segment in range(least, most):
         mine = 0
         for number in range(count):

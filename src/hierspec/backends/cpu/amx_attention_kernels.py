@@ -19,7 +19,6 @@ from llvmlite import ir
 
 from hierspec.backends.cpu.amx import DEPTH, TILE_BYTES, available, begin_tiles, end_tiles, round_row, to_bfloat16
 from hierspec.backends.cpu.amx import tile_registers as registers
-from hierspec.backends.cpu.amx_overlap_kernel import softmax_beside_products
 from hierspec.backends.cpu.amx_softmax import LINE, TILE_SCORES, finish, merge, softmax
 from hierspec.backends.cpu.compiled import library
 from hierspec.backends.cpu.llvm import I32, LANES, V16I32, VectorWriter, i64, splat_i32
@@ -47,7 +46,6 @@ class AttentionCode(IntEnum):
     FINISH = 11  # (sums, total, groups of 16, out)
     COPY_KEY = 12  # (source, target, words)
     COPY_VALUE = 13  # (source, half, target, half, tiles)
-    SOFTMAX_BESIDE_PRODUCTS = 14  # see there
 
 
 @routine(3)
@@ -252,7 +250,6 @@ def attention_library() -> RoutineLibrary:
         AttentionCode.FINISH: finish,
         AttentionCode.COPY_KEY: copy_key,
         AttentionCode.COPY_VALUE: copy_value,
-        AttentionCode.SOFTMAX_BESIDE_PRODUCTS: softmax_beside_products,
     }
     return library("amx_attention", {code.name.lower(): routines[code] for code in AttentionCode})
 

@@ -44,8 +44,6 @@ _KERNEL_FILES = (
     "attention.py",
     "amx_cache.py",
     "amx_segments.py",
-    "amx_overlap.py",
-    "amx_overlap_kernel.py",
     "amx_attention.py",
     "amx_attention_kernels.py",
     "amx_softmax.py",
