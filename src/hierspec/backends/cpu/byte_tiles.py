@@ -25,7 +25,7 @@ from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.routines import Routine, routine
 
 # Rows from which on matrix units are faster than vectors, by the bits and the size of a group.
-LEAST_ROWS = {(8, 64): 2, (8, 32): 10, (8, 16): 12, (4, 32): 12, (4, 16): 12}
+LEAST_ROWS = {(8, 64): 5, (8, 32): 10, (8, 16): 12, (4, 32): 12, (4, 16): 12}
 AHEAD = 32 << 10  # bytes from weights that are read to those that are prefetched
 # Groups whose products are made before the sums of the first are taken up: smaller ones take less time.
 BEHIND = {64: 3, 32: 4, 16: 6}
