@@ -46,7 +46,9 @@ class Engine:
         for group in groups.values():
             for (request, _), answer in zip(group, self._answers(group), strict=True):
                 if answer is not None:
+                    began = self._clock()
                     self._advance(request, answer)
+                    request.between = self._clock() - began
         steps, self._steps = self._steps, []
         return steps
 
@@ -90,8 +92,9 @@ class Engine:
         return answers
 
     def _note(self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], seconds: float) -> None:
-        """Tell the requests of a pass its time, which they share."""
-        rows, contexts, usual = 0, 0, True
+        """Tell the requests of a pass its time, which they share. What lies between passes is part of it: it is not the
+        same where something was drafted, and where passes are fast it is much of the time."""
+        rows, contexts, usual, between = 0, 0, True, 0.0
         for (request, ask), answer in zip(group, answers, strict=True):
             stats = ask.stats
             stats.seconds += seconds / len(group)
@@ -100,12 +103,13 @@ class Engine:
             # Of a drafter's block its last token is new to it, and the token that was written after the block.
             usual = usual and len(ask.context) <= stats.reach + 2
             stats.reach = len(ask.context) + len(ask.proposal) + len(answer.ahead)
+            between += request.between
             rows += 1 + len(ask.proposal)
             contexts += (1 + len(ask.proposal)) * len(ask.context)
         if usual:  # told once, whoever else was in it
             # A scorer that went on from its own picks was alone: as many passes as answers, all of one width.
             passes = 1 + len(answers[0].ahead)
-            group[0][0].last_pass = PassTime(rows, seconds / passes, contexts / rows, len(group))
+            group[0][0].last_pass = PassTime(rows, (between + seconds) / passes, contexts / rows, len(group))
 
     def _advance(self, request: Request, answer: Answer | None) -> None:
         """Give the request its answer and go on to its next ask; every step on the way is added to the steps."""

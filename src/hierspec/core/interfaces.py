@@ -34,7 +34,7 @@ class PassTime(NamedTuple):
     """How long a forward pass took."""
 
     rows: int  # contexts and nodes, of all requests in it
-    seconds: float
+    seconds: float  # with the time that its requests took to ask for it
     context: float = 0.0  # tokens before these rows, on average
     requests: int = 1  # in it
 

@@ -29,7 +29,7 @@ _NOISE_MEMORY = 0.98  # what the noise of a pass counts for after the next
 _OUTLIER = 2.0  # standard deviations from which on a surprise counts less: something else ran meanwhile,
 _CHANGED = 3  # unless so many of one width and sign follow each other: then the machine has changed
 _LONG = 0.3  # share of a pass from which on what further context added is what has changed
-_EAGER, _EVERY = 32, 4  # after so many passes of a width one in so many is enough
+_EAGER, _EVERY = 12, 4  # after so many passes of a width one in so many is enough
 _PUBLISH = 0.01  # a change by which the curves are drawn anew
 _KNOWN = 0.1  # a width is known when its standard deviation is less
 
