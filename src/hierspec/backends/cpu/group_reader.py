@@ -8,7 +8,7 @@ import numpy as np
 from llvmlite import ir
 
 from hierspec.backends.cpu.features import dot_instruction
-from hierspec.backends.cpu.forms import LINE, Form
+from hierspec.backends.cpu.forms import LINE, Form, scales_apart
 from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
 
 _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
@@ -39,7 +39,12 @@ class GroupReader:
         self, w: VectorWriter, form: Form, block: Any, groups: Any, first: int = 0, outputs: int = LANES
     ) -> None:
         self._w, self._form, self._block, self._first = w, form, block, first
-        self._behind_integers = w.plus(block, groups, form.integer_bytes)
+        # From one group to the next, where each has a scale of its own.
+        self._integer_step, self._half_step = form.unit_bytes, form.unit_bytes
+        self._behind_integers = w.plus(block, form.integer_bytes)
+        if scales_apart():
+            self._integer_step, self._half_step = form.integer_bytes, form.half_bytes
+            self._behind_integers = w.plus(block, groups, form.integer_bytes)
         self._integers, self._floats = ir.VectorType(_I32, outputs), ir.VectorType(_F32, outputs)
         self._octets, self._halves = ir.VectorType(_I8, outputs), ir.VectorType(ir.HalfType(), outputs)
 
@@ -47,7 +52,7 @@ class GroupReader:
         """The address of the integers of a group of a unit."""
         w, form = self._w, self._form
         if not form.multiplied:
-            return w.plus(self._block, unit, form.integer_bytes)
+            return w.plus(self._block, unit, self._integer_step)
         start = w.plus(w.plus(self._block, form.integers_start), unit, form.unit_bytes)
         return w.plus(start, group, form.integer_bytes)
 
@@ -57,7 +62,7 @@ class GroupReader:
         if form.multiplied:
             start = w.plus(self._block, unit, form.unit_bytes)
         else:
-            start = w.plus(self._behind_integers, unit, form.half_bytes)
+            start = w.plus(self._behind_integers, unit, self._half_step)
         if not form.offsets:
             return self._as_floats(start), None
         offset = self._as_floats(w.plus(start, 2 * LANES))

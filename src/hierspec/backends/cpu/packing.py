@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hierspec.backends.cpu import amx
-from hierspec.backends.cpu.forms import FORM_OF, arrange
+from hierspec.backends.cpu.forms import FORM_OF, arrange, scales_apart
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32, FORM_OF_KIND, INT4, INT8
 from hierspec.backends.cpu.quantised import quantise_weights
@@ -38,7 +38,7 @@ KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "bfloat16-matrix": BFLOAT16_A
 FILE = -1  # no kind: each matrix has the one that holds what the GGUF file has
 _NAMES = {**{kind: form.name for kind, form in FORM_OF_KIND.items()}, **{kind: name for name, kind in KINDS.items()}}
 _KIND_OF_FORM = {form: kind for kind, form in FORM_OF_KIND.items()}
-_LAYOUT = 6  # count up when the same weights would now be packed differently
+_LAYOUT = 7  # count up when the same weights would now be packed differently
 _ALIGNED = 64
 _WORTH_A_FILE = 32 << 20  # bytes; smaller models are packed at every start
 _AT_ONCE = 1 << 22  # weights
@@ -237,7 +237,7 @@ def _key(checkpoint: Checkpoint, kind: int) -> str:
     """Changes whenever the weights may have changed."""
     files = sorted(Path(checkpoint.folder).glob("*.safetensors"))
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    identity = [str(checkpoint.folder.resolve()), states, str(checkpoint.dtype), kind, _LAYOUT]
+    identity = [str(checkpoint.folder.resolve()), states, str(checkpoint.dtype), kind, scales_apart(), _LAYOUT]
     if checkpoint.variant:
         identity.append(checkpoint.variant)
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:20]

@@ -2,7 +2,8 @@
 
 What all rows have in common is made once for them: integers of 4 bits as bytes, scales and offsets as float32. Of three
 rows and 16 outputs the registers of NEON just hold a group's integer sums beside the float sums that they are added to;
-with more, each group would store and load them, and a store takes a slot of the multipliers too.
+with more, each group would store and load them, and a store takes a slot of the multipliers too. Weights are those of
+ARM: each group's scales follow its integers (`scales_apart` in `forms.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _as_bytes(form: Form) -> Routine:
         """Integers of 4 bits as bytes, [group, inputs / 4, 16 outputs, 4 inputs]."""
 
         def group(g: Any) -> None:
-            source, target = w.plus(packed, g, half), w.plus(out, g, 2 * half)
+            source, target = w.plus(packed, g, form.unit_bytes), w.plus(out, g, 2 * half)
             for start in range(0, half, _REGISTER):
                 both = _load(w, w.plus(source, start), _OCTETS)
                 _store(w, w.b.and_(both, ir.Constant(_OCTETS, [15] * 16)), w.plus(target, start))
@@ -70,21 +71,27 @@ def _as_bytes(form: Form) -> Routine:
     return as_bytes
 
 
-@routine(3)
-def _as_floats(w: VectorWriter, halves: Any, count: Any, out: Any) -> None:
-    """`count` times 16 float16 as float32."""
+def _as_floats(form: Form) -> Routine:
+    count = _numbers(form) * LANES
 
-    def sixteen(number: Any) -> None:
-        for start in range(0, LANES, 8):
-            source = w.plus(w.plus(halves, number, LANES * _HALF), start * _HALF)
-            target = w.plus(w.plus(out, number, LANES * _FLOAT), start * _FLOAT)
-            _store(w, w.b.fpext(_load(w, source, _HALVES, 2), ir.VectorType(_F32, 8)), target, 4)
+    @routine(3)
+    def as_floats(w: VectorWriter, block: Any, groups: Any, out: Any) -> None:
+        """The scales of groups, and their offsets, as float32."""
 
-    w.repeat(count, sixteen)
+        def group(g: Any) -> None:
+            halves = w.plus(w.plus(block, form.integer_bytes), g, form.unit_bytes)
+            for start in range(0, count, 8):
+                source, target = w.plus(halves, start * _HALF), w.plus(w.plus(out, g, count * _FLOAT), start * _FLOAT)
+                _store(w, w.b.fpext(_load(w, source, _HALVES, 2), ir.VectorType(_F32, 8)), target, 4)
+
+        w.repeat(groups, group)
+
+    return as_floats
 
 
 def _tile(form: Form) -> Routine:
     numbers = _numbers(form)
+    step_of_group = form.unit_bytes if form.bits == 8 else form.group * LANES  # bytes of 4 bits are unpacked
 
     @routine(13)
     def tile(
@@ -115,11 +122,11 @@ def _tile(form: Form) -> Routine:
 
         def multiply(g: Any) -> list[Any]:
             def sixteen(number: Any, totals: list[Any]) -> list[Any]:
-                start = w.plus(number, g, sixteens)
+                start, weights_start = w.plus(number, g, sixteens), w.plus(integers, g, step_of_group)
                 inputs = [_load(w, w.plus(x_row, start, 16), _INTEGERS) for x_row in x_rows]
                 totals = [*totals]
                 for step in range(4):
-                    block = w.plus(w.plus(integers, start, 4 * _STEP), step * _STEP)
+                    block = w.plus(w.plus(weights_start, number, 4 * _STEP), step * _STEP)
                     for quarter in range(_QUARTERS):
                         weights = _load(w, w.plus(block, quarter * _REGISTER), _OCTETS)
                         for row in range(ROWS):
@@ -161,8 +168,8 @@ def by_three(form: Form) -> Routine | None:
     group's scale is a product, or its integers are stored larger than they are."""
     if form.multiplied or form.zero:
         return None
-    size, most, tile, as_bytes = form.group, _INPUTS // form.group, _tile(form), _as_bytes(form)  # most: at a time
-    integer_bytes, scale_bytes, numbers = form.integer_bytes, form.half_bytes, _numbers(form)
+    size, most = form.group, _INPUTS // form.group  # groups at a time
+    tile, as_bytes, as_floats, numbers = _tile(form), _as_bytes(form), _as_floats(form), _numbers(form)
 
     @routine(7)
     def over(w: VectorWriter, x: Any, rows: Any, records: Any, weights: Any, inputs: Any, out: Any, out_step: Any):  # type: ignore[no-untyped-def]
@@ -187,9 +194,8 @@ def by_three(form: Form) -> Routine | None:
             first, begun = w.times(number, most), b.icmp_signed(">", number, i64(0))
             left = b.sub(all_groups, first)
             groups = b.select(b.icmp_signed("<", left, i64(most)), left, i64(most))
-            integers = w.plus(weights, first, integer_bytes)
-            halves = w.plus(w.plus(weights, all_groups, integer_bytes), first, scale_bytes)
-            _as_floats(w, halves, w.times(groups, numbers), scales)
+            integers = w.plus(weights, first, form.unit_bytes)
+            as_floats(w, integers, groups, scales)
             if unpacked is not None:
                 as_bytes(w, integers, groups, unpacked)
                 integers = unpacked

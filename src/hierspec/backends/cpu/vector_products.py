@@ -113,15 +113,18 @@ class _Tile:
             reader = GroupReader(w, form, weights, groups, first, self.lanes)
 
             def unit(number: Any, sums: list[Any], reader: GroupReader = reader, first: int = first) -> list[Any]:
-                shared, first_group = reader.of_unit(number), w.times(number, form.groups)
+                shared = reader.of_unit(number) if form.multiplied else None
+                first_group = w.times(number, form.groups)
 
                 def group(g: Any, carried: list[Any]) -> list[Any]:
-                    numbers = reader.of_group(number, g, shared)
                     steps = self._steps(reader.integers(number, g), first)
                     index = w.b.add(first_group, g)
                     if AHEAD and self.unsigned:
                         reader.prefetch(index, AHEAD)
-                    return self._group(carried, index, steps, *numbers)
+                    totals = self._totals(index, steps)
+                    # After the integers, as they stand in memory: then the CPU sees one stream.
+                    numbers = reader.of_group(number, g, reader.of_unit(number) if shared is None else shared)
+                    return self._scaled(carried, totals, index, *numbers)
 
                 if form.groups == 1:
                     return group(i64(0), sums)
@@ -131,12 +134,17 @@ class _Tile:
             for row, total in enumerate(w.loop(units, zeros, unit)):
                 w.store(total, out, w.b.add(w.b.mul(out_step, i64(row)), i64(first)))
 
-    def _group(self, sums: list[Any], number: Any, steps: list[Any], scale: Any, offset: Any) -> list[Any]:
-        """The sums after one more group, `number` of its row of inputs."""
+    def _totals(self, number: Any, steps: list[Any]) -> list[Any]:
+        """Each row's sums of integers for a group, `number` of its row of inputs."""
         w = self.w
         word = w.times(number, WORDS_PER_GROUP)
         inputs = [w.plus(row, number, self.form.group) for row in self.x_rows]
-        totals = self.multiply(w, [self._initial(scales, word) for scales in self.scale_rows], steps, inputs)
+        return self.multiply(w, [self._initial(scales, word) for scales in self.scale_rows], steps, inputs)
+
+    def _scaled(self, sums: list[Any], totals: list[Any], number: Any, scale: Any, offset: Any) -> list[Any]:
+        """The sums after one more group."""
+        w = self.w
+        word = w.times(number, WORDS_PER_GROUP)
         results = []
         for scales, total, result in zip(self.scale_rows, totals, sums, strict=True):
             factor = w.b.fmul(scale, self._splat(w.load_float(scales, word), self.floats))
