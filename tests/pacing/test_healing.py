@@ -276,3 +276,21 @@ def test_prefill_is_no_pass_of_the_rows_asked_for():
     costs.observe = lambda rows, *others: seen.append(rows)  # type: ignore[method-assign]
     [request] = run(costs, 5)
     assert len(seen) == request.stats.passes - 1
+
+
+def test_time_between_passes_is_part_of_their_cost():
+    """Deciding takes as long as a pass here."""
+    clock, scorer = Clock(), Timed("target", 12, seed=3)
+    scorer.clock = clock
+
+    class Slow(AdaptivePace):
+        def hands_up(self, round):
+            clock.now += TRUE[0]
+            return super().hands_up(round)
+
+    costs = HealingCosts(WIDTHS, TRUE)
+    request = Request([1, 2, 3], Sampling(max_tokens=PASSES), Hierarchy((Tier(scorer, pace=Slow(costs)),)))
+    for _ in Engine(clock).run([request]):
+        pass
+    assert costs.seconds(1) == pytest.approx(2 * TRUE[0], rel=0.10)
+    assert request.stats.tiers[0].seconds == pytest.approx(PASSES * TRUE[0])  # as reported: passes alone
