@@ -27,7 +27,7 @@ from hierspec.progress import Progress, silent
 TOKENS, WINDOW = 8192, 1024
 REFERENCE = "float32"  # that others are compared with, where it was measured
 _ROWS = 128  # of a pass whose logits are looked at: rows of a whole vocabulary are large
-_RUN = 64  # neighbouring tokens that are drawn together: their losses go together
+_RUN = 64  # consecutive tokens that a bootstrap draws as one block: their losses are correlated
 _RESAMPLES = 2000
 
 

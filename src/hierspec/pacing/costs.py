@@ -29,7 +29,7 @@ ALONE = Load()  # one request, after a short context
 class Curve:
     """A number by rows, which never falls: known for some widths, straight lines in between and beyond.
 
-    Costs that heal are drawn anew every few passes, so values are worked out where they are asked for.
+    Costs that heal get new curves every few passes, so a value is computed when it is first needed.
     """
 
     def __init__(self, rows: Sequence[int], values: Iterable[float]) -> None:

@@ -30,7 +30,7 @@ _OUTLIER = 2.0  # standard deviations from which on a surprise counts less: some
 _CHANGED = 3  # unless so many of one width and sign follow each other: then the machine has changed
 _LONG = 0.3  # share of a pass from which on what further context added is what has changed
 _EAGER, _EVERY = 12, 4  # after so many passes of a width one in so many is enough
-_PUBLISH = 0.01  # a change by which the curves are drawn anew
+_PUBLISH = 0.01  # a change from which on new curves are made
 _KNOWN = 0.1  # a width is known when its standard deviation is less
 
 

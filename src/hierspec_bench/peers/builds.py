@@ -27,7 +27,7 @@ _UP_TO_AVX2 = ("GGML_SSE42", "GGML_AVX", "GGML_F16C", "GGML_AVX2", "GGML_FMA", "
 
 @dataclass(frozen=True)
 class Build:
-    """What the compiler is told, and that in words: "compiled …"."""
+    """Options of CMake, and a phrase for them: "compiled …"."""
 
     words: str
     cmake: str

@@ -27,7 +27,7 @@ _MATRICES = {  # of a layer: its number format, rows, columns. Formats of every 
 def died_by(name: str, command: Sequence[str | Path]) -> str:
     """The signal that ended the engine while it wrote a few tokens; "" where it lives.
 
-    Other failures are not the compiler's: whoever opens the engine is told them.
+    Other failures do not come from the compiler's options; opening the engine reports them.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tiny.gguf"

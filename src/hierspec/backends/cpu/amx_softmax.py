@@ -21,7 +21,7 @@ MERGE_WORDS = 2 * LANES  # floats before the sums of a part: the largest score a
 TILE_SCORES = SEGMENT * LANES * 4  # bytes of the scores of one tile of rows: [block of 16 positions, row, 16]
 _MANTISSA = 1 << 23  # a float's exponent counts these
 # 2**f = the sum of these times (1 + f)**i for f from 0 to 1, to within 8e-5 of itself, a fiftieth of the largest
-# rounding to bfloat16 (reweighted least squares until all extremes were alike).
+# rounding to bfloat16 (a minimax fit).
 _POWER = (0.45213418, 0.47777194, -0.00800502, 0.07802403)
 _HALF_A_STEP = 2.0**-8  # of bfloat16 between 1 and 2: with it, cutting digits off rounds to nearest
 

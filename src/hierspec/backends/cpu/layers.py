@@ -165,22 +165,9 @@ def run_layers(
             )  # fmt: skip
         first, last = share(size // LANES, part_number, parts)
         add_product(
-            layer,
-            OUTPUT,
-            weights,
-            kinds,
-            codes,
-            attended_rows,
-            ready,
-            record,
-            rows,
-            inside,
-            scratch,
-            size,
-            first,
-            last,
-            begun,
-        )
+            layer, OUTPUT, weights, kinds, codes, attended_rows, ready, record, rows,
+            inside, scratch, size, first, last, begun,
+        )  # fmt: skip
         barrier(sync, parts)
 
         norm = norms[layer, 1].ctypes.data
@@ -193,22 +180,9 @@ def run_layers(
         barrier(sync, parts)
         first, last = share(size // LANES, part_number, parts)
         add_product(
-            layer,
-            DOWN,
-            weights,
-            kinds,
-            codes,
-            gated_rows,
-            ready,
-            record,
-            rows,
-            intermediate,
-            scratch,
-            size,
-            first,
-            last,
-            begun,
-        )
+            layer, DOWN, weights, kinds, codes, gated_rows, ready, record, rows,
+            intermediate, scratch, size, first, last, begun,
+        )  # fmt: skip
         barrier(sync, parts)
         for tap in range(len(taps)):
             if taps[tap, 0] == layer + 1:
