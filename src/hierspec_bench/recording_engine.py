@@ -19,13 +19,13 @@ from hierspec.core.request import Request
 
 
 class RecordingEngine(Engine):
-    """Records the answers of every batched pass and its time. Distributions are too large to record: then there is no
-    transcript."""
+    """Records the answers of every batched pass, its time and the time before it. Distributions are too large to
+    record: then there is no transcript."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._passes: list[tuple[float, list[Answer]]] = []
-        self._seconds = 0.0
+        self._passes: list[tuple[tuple[float, float], list[Answer]]] = []
+        self._times = (0.0, 0.0)  # of the last pass, and before it
         self._complete = True
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
@@ -33,19 +33,21 @@ class RecordingEngine(Engine):
         picked = [answer for answer in answers if answer is not None and answer.picks is not None]
         self._complete &= len(picked) == len(group)
         if self._complete:
-            self._passes.append((self._seconds, picked))
+            self._passes.append((self._times, picked))
         return answers
 
-    def _note(self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], seconds: float) -> None:
-        self._seconds = seconds
-        super()._note(group, answers, seconds)
+    def _note(
+        self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], seconds: float, between: float
+    ) -> None:
+        self._times = (seconds, between)
+        super()._note(group, answers, seconds, between)
 
     def transcript(self) -> list[list[Any]] | None:
-        """For every pass its seconds, then for every ask: picks, leads where they were asked for, and the same of the
+        """For every pass its seconds and those before it, then for every ask: picks, leads where they were asked for, and the same of the
         answers ahead."""
         if not self._complete:
             return None
-        return [[seconds, *(_to_json(answer) for answer in answers)] for seconds, answers in self._passes]
+        return [[*times, *(_to_json(answer) for answer in answers)] for times, answers in self._passes]
 
 
 class Playback(Engine):
@@ -56,7 +58,7 @@ class Playback(Engine):
         self._passes = iter(transcript)
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
-        seconds, *recorded = next(self._passes, (0.0,))
+        seconds, between, *recorded = next(self._passes, (0.0, 0.0))
         answers = [_from_json(answer) for answer in recorded]
         fits = len(answers) == len(group) and all(
             answer.picks is not None and len(answer.picks) == 1 + len(ask.proposal)
@@ -64,7 +66,7 @@ class Playback(Engine):
         )
         if not fits:
             raise HierspecError("What was recorded of the run does not fit this program; start over with --restart.")
-        self._note(group, answers, float(seconds))
+        self._note(group, answers, float(seconds), float(between))
         return answers
 
 

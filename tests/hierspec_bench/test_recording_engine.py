@@ -30,23 +30,24 @@ class Ahead(FakeScorer):
 
 def run(engine, *scorers):
     request = Request([1, 2], Sampling(max_tokens=20, seed=1), Hierarchy((Tier(scorers[0]), Tier(scorers[1], 4))))
-    for _ in engine.run([request]):
-        pass
-    return request
+    times = [request.last_pass for _ in engine.run([request])]
+    return request, times
 
 
 def test_a_run_is_played_back_without_its_scorers():
     recorded, drafter = RecordingEngine(), Ahead("drafter", 8, seed=1, noise=0.3)
-    first = run(recorded, FakeScorer("target", 8, seed=1), drafter)
+    first, times = run(recorded, FakeScorer("target", 8, seed=1), drafter)
     transcript = recorded.transcript()
-    assert any(len(answer) > 2 for _, *answers in transcript for answer in answers)  # something was written ahead
+    assert any(len(answer) > 2 for _, _, *answers in transcript for answer in answers)  # something was written ahead
     target, other = FakeScorer("target", 8, seed=5), Ahead("drafter", 8, seed=5)  # would answer otherwise
-    again = run(Playback(transcript), target, other)
+    again, played_times = run(Playback(transcript), target, other)
     assert again.output == first.output
+    assert any(times)
+    assert played_times == times  # a pace learns from them: to the last bit, with the time between passes
     assert again.stats.to_json() == first.stats.to_json()
     assert target.calls == other.calls == 0
 
 
 def test_what_does_not_fit_is_told():
     with pytest.raises(HierspecError, match="--restart"):
-        run(Playback([[0.0, [[[1], [2]], None]]]), FakeScorer("target", 8), FakeScorer("drafter", 8))
+        run(Playback([[0.0, 0.0, [[[1], [2]], None]]]), FakeScorer("target", 8), FakeScorer("drafter", 8))

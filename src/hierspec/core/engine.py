@@ -88,13 +88,15 @@ class Engine:
                 return [*answered, *[None] * (len(group) - half)]
             # One by one, so that only a request that cannot be answered fails.
             return [answer for pair in group for answer in self._answers([pair])]
-        self._note(group, answers, self._clock() - began)
+        self._note(group, answers, self._clock() - began, sum(request.between for request, _ in group))
         return answers
 
-    def _note(self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], seconds: float) -> None:
+    def _note(
+        self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], seconds: float, between: float
+    ) -> None:
         """Tell the requests of a pass its time, which they share. What lies between passes is part of it: it is not the
         same where something was drafted, and where passes are fast it is much of the time."""
-        rows, contexts, usual, between = 0, 0, True, 0.0
+        rows, contexts, usual = 0, 0, True
         for (request, ask), answer in zip(group, answers, strict=True):
             stats = ask.stats
             stats.seconds += seconds / len(group)
@@ -103,7 +105,6 @@ class Engine:
             # Of a drafter's block its last token is new to it, and the token that was written after the block.
             usual = usual and len(ask.context) <= stats.reach + 2
             stats.reach = len(ask.context) + len(ask.proposal) + len(answer.ahead)
-            between += request.between
             rows += 1 + len(ask.proposal)
             contexts += (1 + len(ask.proposal)) * len(ask.context)
         if usual:  # told once, whoever else was in it
