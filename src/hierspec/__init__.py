@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hierspec.async_language_model import AsyncLanguageModel, AsyncStream
     from hierspec.chat import Chat
     from hierspec.core.errors import HierspecError
     from hierspec.core.interfaces import Store
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsyncLanguageModel",
+    "AsyncStream",
     "Chat",
     "Failure",
     "Generation",
@@ -40,6 +43,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "async_language_model": ["AsyncLanguageModel", "AsyncStream"],
     "chat": ["Chat"],
     "core.errors": ["HierspecError"],
     "core.interfaces": ["Store"],
