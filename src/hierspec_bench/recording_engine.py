@@ -43,8 +43,8 @@ class RecordingEngine(Engine):
         super()._note(group, answers, seconds, between)
 
     def transcript(self) -> list[list[Any]] | None:
-        """For every pass its seconds and those before it, then for every ask: picks, leads where they were asked for, and the same of the
-        answers ahead."""
+        """For every pass its seconds and those before it, then for every ask: picks, leads where they were asked for,
+        and the same of the answers ahead."""
         if not self._complete:
             return None
         return [[*times, *(_to_json(answer) for answer in answers)] for times, answers in self._passes]
