@@ -1,5 +1,6 @@
 """Kernels against each other: however a sum is computed, its bits are the same."""
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from hierspec.backends.cpu.compiled import filter_version, kernel_version
 from hierspec.backends.cpu.head_passes import run_draft_head, run_join
+from hierspec.backends.cpu.kernels import softmax_numerators
 from hierspec.backends.cpu.layers import run_head, run_layers
 from hierspec.backends.cpu.pick import adjust_rows, greedy_rows, sample_rows
 from hierspec.backends.cpu.tiles import (
@@ -62,3 +64,23 @@ def test_compiled_functions_share_one_number_as_their_default():
     picks = [greedy_rows, adjust_rows, sample_rows]
     assert {function.dispatcher().__defaults__ for function in picks} == {(filter_version(),)}
     assert isinstance(filter_version(), float)
+
+
+@numba.njit
+def _numerators(values, count, scale):
+    return softmax_numerators(values, count, scale)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_softmax_numerators_are_those_of_float64(count):
+    """In place: what is largest is 1 exactly, and what is padded 0 exactly."""
+    scale = 0.125
+    scales = np.array([scale, scale * np.log2(np.e)], np.float32)
+    scores = np.random.default_rng(count).normal(0, 200, 16 * count).astype(np.float32)
+    scores[-3:] = -np.inf
+    expected = np.exp(scale * (scores.astype(np.float64) - scores.max()))
+    total = _numerators(address(scores), count, address(scales))
+    assert scores.max() == 1
+    assert (scores[-3:] == 0).all()
+    np.testing.assert_allclose(scores, expected, rtol=2e-5, atol=1e-37)
+    np.testing.assert_allclose(total, expected.sum(), rtol=2e-6)

@@ -14,6 +14,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from hierspec.backends.cpu.exponentials import reduce_lanes
 from hierspec.backends.cpu.features import is_arm
 from hierspec.backends.cpu.llvm import (
     FLOAT_BYTES,
@@ -136,27 +137,37 @@ def query_dot_key(w: VectorWriter, query: Any, key: Any, size: Any) -> Any:
 def softmax_numerators(w: VectorWriter, values: Any, count: Any, scale: Any) -> Any:
     """values[j] = exp(scale * (values[j] - largest)) in place, over 16 * count numbers; returns their sum.
 
-    `scale` is the address of a float. The last 16 are padded with -inf.
+    `scale` is the address of two floats, the scale and what it is for powers of 2. The last 16 are padded with -inf.
     """
+    b = w.b
+    pairs, odd = b.sdiv(count, i64(2)), b.srem(count, i64(2))
 
-    def first(j: Any) -> Any:
-        return w.b.mul(j, i64(LANES))
+    def block(pair: Any, which: int) -> Any:
+        return b.mul(b.add(b.mul(pair, i64(2)), i64(which)), i64(LANES))
 
     def larger(x: Any, y: Any) -> Any:
-        return w.b.select(w.b.fcmp_ordered(">", x, y), x, y)
+        return w.call("llvm.maxnum.v16f32", x, y)
 
-    [maxima] = w.loop(
-        count, [splat_f32(float("-inf"))], lambda j, carried: [larger(w.load(values, first(j)), carried[0])]
-    )
-    largest, factor = w.splat(w.fold(maxima, larger)), w.splat(w.load_float(scale, i64(0)))
+    def larger_of(pair: Any, carried: list[Any], blocks: int = 2) -> list[Any]:
+        # Two chains: one would wait for itself.
+        both = [larger(w.load(values, block(pair, which)), carried[which]) for which in range(blocks)]
+        return [*both, *carried[blocks:]]
 
-    def add(j: Any, sums: list[Any]) -> list[Any]:
-        e = w.exp(w.b.fmul(w.b.fsub(w.load(values, first(j)), largest), factor))
-        w.store(e, values, first(j))
-        return [w.b.fadd(sums[0], e)]
+    maxima = w.loop_perhaps(pairs, [splat_f32(float("-inf"))] * 2, larger_of)
+    maxima = w.loop_perhaps(odd, maxima, lambda _, carried: larger_of(pairs, carried, 1))
+    largest, factor = w.splat(reduce_lanes(w, "fmax", larger(*maxima))), w.splat(w.load_float(scale, i64(1)))
 
-    [total] = w.loop(count, [splat_f32(0.0)], add)
-    return w.fold(total, w.b.fadd)
+    def add(pair: Any, sums: list[Any], blocks: int = 2) -> list[Any]:
+        places = [block(pair, which) for which in range(blocks)]
+        powers = w.powers_of_two([b.fmul(b.fsub(w.load(values, at), largest), factor) for at in places])
+        for power, at in zip(powers, places, strict=True):
+            w.store(power, values, at)
+            sums = [b.fadd(sums[0], power)]
+        return sums
+
+    total = w.loop_perhaps(pairs, [splat_f32(0.0)], add)
+    [total] = w.loop_perhaps(odd, total, lambda _, sums: add(pairs, sums, 1))
+    return w.fold(total, b.fadd)
 
 
 @kernel(3)

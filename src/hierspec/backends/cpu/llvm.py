@@ -20,6 +20,11 @@ V16F32, V16I32 = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(I32, LANES)
 _I64, _F32, _POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
 
 
+# 2**r = the sum of these times r**i for |r| up to 1/2, to within 2.1e-7 (Chebyshev interpolation).
+_POWER_OF_TWO = (1.0, 0.6931471880293429, 0.24022348940946986, 0.05550357104252815, 0.009666373693208791,
+                 0.0013390867351476664)  # fmt: skip
+
+
 class VectorWriter:
     """An LLVM builder with the few operations that kernels need."""
 
@@ -214,6 +219,25 @@ class VectorWriter:
         power = b.shl(b.add(b.fptosi(n, V16I32), splat_i32(127)), splat_i32(23))
         value = b.fmul(value, b.bitcast(power, V16F32))
         return b.select(b.fcmp_ordered("<", x, splat_f32(-87.0)), splat_f32(0.0), value)
+
+    def powers_of_two(self, vectors: Sequence[Any]) -> list[Any]:
+        """2**x for x from 0 down, to within 3e-7 of itself: 2**0 is 1 exactly, at most -127 gives 0 exactly.
+
+        Step by step for all vectors, since a CPU looks ahead only so far for something that need not wait.
+        """
+        b = self.b
+        bounded = [self.call("llvm.maxnum.v16f32", x, splat_f32(-127.0)) for x in vectors]
+        # A float so large that its last digit counts ones: adding it rounds, and the last bits of the sum are the
+        # integer, which go to the exponent.
+        magic = splat_f32(float(3 << 22))
+        shifted = [b.fadd(x, magic) for x in bounded]
+        rests = [b.fsub(x, b.fsub(s, magic)) for x, s in zip(bounded, shifted, strict=True)]
+        values = [splat_f32(_POWER_OF_TWO[-1])] * len(rests)
+        for coefficient in _POWER_OF_TWO[-2::-1]:
+            values = [self.fma(value, r, splat_f32(coefficient)) for value, r in zip(values, rests, strict=True)]
+        exponents = [b.shl(b.bitcast(s, V16I32), splat_i32(23)) for s in shifted]
+        sums = [b.add(b.bitcast(v, V16I32), e) for v, e in zip(values, exponents, strict=True)]
+        return [b.bitcast(total, V16F32) for total in sums]
 
 
 def i64(value: int) -> Any:
