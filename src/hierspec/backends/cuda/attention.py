@@ -1,0 +1,180 @@
+"""Attention over pages, for chains and trees, whose bits depend on a row's own text alone.
+
+Keys are taken by position, in blocks of `KEYS` that begin at multiples of it: position j of a row's text is on a page
+of the text, or, behind what the row sees of the text, on the row's path. So a token that is a node of a tree now and a
+token of the text later multiplies the same keys in the same places of the same blocks. Each block is one piece of work
+(`work.py`); results of blocks are merged in order. A block or a step that a row does not see changes nothing, not even
+the last bit.
+
+Queries of all heads that share a key head are rows of one tile, of several tokens where their keys are the same ones.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hierspec.backends.cuda.launching import NOT_SEEN, arrives_last, begin, options, overlaps
+from hierspec.backends.cuda.memory import PAGE
+
+KEYS = 256  # of a block
+ROWS = 16  # of a tile
+STEP = PAGE  # keys that are multiplied at once: those of one page
+# A piece of work: its first row, how many, the block, whether it is a row's own; then of the tile that it belongs to:
+# first row, rows, first piece, first block, last block, pieces, its number; then the pages of the block.
+FIELDS = 16
+_FIRST, _COUNT, _BLOCK, _OWN = (tl.constexpr(n) for n in range(4))
+_TILE_FIRST, _TILE_COUNT, _TILE_PIECE, _TILE_BLOCK, _TILE_LAST, _TILE_PIECES, _TILE = (
+    tl.constexpr(n) for n in range(4, 11)
+)
+_PAGES = tl.constexpr(11)
+FIRST_PAGE = 11  # of the fields
+LARGEST_GROUP = ROWS  # heads that share a key head
+
+
+@triton.jit
+def attend_kernel(
+    q, keys, values, work, positions, limits, lengths, path_starts, own_pieces, paths, partial, stats, counters, out,
+    SLOTS, scale,
+    KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
+    FIELDS: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One block of keys for the rows of one piece of work, and one key head. `scale` is for powers of two."""
+    begin(OVERLAP)
+    kv, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    fields = work + piece * FIELDS
+    count = tl.load(fields + _COUNT)
+    if count > 0:
+        block, own = tl.load(fields + _BLOCK), tl.load(fields + _OWN)
+        r, d, step = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, STEP)
+        row = tl.load(fields + _FIRST) + r // G
+        live = r // G < count
+        position = tl.load(positions + row, mask=live, other=0)
+        limit = tl.load(limits + row, mask=live, other=0)
+        if TREE:
+            limit = tl.where(live & (own != 0), position + 1, limit)
+            alone = tl.load(fields + _FIRST)
+            length = tl.load(lengths + alone)
+            path = paths + tl.load(path_starts + alone) - length
+            path_from = tl.where(own != 0, length, 1 << 30)  # the first position on it
+        lines = q + ((row.to(tl.int64) * KH + kv) * G + r % G)[:, None] * D + d[None, :]
+        queries = tl.load(lines, mask=live[:, None], other=0.0)
+        best = tl.full((ROWS,), NOT_SEEN, tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
+        acc = tl.zeros((ROWS, D), tl.float32)
+        most = tl.max(limit)
+        for at in range(0, tl.minimum(KEYS, most - block * KEYS), STEP):
+            j = block * KEYS + at + step
+            slot = tl.load(fields + _PAGES + at // STEP).to(tl.int64) * STEP + step
+            if TREE:
+                on_path = (j >= path_from) & (j < most)
+                slot = tl.where(on_path, tl.load(path + j, mask=on_path, other=0), slot)
+            place = (kv * SLOTS + slot) * D
+            there = j < most
+            k = tl.load(keys + place[None, :] + d[:, None], mask=there[None, :], other=0.0)
+            scores = tl.dot(queries, k) * scale
+            seen = j[None, :] < limit[:, None]
+            if WINDOW > 0:
+                seen = seen & (position[:, None] - j[None, :] < WINDOW)
+            scores = tl.where(seen, scores, NOT_SEEN)
+            new = tl.maximum(best, tl.max(scores, 1))
+            p = tl.where(seen, tl.exp2(scores - new[:, None]), 0.0)
+            fade = tl.exp2(best - new)
+            total = total * fade + tl.sum(p, 1)
+            v = tl.load(values + place[:, None] + d[None, :], mask=there[:, None], other=0.0)
+            acc = tl.dot(p.to(tl.bfloat16), v, acc * fade[:, None])
+            best = new
+        at = (piece.to(tl.int64) * KH + kv) * ROWS + r
+        tl.store(partial + at[:, None] * D + d[None, :], acc, mask=live[:, None])
+        tl.store(stats + at * 2, best, mask=live)
+        tl.store(stats + at * 2 + 1, total, mask=live)
+        counter = counters + tl.load(fields + _TILE) * KH + kv
+        if arrives_last(counter, tl.load(fields + _TILE_PIECES)):
+            merge(fields, positions, lengths, own_pieces, partial, stats, out, kv, KH, G, D, KEYS, ROWS, WINDOW, TREE)
+
+
+@triton.jit
+def merge(fields, positions, lengths, own_pieces, partial, stats, out, kv, KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr):  # fmt: skip
+    """Results of all blocks for the rows of a tile, in order of the blocks."""
+    r, d = tl.arange(0, ROWS), tl.arange(0, D)
+    row = tl.load(fields + _TILE_FIRST) + r // G
+    live = r // G < tl.load(fields + _TILE_COUNT)
+    first_piece, first_block = tl.load(fields + _TILE_PIECE), tl.load(fields + _TILE_BLOCK)
+    position = tl.load(positions + row, mask=live, other=-1)
+    if TREE:
+        own_piece = tl.load(own_pieces + row, mask=live, other=-1)
+        own_block = tl.load(lengths + row, mask=live, other=0) // KEYS
+    best = tl.full((ROWS,), NOT_SEEN, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, D), tl.float32)
+    for block in range(first_block, tl.load(fields + _TILE_LAST) + 1):
+        seen = live & (block * KEYS <= position)
+        if WINDOW > 0:
+            seen = seen & (position - (block * KEYS + KEYS - 1) < WINDOW)
+        piece, line = first_piece + block - first_block + tl.zeros((ROWS,), tl.int32), r
+        if TREE:
+            alone = (own_piece >= 0) & (block >= own_block)
+            piece = tl.where(alone, own_piece + block - own_block, piece)
+            line = tl.where(alone, r % G, line)
+        at = (piece.to(tl.int64) * KH + kv) * ROWS + line
+        # Other multiprocessors wrote these: not from this one's cache.
+        theirs = tl.load(stats + at * 2, mask=seen, other=NOT_SEEN, cache_modifier=".cg")
+        count = tl.load(stats + at * 2 + 1, mask=seen, other=0.0, cache_modifier=".cg")
+        part = tl.load(partial + at[:, None] * D + d[None, :], mask=seen[:, None], other=0.0, cache_modifier=".cg")
+        new = tl.maximum(best, theirs)
+        mine, weight = tl.exp2(best - new), tl.exp2(theirs - new)
+        acc = acc * mine[:, None] + part * weight[:, None]
+        total = total * mine + count * weight
+        best = new
+    lines = out + ((row.to(tl.int64) * KH + kv) * G + r % G)[:, None] * D + d[None, :]
+    tl.store(lines, (acc / total[:, None]).to(tl.bfloat16), mask=live[:, None])
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionScratch:
+    partial: Tensor  # [pieces, kv_heads, ROWS, head_size] float32
+    stats: Tensor  # [pieces, kv_heads, ROWS, 2] float32
+    counters: Tensor  # [tiles, kv_heads] int32, zeros
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The rows of a pass as kernels read them, int32 on the device: views of one buffer."""
+
+    positions: Tensor
+    slots: Tensor
+    drafted: Tensor
+    limits: Tensor  # what rows see of the text together with others
+    lengths: Tensor
+    path_starts: Tensor
+    own_pieces: Tensor  # first piece of work of a row with a path; -1 without
+    work: Tensor  # [pieces * FIELDS]
+    paths: Tensor
+
+
+def attend(
+    q: Tensor,
+    cache: tuple[Tensor, Tensor],
+    places: Places,
+    pieces: int,
+    scratch: AttentionScratch,
+    out: Tensor,
+    heads: int,
+    window: int,
+    tree: bool,
+    warps: int = 4,
+    stages: int = 2,
+) -> None:
+    """out[row, head] for the queries [row, head, head_size]. `pieces`: of work, some of them empty."""
+    kv_heads, slots, size = cache[0].shape
+    scale = size**-0.5 * 1.4426950408889634  # log2(e)
+    attend_kernel[(kv_heads, pieces)](
+        q, *cache, places.work, places.positions, places.limits, places.lengths, places.path_starts,
+        places.own_pieces, places.paths, scratch.partial, scratch.stats, scratch.counters, out, slots, scale,
+        kv_heads, heads // kv_heads, size, KEYS, STEP, ROWS, FIELDS, window, tree, overlaps(),
+        **options(warps, stages),
+    )  # fmt: skip

@@ -1,0 +1,242 @@
+"""The decoder on a GPU: the same answers as torch's, in five kernels a layer, recorded as graphs.
+
+Weights are bfloat16 or int8; hidden states are float32, so that a token may stop at any tap and go on later with the
+same bits. A row's bits depend on its own text alone: not on the width of the pass, on other requests, on chain or tree,
+on pages, or on where layer ranges or prompts were cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierspec.backends.base import Backend, Batch, Memory
+from hierspec.backends.cuda.attention import Places, attend
+from hierspec.backends.cuda.fused import Heads, gated, norm, queries_keys_values
+from hierspec.backends.cuda.graphs import Graphs, on_device
+from hierspec.backends.cuda.memory import CudaMemory
+from hierspec.backends.cuda.products import ADD, ADD_AND_TAP, Weight, product, weight
+from hierspec.backends.cuda.scratch import Scratch, scratch_pieces
+from hierspec.backends.cuda.tiling import DOWN, GATED, HEAD, OUTPUT, QKV
+from hierspec.backends.cuda.work import MOST_ROWS, Work, bucket, in_passes, work_of
+from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
+
+_ADD, _ADD_AND_TAP = ADD.value, ADD_AND_TAP.value
+_LOGIT_ROWS = (1, 2, 4, 8, 16, 32, 64)
+_FEWEST_POSITIONS = 4096  # of the rotary table: it must not move, so it is made for a whole context at once
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    attention_norm: Tensor  # float32
+    qkv: Weight
+    heads: Heads
+    output: Weight
+    mlp_norm: Tensor
+    gate_up: Weight
+    down: Weight
+
+    @property
+    def weights(self) -> tuple[tuple[Weight, int], ...]:
+        """With the number of tiles of each that are multiplied at once."""
+        return (self.qkv, 2), (self.output, 1), (self.gate_up, 2), (self.down, 1)
+
+
+class CudaDecoder:
+    """Holds weights and scratch memory, nothing of any text."""
+
+    def __init__(self, backend: Backend, config: DecoderConfig, weights: Mapping[str, Tensor], format: str) -> None:
+        self.backend, self.config, self.device = backend, config, backend.device
+        self.dtype = torch.float32
+        self.products = f"cuda {format}"
+        self.layer_rows = 0
+        self.embedding = weights["model.embed_tokens.weight"].to(self.device, torch.bfloat16)
+        self.head_weight = self.embedding
+        if not config.tied and "lm_head.weight" in weights:
+            self.head_weight = weights["lm_head.weight"].to(self.device, torch.bfloat16)
+        self.norm = weights["model.norm.weight"].to(self.device, torch.float32)
+        self.layers = [self._layer(number, weights, format) for number in range(config.layers)]
+        # A decoder of layers beside a checkpoint's embeds nothing and has no head.
+        self.head = weight(HEAD, self.head_weight, format, self.device) if len(self.embedding) else None
+        used = [each for layer in self.layers for each, _ in layer.weights]
+        self.weight_bytes = sum(each.bytes for each in used) + (self.head.bytes if self.head else 0)
+        multiplied = [*self.layers[0].weights, *([(self.head, 1)] if self.head else [])]
+        self.scratch = Scratch(config, multiplied, self.device, scratch_pieces(self.device))
+        self.rotary = self._rotary()
+        self.graphs = Graphs(self.device)
+        self._memories: WeakKeyDictionary[CudaMemory, int] = WeakKeyDictionary()  # numbers, for keys of graphs
+        self._norms: dict[int, tuple[Tensor, Tensor]] = {}
+        self._logits: Tensor | None = None
+
+    def _layer(self, number: int, weights: Mapping[str, Tensor], format: str) -> Layer:
+        config, device = self.config, self.device
+
+        def get(name: str) -> Tensor:
+            return weights[f"model.layers.{number}.{name}"]
+
+        def floats(name: str) -> Tensor:
+            return get(name).to(device, torch.float32)
+
+        def joined(*names: str) -> Tensor:
+            return torch.cat([get(f"{name}.weight").to(device) for name in names])
+
+        projections = [f"self_attn.{part}_proj" for part in "qkv"]
+        bias = torch.cat([floats(f"{name}.bias") for name in projections]) if config.attention_bias else None
+        norms = None
+        if config.qk_norm:
+            norms = floats("self_attn.q_norm.weight"), floats("self_attn.k_norm.weight")
+        heads = Heads(
+            config.heads,
+            config.kv_heads,
+            config.head_size,
+            config.rotary_layers[number],
+            config.norm_eps,
+            bias,
+            norms,
+        )
+        half = config.head_size // 2
+        return Layer(
+            floats("input_layernorm.weight"),
+            weight(QKV, joined(*projections), format, device, widest=half),
+            heads,
+            weight(OUTPUT, get("self_attn.o_proj.weight"), format, device),
+            floats("post_attention_layernorm.weight"),
+            weight(GATED, joined("mlp.gate_proj", "mlp.up_proj"), format, device),
+            weight(DOWN, get("mlp.down_proj.weight"), format, device),
+        )
+
+    def _rotary(self) -> tuple[Tensor, Tensor]:
+        frequencies, factor = inverse_frequencies(self.config.rotary, self.config.head_size)
+        size = max(self.config.context, _FEWEST_POSITIONS)
+        angles = torch.arange(size, dtype=torch.float32)[:, None] * torch.as_tensor(frequencies)
+        cos, sin = ((f(angles) * factor).to(self.device, torch.float32).contiguous() for f in (torch.cos, torch.sin))
+        return cos, sin
+
+    def memory(self, taps: tuple[int, ...], most_bytes: int) -> CudaMemory:
+        return CudaMemory(self.config, self.device, taps, most_bytes)
+
+    def embed(self, tokens: np.ndarray) -> Tensor:
+        return self.embedding.index_select(0, on_device(tokens.astype(np.int64), self.device)).float()
+
+    def run(self, memory: Memory, batch: Batch, hidden: Tensor, start: int, stop: int) -> Tensor:
+        assert isinstance(memory, CudaMemory)
+        self.layer_rows += len(batch.positions) * (stop - start)
+        group = self.config.heads // self.config.kv_heads
+        windows = self.config.windows[start:stop]
+        window = max(windows) if all(windows) else 0
+        for rows, part in in_passes(batch, group, window > 0):
+            work = work_of(part, group, window, memory.spare)
+            self.scratch.inbox.put(work.numbers)
+            self.scratch.hidden[: work.rows].copy_(hidden[rows])
+            self.replay(memory, work, start, stop)
+            hidden[rows].copy_(self.scratch.hidden[: work.rows])
+        return hidden
+
+    def replay(self, memory: CudaMemory, work: Work, start: int, stop: int) -> None:
+        """Layers start..stop over the rows whose numbers and states are in the scratch memory."""
+        key = self.number_of(memory), start, stop, work.width, work.pieces, work.tree
+        self.graphs.run(key, lambda: self.launch(memory, work, start, stop))
+
+    def number_of(self, memory: CudaMemory) -> int:
+        """Of a memory, for keys of graphs: they have its addresses in them."""
+        number = self._memories.get(memory)
+        if number is None:
+            number = self._memories[memory] = self._made = getattr(self, "_made", 0) + 1
+        return number
+
+    def launch(self, memory: CudaMemory, work: Work, start: int, stop: int) -> None:
+        places = self.scratch.places(work.width, work.pieces)
+        for number in range(start, stop):
+            tap = None
+            if number + 1 in memory.taps:
+                tap = memory.all_states[memory.taps.index(number + 1)], places.slots
+            self.launch_layer(memory, number, work.width, work.pieces, work.tree, places, tap)
+
+    def launch_layer(
+        self,
+        memory: CudaMemory,
+        number: int,
+        rows: int,
+        pieces: int,
+        tree: bool,
+        places: Places,
+        tap: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        layer, scratch, config = self.layers[number], self.scratch, self.config
+        cache = memory.keys[number], memory.values[number]
+        eps, splitting = config.norm_eps, scratch.splitting
+        self.launch_keys(memory, number, rows, places)
+        window = config.windows[number]
+        attend(
+            scratch.queries, cache, places, pieces, scratch.attention, scratch.attended, config.heads, window, tree
+        )
+        product(scratch.attended, layer.output, scratch.hidden, rows, splitting, _ADD)
+        x, gain = self.entering(layer.mlp_norm, layer.gate_up, rows)
+        gated(x, layer.gate_up, scratch.gated, rows, splitting, gain, eps)
+        end = _ADD if tap is None else _ADD_AND_TAP
+        product(scratch.gated, layer.down, scratch.hidden, rows, splitting, end, tap)
+
+    def launch_keys(self, memory: CudaMemory, number: int, rows: int, places: Places, first_head: int = 0) -> None:
+        """Queries, keys and values of a layer; from the head `first_head` on."""
+        layer, scratch, config = self.layers[number], self.scratch, self.config
+        x, gain = self.entering(layer.attention_norm, layer.qkv, rows)
+        queries_keys_values(
+            x,
+            layer.qkv,
+            layer.heads,
+            self.rotary,
+            scratch.queries,
+            (memory.keys[number], memory.values[number]),
+            rows,
+            (places.positions, places.slots, places.drafted),
+            scratch.splitting,
+            gain,
+            config.norm_eps,
+            first_head,
+        )
+
+    def entering(self, gain: Tensor, weight: Weight, rows: int) -> tuple[Tensor, Tensor | None]:
+        """What a product reads of the hidden states: normed, or with the norm that it is to do itself."""
+        scratch = self.scratch
+        if weight.tiles.norm_inside:
+            return scratch.hidden, gain
+        norm(scratch.hidden, gain, scratch.normed, rows, self.config.norm_eps)
+        return scratch.normed, None
+
+    def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:
+        """Good until the next call, unless there are many rows."""
+        gain = self._floats(self.norm if norm is None else norm)
+        rows, most, vocabulary = len(states), _LOGIT_ROWS[-1], len(self.head_weight)
+        if self._logits is None:
+            self._logits = torch.zeros((most, vocabulary), device=self.device)
+        if rows <= most:
+            return self._head(states, gain)
+        return torch.cat([self._head(states[first : first + most], gain).clone() for first in range(0, rows, most)])
+
+    def _head(self, states: Tensor, gain: Tensor) -> Tensor:
+        head, out, width = self.head, self._logits, bucket(len(states), _LOGIT_ROWS)
+        assert head is not None
+        assert out is not None
+        self.scratch.hidden[: len(states)].copy_(states)
+
+        def launch() -> None:
+            x, applied = self.entering(gain, head, width)
+            product(x, head, out, width, self.scratch.splitting, gain=applied, eps=self.config.norm_eps)
+
+        self.graphs.run(("head", gain.data_ptr(), width), launch)
+        return out[: len(states)]
+
+    def _floats(self, norm: Tensor) -> Tensor:
+        """A norm as kernels read it, always at the same address."""
+        known = self._norms.get(id(norm))
+        if known is None:  # the tensor is held too, so that no other one gets its id
+            known = self._norms[id(norm)] = norm, norm.to(self.device, torch.float32).contiguous()
+        return known[1]
+
+
+assert _LOGIT_ROWS[-1] <= MOST_ROWS

@@ -1,0 +1,238 @@
+"""What stands around products: the norm before them; rotary embedding and the cache behind queries, keys and values;
+the activation behind gate and up. Each is one kernel with the product that it belongs to."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hierspec.backends.cuda.launching import arrives_last, begin, options, ordered_sum, overlaps
+from hierspec.backends.cuda.products import (
+    Weight,
+    keep_part,
+    multiplied_twice,
+    normed,
+    range_of_split,
+    sum_of_parts,
+)
+from hierspec.backends.cuda.tiling import tokens_together
+
+
+@triton.jit
+def norm_kernel(hidden, gain, out, H, eps, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
+    """out = hidden / root mean square * gain, one token a program: its sums never depend on other tokens."""
+    begin(OVERLAP)
+    token, h = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    numbers = tl.load(hidden + token * H + h, mask=h < H, other=0.0)
+    scale = tl.rsqrt(tl.sum(numbers * numbers) / H + eps)
+    weights = tl.load(gain + h, mask=h < H, other=0.0)
+    tl.store(out + token * H + h, (numbers * weights * scale).to(out.dtype.element_ty), mask=h < H)
+
+
+def norm(hidden: Tensor, gain: Tensor, out: Tensor, rows: int, eps: float) -> None:
+    size = hidden.shape[-1]
+    width = triton.next_power_of_2(size)
+    norm_kernel[(rows,)](hidden, gain, out, size, eps, width, overlaps(), **options(8 if width > 1024 else 4))
+
+
+@triton.jit
+def finish_gated(gate, up, scales, out, outputs, tokens, N, M, SCALED: tl.constexpr):
+    if SCALED:
+        gate = gate * tl.load(scales + outputs, mask=outputs < N, other=0.0)[:, None]
+        up = up * tl.load(scales + N + outputs, mask=outputs < N, other=0.0)[:, None]
+    inside = (outputs < N)[:, None] & (tokens < M)[None, :]
+    at = out + tokens[None, :].to(tl.int64) * N + outputs[:, None]
+    tl.store(at, (gate / (1 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["M"])
+def gated_kernel(
+    x, gain, w, scales, out, parts, counters, N, K, M, eps,
+    SCALED: tl.constexpr, NORM: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr, TOK: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """out[token, N] = silu(gate) * up; w is [2 N, K], gate first."""
+    begin(OVERLAP)
+    block, split, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    outputs = block * BN + tl.arange(0, BN)
+    tokens = group * TOK + tl.arange(0, TOK)
+    first, last = range_of_split(split, K, SPLITS, BK)
+    rows = tl.minimum(outputs, N - 1)
+    gate, up, squares = multiplied_twice(
+        w, rows, rows + N, x, gain, tokens < M, tokens, first, last, K, BN, TOK, BK, EVEN, NORM
+    )
+    if NORM:
+        gate, up = normed(gate, squares, K, eps, TOK, BK, STEPS), normed(up, squares, K, eps, TOK, BK, STEPS)
+    if SPLITS == 1:
+        finish_gated(gate, up, scales, out, outputs, tokens, N, M, SCALED)
+    else:
+        tile, tiles = group * tl.num_programs(0) + block, tl.num_programs(0) * tl.num_programs(2)
+        keep_part(parts, 2 * (split * tiles + tile), gate, BN, TOK)
+        keep_part(parts, 2 * (split * tiles + tile) + 1, up, BN, TOK)
+        if arrives_last(counters + tile, SPLITS):
+            gate = sum_of_parts(parts, 2 * tile, 2 * tiles, BN, TOK, SPLITS)
+            up = sum_of_parts(parts, 2 * tile + 1, 2 * tiles, BN, TOK, SPLITS)
+            finish_gated(gate, up, scales, out, outputs, tokens, N, M, SCALED)
+
+
+def gated(
+    x: Tensor,
+    weight: Weight,
+    out: Tensor,
+    rows: int,
+    splitting: tuple[Tensor, Tensor],
+    gain: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    tiles, (both, inputs), together = weight.tiles, weight.matrix.shape, tokens_together(rows)
+    assert gain is None or tiles.splits == 1
+    outputs = both // 2
+    grid = (triton.cdiv(outputs, tiles.outputs), tiles.splits, triton.cdiv(rows, together))
+    gated_kernel[grid](
+        x, x if gain is None else gain, weight.matrix, weight.scales, out, *splitting, outputs, inputs, rows, eps,
+        weight.scales.numel() > 0, gain is not None, inputs % tiles.inputs == 0, tiles.splits, together,
+        tiles.outputs, tiles.inputs, tiles.inputs.bit_length() - 1, overlaps(), **options(tiles.warps, tiles.stages),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Heads:
+    """What is done with queries, keys and values of one layer after the product."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    rotary: bool
+    eps: float
+    bias: Tensor | None  # [outputs] float32
+    norms: tuple[Tensor, Tensor] | None  # [head_size] float32: of queries, and of keys
+
+
+@triton.jit
+def numbers_only(x, drafted):
+    """Keys and values without the NaN of drafted tokens: a row that must not see them has weight zero for them, and
+    zero times NaN is NaN. Their own rows stay NaN, since layers add to a state that is."""
+    return tl.where((drafted != 0)[None, :] & ((x != x) | (tl.abs(x) == float("inf"))), 0.0, x)
+
+
+@triton.jit
+def finish_heads(
+    a, b, outputs, bias, scales, q_norm, k_norm, cos, sin, q, keys, values, positions, slots, drafted,
+    head, d, tokens, M, SLOTS, eps,
+    QH: tl.constexpr, KH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, LOG_P: tl.constexpr, TOK: tl.constexpr,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, NORMED: tl.constexpr, ROTARY: tl.constexpr,
+):  # fmt: skip
+    """The two halves a, b [P, TOK] of a head: bias, norm, rotation; then to the queries or into the cache."""
+    HALF: tl.constexpr = D // 2
+    live = tokens < M
+    if SCALED:
+        a = a * tl.load(scales + outputs)[:, None]
+        b = b * tl.load(scales + outputs + HALF)[:, None]
+    if BIASED:
+        a = a + tl.load(bias + outputs)[:, None]
+        b = b + tl.load(bias + outputs + HALF)[:, None]
+    if head < QH + KH:
+        if NORMED:
+            weights = q_norm if head < QH else k_norm
+            scale = tl.rsqrt(ordered_sum(a * a + b * b, TOK, LOG_P) / D + eps)[None, :]
+            a = a * scale * tl.load(weights + d)[:, None]
+            b = b * scale * tl.load(weights + d + HALF)[:, None]
+        if ROTARY:
+            at = tl.load(positions + tokens, mask=live, other=0).to(tl.int64)[None, :] * HALF + d[:, None]
+            c, s = tl.load(cos + at), tl.load(sin + at)
+            turned = a * c - b * s
+            b = b * c + a * s
+            a = turned
+    if head < QH:
+        at = q + (tokens[None, :].to(tl.int64) * QH + head) * D + d[:, None]
+        tl.store(at, a.to(tl.bfloat16), mask=live[None, :])
+        tl.store(at + HALF, b.to(tl.bfloat16), mask=live[None, :])
+    else:
+        mark = tl.load(drafted + tokens, mask=live, other=0)
+        a, b = numbers_only(a, mark), numbers_only(b, mark)
+        slot = tl.load(slots + tokens, mask=live, other=0).to(tl.int64)[None, :]
+        if head < QH + KH:
+            at = keys + ((head - QH).to(tl.int64) * SLOTS + slot) * D + d[:, None]
+            tl.store(at, a.to(tl.bfloat16), mask=live[None, :])
+            tl.store(at + HALF, b.to(tl.bfloat16), mask=live[None, :])
+        else:
+            at = values + ((head - QH - KH).to(tl.int64) * SLOTS + slot) * D + d[:, None]
+            tl.store(at, a.to(tl.bfloat16), mask=live[None, :])
+            tl.store(at + HALF, b.to(tl.bfloat16), mask=live[None, :])
+
+
+@triton.jit(do_not_specialize=["M", "FIRST"])
+def qkv_kernel(
+    x, gain, w, scales, bias, q_norm, k_norm, cos, sin, q, keys, values, positions, slots, drafted, parts, counters,
+    K, M, SLOTS, FIRST, eps, head_eps,
+    QH: tl.constexpr, KH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, LOG_P: tl.constexpr, SCALED: tl.constexpr,
+    BIASED: tl.constexpr, NORMED: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, EVEN: tl.constexpr,
+    SPLITS: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """A program has P numbers of the first half of a head, and their partners in the second half."""
+    begin(OVERLAP)
+    PER_HEAD: tl.constexpr = D // 2 // P
+    block, split, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head = FIRST + block // PER_HEAD
+    d = (block % PER_HEAD) * P + tl.arange(0, P)
+    outputs = head * D + d
+    tokens = group * TOK + tl.arange(0, TOK)
+    first, last = range_of_split(split, K, SPLITS, BK)
+    a, b, squares = multiplied_twice(
+        w, outputs, outputs + D // 2, x, gain, tokens < M, tokens, first, last, K, P, TOK, BK, EVEN, NORM
+    )
+    if NORM:
+        a, b = normed(a, squares, K, eps, TOK, BK, STEPS), normed(b, squares, K, eps, TOK, BK, STEPS)
+    if SPLITS == 1:
+        finish_heads(
+            a, b, outputs, bias, scales, q_norm, k_norm, cos, sin, q, keys, values, positions, slots, drafted, head, d,
+            tokens, M, SLOTS, head_eps, QH, KH, D, P, LOG_P, TOK, SCALED, BIASED, NORMED, ROTARY,
+        )  # fmt: skip
+    else:
+        tile, tiles = group * tl.num_programs(0) + block, tl.num_programs(0) * tl.num_programs(2)
+        keep_part(parts, 2 * (split * tiles + tile), a, P, TOK)
+        keep_part(parts, 2 * (split * tiles + tile) + 1, b, P, TOK)
+        if arrives_last(counters + tile, SPLITS):
+            a = sum_of_parts(parts, 2 * tile, 2 * tiles, P, TOK, SPLITS)
+            b = sum_of_parts(parts, 2 * tile + 1, 2 * tiles, P, TOK, SPLITS)
+            finish_heads(
+                a, b, outputs, bias, scales, q_norm, k_norm, cos, sin, q, keys, values, positions, slots, drafted,
+                head, d, tokens, M, SLOTS, head_eps, QH, KH, D, P, LOG_P, TOK, SCALED, BIASED, NORMED, ROTARY,
+            )  # fmt: skip
+
+
+def queries_keys_values(
+    x: Tensor,
+    weight: Weight,
+    heads: Heads,
+    rotary: tuple[Tensor, Tensor],
+    q: Tensor,
+    cache: tuple[Tensor, Tensor],
+    rows: int,
+    places: tuple[Tensor, Tensor, Tensor],
+    splitting: tuple[Tensor, Tensor],
+    gain: Tensor | None = None,
+    eps: float = 0.0,
+    first_head: int = 0,
+) -> None:
+    """Queries [rows, heads, head_size], and keys and values into the cache, each [kv_heads, slots, head_size].
+    `places`: positions, slots, and which rows are drafted. `first_head`: of the heads of the weights; the number of
+    `heads` leaves out queries, of which nobody needs an answer."""
+    tiles, inputs, together = weight.tiles, weight.matrix.shape[1], tokens_together(rows)
+    assert gain is None or tiles.splits == 1
+    pairs = heads.head_size // 2 if heads.norms else min(tiles.outputs, heads.head_size // 2)
+    q_norm, k_norm = heads.norms or (q, q)
+    blocks = (heads.heads + 2 * heads.kv_heads - first_head) * (heads.head_size // 2 // pairs)
+    qkv_kernel[(blocks, tiles.splits, triton.cdiv(rows, together))](
+        x, x if gain is None else gain, weight.matrix, weight.scales, q if heads.bias is None else heads.bias,
+        q_norm, k_norm, *rotary, q, *cache, *places, *splitting, inputs, rows, cache[0].shape[1], first_head, eps,
+        heads.eps,
+        heads.heads, heads.kv_heads, heads.head_size, pairs, pairs.bit_length() - 1, weight.scales.numel() > 0,
+        heads.bias is not None, heads.norms is not None, heads.rotary, gain is not None, inputs % tiles.inputs == 0,
+        tiles.splits, together, tiles.inputs, tiles.inputs.bit_length() - 1, overlaps(),
+        **options(tiles.warps, tiles.stages),
+    )  # fmt: skip

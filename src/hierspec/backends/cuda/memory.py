@@ -1,0 +1,44 @@
+"""Keys, values and states of all texts on a GPU: one arena of pages, and a page that no text has."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierspec.backends.arena import reserve
+from hierspec.checkpoints.config import DecoderConfig
+
+PAGE = 64  # slots of a page: as many keys as attention reads in one step
+
+
+class CudaMemory:
+    """Keys and values [layers, kv_heads, slots, head_size] in bfloat16, states [taps, slots, hidden] in float32.
+
+    It is reserved at once, so that nothing ever moves: graphs have addresses in them. Rows that only fill up a pass
+    write to `spare`, a slot of a page that texts never get.
+    """
+
+    page = PAGE
+
+    def __init__(self, config: DecoderConfig, device: torch.device, taps: tuple[int, ...], most_bytes: int) -> None:
+        self.taps = taps
+        of_slot = 2 * 2 * config.layers * config.kv_heads * config.head_size + 4 * len(taps) * config.hidden
+        self.bytes_per_page = PAGE * of_slot
+        if device.type == "cuda":
+            most_bytes = min(most_bytes, torch.cuda.mem_get_info(device)[0] // 2)
+
+        def arrays(pages: int) -> tuple[Tensor, Tensor, Tensor]:
+            slots = (pages + 1) * PAGE
+            shape = (config.layers, config.kv_heads, slots, config.head_size)
+            keys, values = (torch.zeros(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+            return keys, values, torch.zeros((len(taps), slots, config.hidden), device=device)
+
+        self.pages, (self.keys, self.values, self.all_states) = reserve(most_bytes // self.bytes_per_page, arrays)
+        self.spare = self.pages * PAGE
+        self.states = self.all_states[:, : self.spare]
+
+    def copy(self, to: np.ndarray, source: np.ndarray) -> None:
+        pair = torch.from_numpy(np.stack((to, source))).to(self.keys.device, non_blocking=True)
+        for numbers, slots in ((self.keys, 2), (self.values, 2), (self.all_states, 1)):
+            numbers.index_copy_(slots, pair[0], numbers.index_select(slots, pair[1]))

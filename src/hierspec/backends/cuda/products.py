@@ -1,0 +1,224 @@
+"""Products with weights: out[token, output] = sum over inputs, in an order that the shape of the weights decides.
+
+Weights are the left operand and tokens the right one, so a token is a column and its sums do not depend on how many
+columns there are. Weights are bfloat16, or 8-bit integers with a scale for every output: those are multiplied as
+bfloat16 too, which holds them exactly, and the scale comes last.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hierspec.backends.cuda.launching import arrives_last, begin, options, ordered_sum, overlaps
+from hierspec.backends.cuda.tiling import Tiles, tiles_for, tokens_together
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A matrix [outputs, inputs] as kernels read it."""
+
+    matrix: Tensor  # bfloat16 or int8, on the device
+    scales: Tensor  # [outputs] float32, or empty
+    tiles: Tiles
+
+    @property
+    def bytes(self) -> int:
+        return self.matrix.numel() * self.matrix.element_size() + self.scales.numel() * self.scales.element_size()
+
+
+def weight(what: str, matrix: Tensor, format: str, device: torch.device, widest: int = 64) -> Weight:
+    """A matrix in this format, with the tiles of its shape."""
+    outputs, inputs = matrix.shape
+    if format == "int8":
+        placed, scales = quantised(matrix.to(device))
+    else:
+        placed = matrix.to(device, torch.bfloat16).contiguous()
+        scales = torch.empty(0, device=device)
+    bits = 8 * placed.element_size()
+    return Weight(placed, scales, tiles_for(what, outputs, inputs, bits, widest))
+
+
+def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """8-bit integers and a scale for every row: the largest weight of a row becomes 127."""
+    floats = matrix.float()
+    scales = floats.abs().amax(dim=1).clamp(min=1e-30) / 127
+    return (floats / scales[:, None]).round().to(torch.int8).contiguous(), scales.contiguous()
+
+
+@triton.jit
+def as_bfloat16(weights):
+    """Weights as they are multiplied; 8-bit integers are the same numbers."""
+    if weights.dtype == tl.int8:
+        weights = weights.to(tl.float32)
+    return weights.to(tl.bfloat16)
+
+
+@triton.jit
+def multiplied(w, outputs, x, gain, live, tokens, first, last, K, BN: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
+    """Sums [BN, TOK] over the inputs first..last, and squares of the inputs [BK, TOK] where they are to be normed."""
+    k = tl.arange(0, BK)
+    rows = w + outputs[:, None].to(tl.int64) * K
+    columns = x + tokens[None, :].to(tl.int64) * K
+    acc = tl.zeros((BN, TOK), tl.float32)
+    squares = tl.zeros((BK, TOK), tl.float32)
+    for at in range(first, last, BK):
+        here = at + k
+        if EVEN:
+            part = tl.load(rows + here[None, :])
+            inputs = tl.load(columns + here[:, None], mask=live[None, :], other=0.0)
+        else:
+            part = tl.load(rows + here[None, :], mask=(here < K)[None, :], other=0)
+            inputs = tl.load(columns + here[:, None], mask=live[None, :] & (here < K)[:, None], other=0.0)
+        if NORM:
+            squares += inputs * inputs
+            inputs = inputs * tl.load(gain + here, mask=here < K, other=0.0)[:, None]
+        acc = tl.dot(as_bfloat16(part), inputs.to(tl.bfloat16), acc)
+    return acc, squares
+
+
+@triton.jit
+def multiplied_twice(w, outputs, others, x, gain, live, tokens, first, last, K, BN: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
+    """The same for two tiles of outputs, whose inputs are read once."""
+    k = tl.arange(0, BK)
+    rows = w + outputs[:, None].to(tl.int64) * K
+    other_rows = w + others[:, None].to(tl.int64) * K
+    columns = x + tokens[None, :].to(tl.int64) * K
+    acc = tl.zeros((BN, TOK), tl.float32)
+    other = tl.zeros((BN, TOK), tl.float32)
+    squares = tl.zeros((BK, TOK), tl.float32)
+    for at in range(first, last, BK):
+        here = at + k
+        if EVEN:
+            part = tl.load(rows + here[None, :])
+            other_part = tl.load(other_rows + here[None, :])
+            inputs = tl.load(columns + here[:, None], mask=live[None, :], other=0.0)
+        else:
+            part = tl.load(rows + here[None, :], mask=(here < K)[None, :], other=0)
+            other_part = tl.load(other_rows + here[None, :], mask=(here < K)[None, :], other=0)
+            inputs = tl.load(columns + here[:, None], mask=live[None, :] & (here < K)[:, None], other=0.0)
+        if NORM:
+            squares += inputs * inputs
+            inputs = inputs * tl.load(gain + here, mask=here < K, other=0.0)[:, None]
+        inputs = inputs.to(tl.bfloat16)
+        acc = tl.dot(as_bfloat16(part), inputs, acc)
+        other = tl.dot(as_bfloat16(other_part), inputs, other)
+    return acc, other, squares
+
+
+@triton.jit
+def normed(acc, squares, K, eps, TOK: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr):
+    """Sums over inputs that were not divided by their root mean square yet."""
+    return acc * tl.rsqrt(ordered_sum(squares, TOK, STEPS) / K + eps)[None, :]
+
+
+@triton.jit
+def range_of_split(split, K, SPLITS: tl.constexpr, BK: tl.constexpr):
+    """The inputs that a split sums over, whole steps of BK."""
+    per = tl.cdiv(tl.cdiv(K, BK), SPLITS) * BK
+    return split * per, tl.minimum(split * per + per, tl.cdiv(K, BK) * BK)
+
+
+@triton.jit
+def keep_part(parts, part, acc, BN: tl.constexpr, TOK: tl.constexpr):
+    n, t = tl.arange(0, BN), tl.arange(0, TOK)
+    tl.store(parts + part.to(tl.int64) * BN * TOK + n[:, None] * TOK + t[None, :], acc)
+
+
+@triton.jit
+def sum_of_parts(parts, first, stride, BN: tl.constexpr, TOK: tl.constexpr, SPLITS: tl.constexpr):
+    """Partial sums of all splits, added in order. They come from other multiprocessors: not from this one's cache."""
+    n, t = tl.arange(0, BN), tl.arange(0, TOK)
+    acc = tl.zeros((BN, TOK), tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = parts + (first + split * stride).to(tl.int64) * BN * TOK + n[:, None] * TOK + t[None, :]
+        acc += tl.load(at, cache_modifier=".cg")
+    return acc
+
+
+STORE, ADD, ADD_AND_TAP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def finish(acc, scales, bias, out, states, slots, outputs, tokens, N, M, END: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr):  # fmt: skip
+    """What becomes of the sums: stored, or added to the hidden states, which a tap keeps too."""
+    inside = (outputs < N)[:, None] & (tokens < M)[None, :]
+    if SCALED:
+        acc = acc * tl.load(scales + outputs, mask=outputs < N, other=0.0)[:, None]
+    if BIASED:
+        acc = acc + tl.load(bias + outputs, mask=outputs < N, other=0.0)[:, None]
+    at = out + tokens[None, :].to(tl.int64) * N + outputs[:, None]
+    if END != STORE:
+        acc += tl.load(at, mask=inside, other=0.0)
+    tl.store(at, acc.to(out.dtype.element_ty), mask=inside)
+    if END == ADD_AND_TAP:
+        slot = tl.load(slots + tokens, mask=tokens < M, other=0).to(tl.int64)
+        tl.store(states + slot[None, :] * N + outputs[:, None], acc, mask=inside)
+
+
+@triton.jit(do_not_specialize=["M"])
+def product_kernel(
+    x, gain, w, scales, bias, out, states, slots, parts, counters, N, K, M, eps,
+    END: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, NORM: tl.constexpr, EVEN: tl.constexpr,
+    SPLITS: tl.constexpr, TOK: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    begin(OVERLAP)
+    block, split, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    outputs = block * BN + tl.arange(0, BN)
+    tokens = group * TOK + tl.arange(0, TOK)
+    first, last = range_of_split(split, K, SPLITS, BK)
+    acc, squares = multiplied(
+        w, tl.minimum(outputs, N - 1), x, gain, tokens < M, tokens, first, last, K, BN, TOK, BK, EVEN, NORM
+    )
+    if NORM:
+        acc = normed(acc, squares, K, eps, TOK, BK, STEPS)
+    if SPLITS == 1:
+        finish(acc, scales, bias, out, states, slots, outputs, tokens, N, M, END, SCALED, BIASED)
+    else:
+        tile, tiles = group * tl.num_programs(0) + block, tl.num_programs(0) * tl.num_programs(2)
+        keep_part(parts, split * tiles + tile, acc, BN, TOK)
+        if arrives_last(counters + tile, SPLITS):
+            acc = sum_of_parts(parts, tile, tiles, BN, TOK, SPLITS)
+            finish(acc, scales, bias, out, states, slots, outputs, tokens, N, M, END, SCALED, BIASED)
+
+
+def product(
+    x: Tensor,
+    weight: Weight,
+    out: Tensor,
+    rows: int,
+    splitting: tuple[Tensor, Tensor],
+    end: int = 0,
+    tap: tuple[Tensor, Tensor] | None = None,
+    gain: Tensor | None = None,
+    eps: float = 0.0,
+    bias: Tensor | None = None,
+) -> None:
+    """out[row] = weight x[row], or out[row] += it (`end`), for so many rows. `tap`: states [slots, outputs] and the
+    slots of rows. `gain`: norm the inputs, which are float32 then. `splitting`: scratch for partial sums, and zeros."""
+    tiles, (outputs, inputs), together = weight.tiles, weight.matrix.shape, tokens_together(rows)
+    assert gain is None or tiles.splits == 1
+    states, slots = tap or (out, splitting[1])
+    grid = (triton.cdiv(outputs, tiles.outputs), tiles.splits, triton.cdiv(rows, together))
+    product_kernel[grid](
+        x, x if gain is None else gain, weight.matrix, weight.scales, weight.scales if bias is None else bias, out,
+        states, slots, *splitting, outputs, inputs, rows, eps,
+        end, weight.scales.numel() > 0, bias is not None, gain is not None, inputs % tiles.inputs == 0,
+        tiles.splits, together, tiles.outputs, tiles.inputs, tiles.inputs.bit_length() - 1, overlaps(),
+        **options(tiles.warps, tiles.stages),
+    )  # fmt: skip
+
+
+def parts_needed(outputs: int, tiles: Tiles, rows: int, halves: int = 1) -> tuple[int, int]:
+    """Floats and counters that the splits of a product need for so many rows."""
+    if tiles.splits == 1:
+        return 0, 0
+    together = tokens_together(rows)
+    blocks = triton.cdiv(outputs, tiles.outputs * halves) * triton.cdiv(rows, together)
+    return blocks * tiles.splits * tiles.outputs * together * halves, blocks

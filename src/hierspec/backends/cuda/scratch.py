@@ -1,0 +1,54 @@
+"""Memory between the kernels of a pass. All passes of a decoder share it: they run one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from hierspec.backends.cuda.attention import FIELDS, ROWS, AttentionScratch, Places
+from hierspec.backends.cuda.graphs import Inbox
+from hierspec.backends.cuda.products import Weight, parts_needed
+from hierspec.backends.cuda.work import MOST_PIECES, MOST_ROWS, ROW_ARRAYS
+from hierspec.checkpoints.config import DecoderConfig
+
+_MOST_PATHS = 64 * MOST_ROWS  # slots of all paths of a pass
+
+
+class Scratch:
+    def __init__(
+        self, config: DecoderConfig, weights: Iterable[tuple[Weight, int]], device: torch.device, pieces: int
+    ) -> None:
+        """`weights`: with the number of tiles of each that are multiplied at once. `pieces`: of attention's work."""
+        queries = config.heads * config.head_size
+
+        def room(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        self.hidden = room(MOST_ROWS, config.hidden, dtype=torch.float32)
+        self.normed = room(MOST_ROWS, config.hidden)
+        self.queries, self.attended = room(MOST_ROWS, queries), room(MOST_ROWS, queries)
+        self.gated = room(MOST_ROWS, config.intermediate)
+        self.attention = AttentionScratch(
+            room(pieces, config.kv_heads, ROWS, config.head_size, dtype=torch.float32),
+            room(pieces, config.kv_heads, ROWS, 2, dtype=torch.float32),
+            room(pieces, config.kv_heads, dtype=torch.int32),
+        )
+        floats, counters = 1, 1
+        for weight, halves in weights:
+            for rows in (1, 32, MOST_ROWS):
+                needed = parts_needed(weight.matrix.shape[0], weight.tiles, rows, halves)
+                floats, counters = max(floats, needed[0]), max(counters, needed[1])
+        self.splitting = room(floats, dtype=torch.float32), room(counters, dtype=torch.int32)
+        self.inbox = Inbox(ROW_ARRAYS * MOST_ROWS + pieces * FIELDS + _MOST_PATHS, torch.int32, device)
+
+    def places(self, width: int, pieces: int) -> Places:
+        """The numbers of a pass with so many rows and pieces of work, as views of the inbox."""
+        numbers, end = self.inbox.buffer, ROW_ARRAYS * width
+        rows = numbers[:end].view(ROW_ARRAYS, width)
+        return Places(*rows.unbind(), numbers[end : end + pieces * FIELDS], numbers[end + pieces * FIELDS :])
+
+
+def scratch_pieces(device: torch.device) -> int:
+    """Pieces of work that there is room for: fewer where kernels are only interpreted, for tests."""
+    return MOST_PIECES if device.type == "cuda" else 256

@@ -1,0 +1,160 @@
+"""A batch as the kernels take it: rows and pieces of attention's work, in one array of numbers to be copied at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hierspec.backends.base import Batch
+from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS, ROWS
+from hierspec.backends.cuda.memory import PAGE
+
+ROW_ARRAYS = 7  # positions, slots, drafted, limits, lengths, path starts, own pieces: as `Places` names them
+MOST_ROWS = 256  # of a pass
+MOST_PIECES = 2048  # of attention's work in a pass
+_PAGES_OF_BLOCK = KEYS // PAGE
+_WIDTHS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, MOST_ROWS)
+_PIECES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, MOST_PIECES)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Work:
+    """Rows of a pass, and the pieces of attention's work for them."""
+
+    rows: int
+    width: int  # rows that the kernels run: some only fill up
+    pieces: int  # that the kernels run, likewise
+    tree: bool
+    numbers: np.ndarray  # int32: seven arrays of `width`, `pieces` times FIELDS, then the paths
+
+
+def bucket(size: int, sizes: tuple[int, ...]) -> int:
+    """The smallest of the sizes that is enough."""
+    return next(each for each in sizes if each >= size)
+
+
+def in_passes(batch: Batch, group: int, windows: bool) -> Iterator[tuple[slice, Batch]]:
+    """A batch in pieces that fit into a pass, in order: later rows see what earlier ones have written."""
+    rows = len(batch.positions)
+    longest = int(batch.positions.max()) + 1 if rows else 0
+    blocks = -(-longest // KEYS)
+    # As many rows as have room even if each is a tile of its own, or has two blocks of its own.
+    most = min(MOST_ROWS, max(MOST_PIECES // (blocks + 2), 1))
+    if not len(batch.paths) and len(batch.tables) == 1:
+        most = min(MOST_ROWS, max((MOST_PIECES // max(blocks, 1) - 1) * (ROWS // group), 1))
+    if rows <= most:
+        yield slice(0, rows), batch
+        return
+    for first in range(0, rows, most):
+        yield slice(first, min(first + most, rows)), _cut(batch, first, min(first + most, rows))
+
+
+def _cut(batch: Batch, first: int, last: int) -> Batch:
+    """The batch of some of its rows."""
+    texts = [
+        text
+        for text in range(len(batch.tables))
+        if batch.text_starts[text] < last and batch.text_starts[text + 1] > first
+    ]
+    starts = np.clip(batch.text_starts[[*texts, texts[-1] + 1]], first, last) - first
+    paths = slice(batch.path_starts[first], batch.path_starts[last])
+    return Batch(
+        positions=batch.positions[first:last],
+        slots=batch.slots[first:last],
+        text_starts=starts,
+        tables=batch.tables[texts],
+        lengths=batch.lengths[first:last],
+        path_starts=batch.path_starts[first : last + 1] - batch.path_starts[first],
+        paths=batch.paths[paths],
+        drafted=batch.drafted[first:last],
+    )
+
+
+def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
+    """The work of a batch of at most MOST_ROWS rows. `group`: heads that share a key head; `window`: the widest one of
+    the layers, 0 where one sees everything; `spare`: a slot for rows that only fill up."""
+    rows = len(batch.positions)
+    width = bucket(rows, _WIDTHS)
+    tree = len(batch.paths) > 0
+    if rows == 1 and not tree:
+        pieces, own = _one_row(batch, window), None
+    else:
+        pieces, own = _pieces(batch, group, window)
+    count = bucket(len(pieces), _PIECES)
+    numbers = np.zeros(ROW_ARRAYS * width + count * FIELDS + len(batch.paths), np.int32)
+    by_row = numbers[: ROW_ARRAYS * width].reshape(ROW_ARRAYS, width)
+    by_row[0, :rows] = batch.positions
+    by_row[1, :rows], by_row[1, rows:] = batch.slots, spare
+    if len(batch.drafted):
+        by_row[2, :rows] = batch.drafted
+    by_row[3, :rows] = batch.lengths
+    if tree:
+        has_path = np.diff(batch.path_starts) > 0
+        by_row[3, :rows] = np.where(has_path, batch.lengths // KEYS * KEYS, batch.lengths)
+        by_row[4, :rows], by_row[5, :rows], by_row[6, :rows] = batch.lengths, batch.path_starts[:-1], own
+    numbers[ROW_ARRAYS * width : ROW_ARRAYS * width + pieces.size] = pieces.ravel()
+    numbers[ROW_ARRAYS * width + count * FIELDS :] = batch.paths
+    return Work(rows, width, count, tree, numbers)
+
+
+def _one_row(batch: Batch, window: int) -> np.ndarray:
+    """The most frequent batch: a token more of one text."""
+    position = int(batch.positions[0])
+    first = max(position - window + 1, 0) // KEYS if window else 0
+    last = position // KEYS
+    pieces = np.zeros((last + 1 - first, FIELDS), np.int32)
+    pieces[:, 1] = pieces[:, 5] = 1
+    pieces[:, 2] = np.arange(first, last + 1)
+    pieces[:, 7], pieces[:, 8], pieces[:, 9] = first, last, last + 1 - first
+    _put_pages(pieces, batch.tables[0], first)
+    return pieces
+
+
+def _put_pages(pieces: np.ndarray, table: np.ndarray, first: int) -> None:
+    """The pages of so many blocks of a text, from the block `first` on. Where the text has ended: its first page."""
+    pages = np.zeros(len(pieces) * _PAGES_OF_BLOCK, np.int64)
+    here = table[first * _PAGES_OF_BLOCK : first * _PAGES_OF_BLOCK + len(pages)]
+    pages[: len(here)] = here
+    pieces[:, FIRST_PAGE : FIRST_PAGE + _PAGES_OF_BLOCK] = pages.reshape(-1, _PAGES_OF_BLOCK)
+
+
+def _pieces(batch: Batch, group: int, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """All pieces of work, and the first own one of each row: -1 without a path."""
+    together, parts, count = ROWS // group, list[np.ndarray](), 0
+    own = np.full(len(batch.positions), -1, np.int64)
+    tile = 0
+    for text, table in enumerate(batch.tables):
+        for first in range(int(batch.text_starts[text]), int(batch.text_starts[text + 1]), together):
+            last = min(first + together, int(batch.text_starts[text + 1]))
+            made = _tile(batch, table, first, last, count, tile, window, own)
+            count, tile = count + len(made), tile + 1
+            parts.append(made)
+    return np.concatenate(parts), own
+
+
+def _tile(
+    batch: Batch, table: np.ndarray, first: int, last: int, count: int, tile: int, window: int, own: np.ndarray
+) -> np.ndarray:
+    """The pieces of one tile of rows: blocks that they see together, then those that rows with paths see alone."""
+    positions, lengths = batch.positions[first:last], batch.lengths[first:last]
+    has_path = batch.path_starts[first + 1 : last + 1] > batch.path_starts[first:last]
+    limit = int(np.where(has_path, lengths // KEYS * KEYS, lengths).max())
+    first_block = max(int(positions.min()) - window + 1, 0) // KEYS if window else 0
+    shared = max(-(-limit // KEYS) - first_block, 0)
+    alone = [(row, int(lengths[row]) // KEYS, int(positions[row]) // KEYS) for row in np.flatnonzero(has_path)]
+    pieces = np.zeros((shared + sum(end + 1 - begin for _, begin, end in alone), FIELDS), np.int32)
+    pieces[:, 0], pieces[:, 1], pieces[:, 4], pieces[:, 5] = first, last - first, first, last - first
+    pieces[:shared, 2] = np.arange(first_block, first_block + shared)
+    _put_pages(pieces[:shared], table, first_block)
+    at = shared
+    for row, begin, end in alone:
+        mine = pieces[at : at + end + 1 - begin]
+        mine[:, 0], mine[:, 1], mine[:, 2], mine[:, 3] = first + row, 1, np.arange(begin, end + 1), 1
+        _put_pages(mine, table, begin)
+        own[first + row] = count + at
+        at += len(mine)
+    pieces[:, 6], pieces[:, 7], pieces[:, 8] = count, first_block, int(positions.max()) // KEYS
+    pieces[:, 9], pieces[:, 10] = len(pieces), tile
+    return pieces
