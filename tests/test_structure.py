@@ -26,7 +26,7 @@ FLOORS = [
     ["hierspec.stores", "hierspec.checkpoints"],
     ["hierspec.backends.base", "hierspec.backends.arena"],
     ["hierspec.backends.torch"],
-    ["hierspec.backends.cpu"],
+    ["hierspec.backends.cpu", "hierspec.backends.cuda"],
     ["hierspec.scorers"],
     ["hierspec.testing"],
     ["hierspec.assembly"],

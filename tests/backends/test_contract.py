@@ -28,6 +28,7 @@ BACKENDS = {
     "compiled": lambda: CpuBackend(2),
     "compiled, vectors only": lambda: CpuBackend(2, matrix_units=False),
     "cuda through torch": lambda: TorchBackend("cuda"),
+    "cuda": lambda: _cuda(),
 }
 NEAR = {"float32": 1e-5, "bfloat16": 0.1, "float16": 0.01, "int8": 0.1, "int4": 0.8}  # relative errors
 # Sizes that every format takes, and that leave threads uneven shares.
@@ -39,6 +40,12 @@ def _with_compiled_picks() -> TorchBackend:
     from hierspec.backends.cpu.answers import answer
 
     return TorchBackend("cpu", answer)
+
+
+def _cuda() -> Backend:
+    from hierspec.backends.cuda.backend import CudaBackend
+
+    return CudaBackend()
 
 
 @pytest.fixture(scope="module", params=BACKENDS)

@@ -20,6 +20,7 @@ def test_the_experiments_are_all_there():
             "big_file",
             "equality",
             "first_prompts",
+            "gpu_passes",
             "hero",
             "hispec_pairs",
             "hispec_synthetic",

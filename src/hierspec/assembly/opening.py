@@ -11,14 +11,14 @@ from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.progress import Progress, silent
 
-BACKENDS = ("auto", "compiled", "compiled-vectors", "torch")
+BACKENDS = ("auto", "compiled", "compiled-vectors", "torch", "cuda")
 WEIGHTS = ("auto", "file", "int8", "int4")
 
 
 def why_not_compiled(config: DecoderConfig, format: str, device: str, backend: str = "auto") -> str:
     """Why the compiled backend does not run such a model with weights in this format; nothing where it does."""
-    if backend == "torch":
-        return "the torch backend was asked for"
+    if backend in ("torch", "cuda"):
+        return f"the {backend} backend was asked for"
     if device != "cpu":
         return "it runs on a CPU only"
     try:
@@ -26,6 +26,19 @@ def why_not_compiled(config: DecoderConfig, format: str, device: str, backend: s
     except ImportError:
         return "it needs numba (pip install numba)"
     return CpuBackend(1).refuses(config, format)
+
+
+def why_not_cuda(config: DecoderConfig, format: str, device: str, backend: str = "auto") -> str:
+    """Why the CUDA backend does not run such a model with weights in this format; nothing where it does."""
+    if backend not in ("auto", "cuda"):
+        return f"the {backend} backend was asked for"
+    if backend == "auto" and not device.startswith("cuda"):
+        return "it runs on an NVIDIA GPU only"
+    try:
+        from hierspec.backends.cuda.backend import CudaBackend
+    except ImportError:
+        return "it needs Triton (pip install triton)"
+    return CudaBackend(device).refuses(config, format)
 
 
 def runs_in_file_bits(config: DecoderConfig, device: str, backend: str) -> bool:
@@ -49,10 +62,18 @@ def open_decoder(
         decoder = compiled.decoder(checkpoint.config, checkpoint.weights, format, checkpoint, progress)
         compiled.compile(draft_heads=checkpoint.pack is not None, progress=progress)
         return decoder
+    gpu_reason = why_not_cuda(checkpoint.config, format, device, backend)
+    if not gpu_reason:
+        from hierspec.backends.cuda.backend import CudaBackend
+
+        return CudaBackend(device).decoder(checkpoint.config, checkpoint.weights, format, checkpoint, progress)
+    if backend == "cuda":
+        raise HierspecError(f"The CUDA backend cannot run {checkpoint.name} here: {gpu_reason}; use --backend torch.")
     if backend.startswith("compiled"):
         raise HierspecError(f"The compiled backend cannot run {checkpoint.name} here: {reason}; use --backend torch.")
     if weights != "auto":
-        raise HierspecError(f"--weights {weights} needs the compiled backend ({reason}); use --weights auto.")
+        needed = f"the CUDA backend ({gpu_reason})" if device.startswith("cuda") else f"the compiled backend ({reason})"
+        raise HierspecError(f"--weights {weights} needs {needed}; use --weights auto.")
     return _torch_backend(device).decoder(checkpoint.config, checkpoint.weights, format)
 
 

@@ -64,8 +64,10 @@ def add_model(parser: argparse.ArgumentParser, weights_help: str = "") -> None:
         )
         completes(dtype, ("auto", "float32", "bfloat16", "float16"))
     add_device(group)
-    backend = group.add_argument("--backend", default="auto", help="compiled (CPU), compiled-vectors, torch or auto")
-    completes(backend, ("auto", "compiled", "compiled-vectors", "torch"))
+    backend = group.add_argument(
+        "--backend", default="auto", help="compiled (CPU), compiled-vectors, cuda (GPU), torch or auto"
+    )
+    completes(backend, ("auto", "compiled", "compiled-vectors", "torch", "cuda"))
     weights = group.add_argument(
         "--weights",
         default="auto",

@@ -98,7 +98,11 @@ def attend_kernel(
 
 
 @triton.jit
-def merge(fields, positions, lengths, own_pieces, partial, stats, out, kv, KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr):  # fmt: skip
+def merge(
+    fields, positions, lengths, own_pieces, partial, stats, out, kv,
+    KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr,
+    TREE: tl.constexpr,
+):  # fmt: skip
     """Results of all blocks for the rows of a tile, in order of the blocks."""
     r, d = tl.arange(0, ROWS), tl.arange(0, D)
     row = tl.load(fields + _TILE_FIRST) + r // G

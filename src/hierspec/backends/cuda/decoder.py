@@ -18,7 +18,7 @@ from torch import Tensor
 from hierspec.backends.base import Backend, Batch, Memory
 from hierspec.backends.cuda.attention import Places, attend
 from hierspec.backends.cuda.fused import Heads, gated, norm, queries_keys_values
-from hierspec.backends.cuda.graphs import Graphs, on_device
+from hierspec.backends.cuda.graphs import Graphs, Inbox, on_device
 from hierspec.backends.cuda.memory import CudaMemory
 from hierspec.backends.cuda.products import ADD, ADD_AND_TAP, Weight, product, weight
 from hierspec.backends.cuda.scratch import Scratch, scratch_pieces
@@ -27,6 +27,7 @@ from hierspec.backends.cuda.work import MOST_ROWS, Work, bucket, in_passes, work
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
 
 _ADD, _ADD_AND_TAP = ADD.value, ADD_AND_TAP.value
+_TOKENS = 1024  # that are embedded without a copy of their own
 _LOGIT_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _FEWEST_POSITIONS = 4096  # of the rotary table: it must not move, so it is made for a whole context at once
 
@@ -69,9 +70,11 @@ class CudaDecoder:
         self.scratch = Scratch(config, multiplied, self.device, scratch_pieces(self.device))
         self.rotary = self._rotary()
         self.graphs = Graphs(self.device)
+        self._made = 0  # memories so far
         self._memories: WeakKeyDictionary[CudaMemory, int] = WeakKeyDictionary()  # numbers, for keys of graphs
         self._norms: dict[int, tuple[Tensor, Tensor]] = {}
         self._logits: Tensor | None = None
+        self._tokens = Inbox(_TOKENS, torch.int64, self.device)
 
     def _layer(self, number: int, weights: Mapping[str, Tensor], format: str) -> Layer:
         config, device = self.config, self.device
@@ -121,7 +124,10 @@ class CudaDecoder:
         return CudaMemory(self.config, self.device, taps, most_bytes)
 
     def embed(self, tokens: np.ndarray) -> Tensor:
-        return self.embedding.index_select(0, on_device(tokens.astype(np.int64), self.device)).float()
+        if len(tokens) > _TOKENS:
+            return self.embedding.index_select(0, on_device(tokens.astype(np.int64), self.device)).float()
+        self._tokens.put(tokens)
+        return self.embedding.index_select(0, self._tokens.buffer[: len(tokens)]).float()
 
     def run(self, memory: Memory, batch: Batch, hidden: Tensor, start: int, stop: int) -> Tensor:
         assert isinstance(memory, CudaMemory)
@@ -146,7 +152,8 @@ class CudaDecoder:
         """Of a memory, for keys of graphs: they have its addresses in them."""
         number = self._memories.get(memory)
         if number is None:
-            number = self._memories[memory] = self._made = getattr(self, "_made", 0) + 1
+            self._made += 1
+            number = self._memories[memory] = self._made
         return number
 
     def launch(self, memory: CudaMemory, work: Work, start: int, stop: int) -> None:
@@ -172,9 +179,7 @@ class CudaDecoder:
         eps, splitting = config.norm_eps, scratch.splitting
         self.launch_keys(memory, number, rows, places)
         window = config.windows[number]
-        attend(
-            scratch.queries, cache, places, pieces, scratch.attention, scratch.attended, config.heads, window, tree
-        )
+        attend(scratch.queries, cache, places, pieces, scratch.attention, scratch.attended, config.heads, window, tree)
         product(scratch.attended, layer.output, scratch.hidden, rows, splitting, _ADD)
         x, gain = self.entering(layer.mlp_norm, layer.gate_up, rows)
         gated(x, layer.gate_up, scratch.gated, rows, splitting, gain, eps)

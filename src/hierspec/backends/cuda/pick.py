@@ -86,7 +86,7 @@ class Picker:
             (z.data_ptr(), z.dtype, z.stride(0), vocabulary, width, count),
             lambda: launch_picks(z, given, arrays, out, width, count),
         )
-        return unpacked(out[: rows * (count + 1)].cpu().numpy().reshape(rows, count + 1))
+        return unpacked(out[: rows * (count + 1)].to("cpu", copy=True).numpy().reshape(rows, count + 1))
 
     def _sorted(self, z: Tensor, keys: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
         """The same for many picks, one after the other: each pass of the kernel leaves out what was picked."""

@@ -60,7 +60,10 @@ def as_bfloat16(weights):
 
 
 @triton.jit
-def multiplied(w, outputs, x, gain, live, tokens, first, last, K, BN: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
+def multiplied(
+    w, outputs, x, gain, live, tokens, first, last, K,
+    BN: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
     """Sums [BN, TOK] over the inputs first..last, and squares of the inputs [BK, TOK] where they are to be normed."""
     k = tl.arange(0, BK)
     rows = w + outputs[:, None].to(tl.int64) * K
@@ -83,7 +86,10 @@ def multiplied(w, outputs, x, gain, live, tokens, first, last, K, BN: tl.constex
 
 
 @triton.jit
-def multiplied_twice(w, outputs, others, x, gain, live, tokens, first, last, K, BN: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
+def multiplied_twice(
+    w, outputs, others, x, gain, live, tokens, first, last, K,
+    BN: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
     """The same for two tiles of outputs, whose inputs are read once."""
     k = tl.arange(0, BK)
     rows = w + outputs[:, None].to(tl.int64) * K
@@ -145,7 +151,10 @@ STORE, ADD, ADD_AND_TAP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def finish(acc, scales, bias, out, states, slots, outputs, tokens, N, M, END: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr):  # fmt: skip
+def finish(
+    acc, scales, bias, out, states, slots, outputs, tokens, N, M,
+    END: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
+):  # fmt: skip
     """What becomes of the sums: stored, or added to the hidden states, which a tap keeps too."""
     inside = (outputs < N)[:, None] & (tokens < M)[None, :]
     if SCALED:

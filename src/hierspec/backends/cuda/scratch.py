@@ -44,9 +44,16 @@ class Scratch:
 
     def places(self, width: int, pieces: int) -> Places:
         """The numbers of a pass with so many rows and pieces of work, as views of the inbox."""
-        numbers, end = self.inbox.buffer, ROW_ARRAYS * width
-        rows = numbers[:end].view(ROW_ARRAYS, width)
-        return Places(*rows.unbind(), numbers[end : end + pieces * FIELDS], numbers[end + pieces * FIELDS :])
+        return places_at(self.inbox.buffer, 0, width, pieces)[0]
+
+
+def places_at(numbers: torch.Tensor, at: int, width: int, pieces: int) -> tuple[Places, int]:
+    """The numbers of a pass that begin there, and where they end, without paths."""
+    middle = at + ROW_ARRAYS * width
+    end = middle + pieces * FIELDS
+    positions, slots, drafted, limits, lengths, path_starts, own_pieces = numbers[at:middle].view(ROW_ARRAYS, width)
+    rows = positions, slots, drafted, limits, lengths, path_starts, own_pieces
+    return Places(*rows, numbers[middle:end], numbers[end:]), end
 
 
 def scratch_pieces(device: torch.device) -> int:

@@ -79,7 +79,7 @@ def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
     width = bucket(rows, _WIDTHS)
     tree = len(batch.paths) > 0
     if rows == 1 and not tree:
-        pieces, own = _one_row(batch, window), None
+        pieces, own = _one_row(batch, window), np.zeros(0, np.int64)
     else:
         pieces, own = _pieces(batch, group, window)
     count = bucket(len(pieces), _PIECES)

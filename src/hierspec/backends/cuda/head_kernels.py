@@ -1,0 +1,102 @@
+"""Kernels of drafters' heads and joins: rows of a head that a list names, and tokens beside features."""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hierspec.backends.cuda.launching import begin, options, overlaps
+from hierspec.backends.cuda.products import Weight, multiplied
+from hierspec.backends.cuda.tiling import tokens_together
+
+
+@triton.jit(do_not_specialize=["M"])
+def listed_kernel(
+    x, w, scales, listed, count, out, K, M, stride, N,
+    GATHER: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr, TOK: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """out[token, listed[n]] = row n of the weights, or row listed[n] (GATHER), times the token's state."""
+    begin(OVERLAP)
+    block, group = tl.program_id(0), tl.program_id(1)
+    n = block * BN + tl.arange(0, BN)
+    tokens = group * TOK + tl.arange(0, TOK)
+    size = tl.load(count) if GATHER else N
+    if block * BN < size:
+        column = tl.load(listed + n, mask=n < size, other=0)
+        rows = column if GATHER else tl.minimum(n, N - 1)
+        last = tl.cdiv(K, BK) * BK
+        acc, _ = multiplied(w, rows, x, x, tokens < M, tokens, 0, last, K, BN, TOK, BK, EVEN, False)
+        if SCALED:
+            acc = acc * tl.load(scales + n, mask=n < N, other=0.0)[:, None]
+        at = out + tokens[None, :].to(tl.int64) * stride + column[:, None]
+        tl.store(at, acc, mask=(n < size)[:, None] & (tokens < M)[None, :])
+
+
+def listed_product(x: Tensor, weight: Weight, listed: Tensor, out: Tensor, rows: int) -> None:
+    """Logits of the tokens whose rows these weights are, in their columns of `out` [rows, vocabulary]."""
+    tiles, (outputs, inputs), together = weight.tiles, weight.matrix.shape, tokens_together(rows)
+    listed_kernel[(triton.cdiv(outputs, tiles.outputs), triton.cdiv(rows, together))](
+        x, weight.matrix, weight.scales, listed, listed, out, inputs, rows, out.stride(0), outputs,
+        False, weight.scales.numel() > 0, inputs % tiles.inputs == 0, together, tiles.outputs, tiles.inputs,
+        overlaps(), **options(tiles.warps, tiles.stages),
+    )  # fmt: skip
+
+
+_EXTRA_ROWS, _EXTRA_DEPTH = 32, 64  # of a tile: extra tokens are few
+
+
+def gathered_product(
+    x: Tensor, table: Tensor, listed: Tensor, count: Tensor, out: Tensor, rows: int, most: int
+) -> None:
+    """Logits of the first `count` of the listed tokens, of at most `most`, from their rows of the whole head."""
+    inputs, together = table.shape[1], tokens_together(rows)
+    listed_kernel[(triton.cdiv(most, _EXTRA_ROWS), triton.cdiv(rows, together))](
+        x, table, x, listed, count, out, inputs, rows, out.stride(0), most,
+        True, False, inputs % _EXTRA_DEPTH == 0, together, _EXTRA_ROWS, _EXTRA_DEPTH, overlaps(), **options(2, 4),
+    )  # fmt: skip
+
+
+@triton.jit
+def join_inputs_kernel(
+    tokens, embedding, states, taps, slots, gains, out, SLOTS, H, eps,
+    PARTS: tl.constexpr, NORMED: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """out[row] = the embedding of its token, then states[tap, slot] for each tap, normed; slot -1 is zeros."""
+    begin(OVERLAP)
+    row, part, h = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDTH)
+    at = out + (row.to(tl.int64) * PARTS + part) * H + h
+    if part == 0:
+        token = tl.maximum(tl.load(tokens + row), 0).to(tl.int64)  # -1: no token, and nobody reads what follows it
+        tl.store(at, tl.load(embedding + token * H + h, mask=h < H, other=0.0), mask=h < H)
+    else:
+        slot = tl.load(slots + row).to(tl.int64)
+        tap = tl.load(taps + part - 1).to(tl.int64)
+        line = states + (tap * SLOTS + tl.maximum(slot, 0)) * H + h
+        numbers = tl.load(line, mask=h < tl.where(slot >= 0, H, 0), other=0.0)
+        if NORMED:
+            scale = tl.rsqrt(tl.sum(numbers * numbers) / H + eps)
+            numbers = numbers * scale * tl.load(gains + (part - 1) * H + h, mask=h < H, other=0.0)
+        tl.store(at, numbers.to(tl.bfloat16), mask=h < H)
+
+
+def join_inputs(
+    tokens: Tensor,
+    embedding: Tensor,
+    states: Tensor,
+    taps: Tensor,
+    slots: Tensor,
+    gains: Tensor | None,
+    out: Tensor,
+    rows: int,
+    eps: float,
+) -> None:
+    """`states` [taps, slots, hidden] float32; `out` [rows, (1 + taps) * hidden] bfloat16."""
+    hidden, count = states.shape[2], len(taps)
+    width = triton.next_power_of_2(hidden)
+    join_inputs_kernel[(rows, 1 + count)](
+        tokens, embedding, states, taps, slots, states if gains is None else gains, out, states.stride(0) // hidden,
+        hidden, eps, 1 + count, gains is not None, width, overlaps(), **options(8 if width > 1024 else 4),
+    )  # fmt: skip

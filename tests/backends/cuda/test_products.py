@@ -1,0 +1,101 @@
+"""Products in Triton: near torch's, and the same bits whatever the number of tokens."""
+
+import pytest
+import torch
+
+from hierspec.backends.cuda.fused import gated, norm
+from hierspec.backends.cuda.products import Weight, parts_needed, product, weight
+from hierspec.backends.cuda.tiling import Tiles, guessed, tiles_for
+
+WIDTHS = (1, 3, 16, 17, 40)
+TILES = [Tiles(32, 64, 1), Tiles(16, 64, 2, warps=2), Tiles(32, 64, 3)]
+
+
+def made(matrix, format, tiles, device) -> Weight:
+    whole = weight("output", matrix, format, device)
+    return Weight(whole.matrix, whole.scales, tiles)
+
+
+def scratch(weight: Weight, device, halves: int = 1):
+    floats, counters = parts_needed(weight.matrix.shape[0], weight.tiles, max(WIDTHS), halves)
+    return torch.zeros(max(floats, 1), device=device), torch.zeros(max(counters, 1), dtype=torch.int32, device=device)
+
+
+def near(found, right, bound=0.02) -> bool:
+    return float((found - right).norm() / right.norm()) < bound
+
+
+@pytest.mark.parametrize("format", ["bfloat16", "int8"])
+@pytest.mark.parametrize("tiles", TILES, ids=lambda tiles: f"{tiles.splits} splits")
+def test_sums_are_right_and_do_not_depend_on_width(device, format, tiles):
+    torch.manual_seed(1)
+    matrix, x = torch.randn(80, 176) / 13, torch.randn(max(WIDTHS), 176)
+    placed = made(matrix, format, tiles, device)
+    given, splitting = x.to(device, torch.bfloat16), scratch(placed, device)
+    results = {}
+    for rows in WIDTHS:
+        out = torch.full((max(WIDTHS), 80), 7.0, device=device)
+        product(given, placed, out, rows, splitting, end=1)
+        assert (out[rows:] == 7).all()
+        results[rows] = out.cpu()
+    widest = results[max(WIDTHS)]
+    assert near(widest - 7, x @ matrix.T)
+    assert all(torch.equal(results[rows][:rows], widest[:rows]) for rows in WIDTHS)
+    assert not splitting[1].any()  # counters are zero again, for the next kernel
+
+
+def test_inputs_are_normed_while_they_are_read(device):
+    torch.manual_seed(2)
+    matrix, x, gain = torch.randn(48, 96) / 9, 3 * torch.randn(40, 96), torch.rand(96) + 0.5
+    placed = made(matrix, "bfloat16", Tiles(32, 64, 1, norm_inside=True), device)
+    results = {}
+    for rows in WIDTHS:
+        out = torch.zeros(40, 48, device=device)
+        product(x.to(device), placed, out, rows, scratch(placed, device), gain=gain.to(device), eps=1e-5)
+        results[rows] = out.cpu()
+    assert near(results[40], torch.nn.functional.rms_norm(x, (96,), gain, 1e-5) @ matrix.T)
+    assert all(torch.equal(results[rows][:rows], results[40][:rows]) for rows in WIDTHS)
+
+
+@pytest.mark.parametrize("format", ["bfloat16", "int8"])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_gate_and_activation(device, format, splits):
+    torch.manual_seed(3)
+    matrix, x = torch.randn(2 * 80, 128) / 9, torch.randn(40, 128)
+    placed = made(matrix, format, Tiles(16, 64, splits, warps=2), device)
+    gate, up = (x @ matrix.T).chunk(2, dim=1)
+    results = {}
+    for rows in WIDTHS:
+        out = torch.zeros(40, 80, dtype=torch.bfloat16, device=device)
+        gated(x.to(device, torch.bfloat16), placed, out, rows, scratch(placed, device, 2))
+        results[rows] = out.cpu().float()
+    assert near(results[40], torch.nn.functional.silu(gate) * up)
+    assert all(torch.equal(results[rows][:rows], results[40][:rows]) for rows in WIDTHS)
+
+
+def test_a_tap_keeps_what_was_added_to(device):
+    torch.manual_seed(4)
+    matrix, x = torch.randn(64, 64) / 8, torch.randn(3, 64)
+    placed = made(matrix, "bfloat16", Tiles(32, 64, 2), device)
+    hidden, states = torch.randn(3, 64), torch.zeros(10, 64, device=device)
+    out, slots = hidden.clone().to(device), torch.tensor([7, 2, 4], dtype=torch.int32, device=device)
+    product(x.to(device, torch.bfloat16), placed, out, 3, scratch(placed, device), 2, (states, slots))
+    assert near(out.cpu(), hidden + x @ matrix.T)
+    assert torch.equal(states[[7, 2, 4]], out)
+    assert not states[[0, 1, 3]].any()
+
+
+def test_a_norm_is_torchs(device):
+    x, gain = 5 * torch.randn(3, 80), torch.rand(80)
+    out = torch.zeros(3, 80, dtype=torch.bfloat16, device=device)
+    norm(x.to(device), gain.to(device), out, 3, 1e-5)
+    assert near(out.cpu().float(), torch.nn.functional.rms_norm(x, (80,), gain, 1e-5), 0.01)
+
+
+def test_tiles_depend_on_the_shape_alone():
+    assert tiles_for("down", 4096, 14336, 16).splits == 2
+    for what in ("qkv", "output", "gated", "down", "head", "join"):
+        for outputs, inputs in ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576), (128256, 4096)):
+            tiles = guessed(what, outputs, inputs)
+            assert tiles.outputs in (16, 32, 64)
+            assert not (tiles.norm_inside and tiles.splits > 1)
