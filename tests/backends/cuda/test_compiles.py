@@ -20,7 +20,7 @@ TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", t
 compiled = set()
 
 def compile_only(self, *arguments, grid, warmup, **options):
-    signature, constants, names = {}, {}, []
+    signature, constants = {}, {}
     for number, (parameter, value) in enumerate(zip(self.params, arguments)):
         if parameter.is_constexpr:
             signature[parameter.name], constants[number,] = "constexpr", value

@@ -46,6 +46,28 @@ def best_of(scores, tokens, taken):
 
 
 @triton.jit
+def best_of_blocks(scores, tokens, out, row, COUNT: tl.constexpr, BLOCKS: tl.constexpr, LISTED: tl.constexpr):
+    """The answer of a row, from the best tokens of its blocks."""
+    listed = tl.arange(0, LISTED)
+    inside = listed < BLOCKS * COUNT
+    at = row * BLOCKS * COUNT + listed
+    # Other multiprocessors wrote these: not from this one's cache.
+    z = tl.load(scores + at, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    token = tl.load(tokens + at, mask=inside, other=_NO_TOKEN, cache_modifier=".cg")
+    taken = token >= _NO_TOKEN
+    ahead = tl.max(z)
+    lead = ahead - ahead
+    number = (ahead < float("inf")) & (ahead > float("-inf"))
+    for place in tl.static_range(COUNT):
+        best, which = best_of(z, token, taken)
+        taken = taken | (token == which)
+        tl.store(out + row * (COUNT + 1) + place, tl.where(number, which, -1).to(tl.int64))
+        if place == 1:
+            lead = ahead - best
+    tl.store(out + row * (COUNT + 1) + COUNT, lead.to(tl.int64, bitcast=True))
+
+
+@triton.jit
 def pick_kernel(
     logits, stride, parameters, scores, tokens, counters, out, V,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, LISTED: tl.constexpr, OVERLAP: tl.constexpr,
@@ -71,22 +93,7 @@ def pick_kernel(
             tl.store(scores + at, best)
             tl.store(tokens + at, which)
         if arrives_last(counters + row, BLOCKS):
-            listed = tl.arange(0, LISTED)
-            inside = listed < BLOCKS * COUNT
-            first = row * BLOCKS * COUNT
-            z = tl.load(scores + first + listed, mask=inside, other=float("-inf"), cache_modifier=".cg")
-            token = tl.load(tokens + first + listed, mask=inside, other=_NO_TOKEN, cache_modifier=".cg")
-            taken = token >= _NO_TOKEN
-            ahead, which = best_of(z, token, taken)
-            lead = ahead - ahead
-            number = (ahead < float("inf")) & (ahead > float("-inf"))
-            for place in tl.static_range(COUNT):
-                best, which = best_of(z, token, taken)
-                taken = taken | (token == which)
-                tl.store(out + row * (COUNT + 1) + place, tl.where(number, which, -1).to(tl.int64))
-                if place == 1:
-                    lead = ahead - best
-            tl.store(out + row * (COUNT + 1) + COUNT, lead.to(tl.int64, bitcast=True))
+            best_of_blocks(scores, tokens, out, row, COUNT, BLOCKS, LISTED)
 
 
 def blocks_of(vocabulary: int) -> int:

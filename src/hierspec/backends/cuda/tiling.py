@@ -54,10 +54,10 @@ def guessed(what: str, outputs: int, inputs: int, widest: int = 64) -> Tiles:
     while rows > _FEWEST and outputs // (rows * halves) < _MULTIPROCESSORS:
         rows //= 2
     programs = max(outputs // (rows * halves), 1)
-    splits = 1
-    while programs * splits * 2 <= _MULTIPROCESSORS and inputs // (deep * splits * 2) >= 4:
-        splits *= 2
     small = inputs <= 1024  # then norming again in every program takes less than another kernel
+    splits = 1
+    while not small and programs * splits * 2 <= _MULTIPROCESSORS and inputs // (deep * splits * 2) >= 4:
+        splits *= 2
     inside = small and splits == 1 and what in (QKV, GATED, HEAD)
     return Tiles(rows, deep, splits, 4, 4 if rows * halves >= 64 else 2, inside)
 
