@@ -138,7 +138,7 @@ def test_a_token_has_the_same_bits_in_a_tree_and_in_the_text(device, length):
 def test_long_batches_are_cut_into_passes_of_the_same_rows():
     text = Text(700, list(range(11)))
     batch = batch_of([chain(text, range(100, 700)), chain(text, [5])])
-    parts = list(in_passes(batch, GROUP, False))
+    parts = list(in_passes(batch, GROUP))
     assert len(parts) > 1
     assert np.array_equal(np.concatenate([part.positions for _, part in parts]), batch.positions)
     for rows, part in parts:

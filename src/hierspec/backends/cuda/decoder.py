@@ -21,7 +21,7 @@ from hierspec.backends.cuda.fused import Heads, gated, norm, queries_keys_values
 from hierspec.backends.cuda.graphs import Graphs, Inbox, on_device
 from hierspec.backends.cuda.memory import CudaMemory
 from hierspec.backends.cuda.products import ADD, ADD_AND_TAP, Weight, product, weight
-from hierspec.backends.cuda.scratch import Scratch, scratch_pieces
+from hierspec.backends.cuda.scratch import Scratch
 from hierspec.backends.cuda.tiling import DOWN, GATED, HEAD, OUTPUT, QKV
 from hierspec.backends.cuda.work import MOST_ROWS, Work, bucket, in_passes, work_of
 from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
@@ -29,7 +29,9 @@ from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
 _ADD, _ADD_AND_TAP = ADD.value, ADD_AND_TAP.value
 _TOKENS = 1024  # that are embedded without a copy of their own
 _LOGIT_ROWS = (1, 2, 4, 8, 16, 32, 64)
-_FEWEST_POSITIONS = 4096  # of the rotary table: it must not move, so it is made for a whole context at once
+_FEWEST_POSITIONS = (
+    4096  # of the rotary table: graphs are recorded again when it moves, so it has a whole context at once
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +69,8 @@ class CudaDecoder:
         used = [each for layer in self.layers for each, _ in layer.weights]
         self.weight_bytes = sum(each.bytes for each in used) + (self.head.bytes if self.head else 0)
         multiplied = [*self.layers[0].weights, *([(self.head, 1)] if self.head else [])]
-        self.scratch = Scratch(config, multiplied, self.device, scratch_pieces(self.device))
-        self.rotary = self._rotary()
+        self.scratch = Scratch(config, multiplied, self.device)
+        self.rotary = self._rotary(max(config.context, _FEWEST_POSITIONS))
         self.graphs = Graphs(self.device)
         self._made = 0  # memories so far
         self._memories: WeakKeyDictionary[CudaMemory, int] = WeakKeyDictionary()  # numbers, for keys of graphs
@@ -113,12 +115,18 @@ class CudaDecoder:
             weight(DOWN, get("mlp.down_proj.weight"), format, device),
         )
 
-    def _rotary(self) -> tuple[Tensor, Tensor]:
+    def _rotary(self, size: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of so many positions."""
         frequencies, factor = inverse_frequencies(self.config.rotary, self.config.head_size)
-        size = max(self.config.context, _FEWEST_POSITIONS)
         angles = torch.arange(size, dtype=torch.float32)[:, None] * torch.as_tensor(frequencies)
         cos, sin = ((f(angles) * factor).to(self.device, torch.float32).contiguous() for f in (torch.cos, torch.sin))
         return cos, sin
+
+    def have_positions(self, count: int) -> None:
+        """Let there be cosines and sines for so many positions. Graphs have the addresses of the old ones."""
+        if count > len(self.rotary[0]):
+            self.rotary = self._rotary(2 * count)
+            self.graphs.clear()
 
     def memory(self, taps: tuple[int, ...], most_bytes: int) -> CudaMemory:
         return CudaMemory(self.config, self.device, taps, most_bytes)
@@ -132,10 +140,11 @@ class CudaDecoder:
     def run(self, memory: Memory, batch: Batch, hidden: Tensor, start: int, stop: int) -> Tensor:
         assert isinstance(memory, CudaMemory)
         self.layer_rows += len(batch.positions) * (stop - start)
+        self.have_positions(int(batch.positions.max()) + 1)
         group = self.config.heads // self.config.kv_heads
         windows = self.config.windows[start:stop]
         window = max(windows) if all(windows) else 0
-        for rows, part in in_passes(batch, group, window > 0):
+        for rows, part in in_passes(batch, group):
             work = work_of(part, group, window, memory.spare)
             self.scratch.inbox.put(work.numbers)
             self.scratch.hidden[: work.rows].copy_(hidden[rows])

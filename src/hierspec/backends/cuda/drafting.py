@@ -71,7 +71,7 @@ class CudaDraftWriter:
             layers.run(memory, batch, hidden, 0, last)
         layers.layer_rows += len(batch.positions)
         group = config.heads // config.kv_heads
-        for rows, part in in_passes(batch, group, False):
+        for rows, part in in_passes(batch, group):
             work = work_of(part, group, 0, memory.spare)
             layers.scratch.inbox.put(work.numbers)
             layers.scratch.hidden[: work.rows].copy_(hidden[rows])
@@ -88,6 +88,7 @@ class CudaDraftWriter:
         if picked and ask.ahead is not None:
             ahead = list(ask.ahead[: min(len(rows.slots) - count, _MOST_STEPS - 1)])
         steps = 1 + len(ahead)
+        layers.have_positions(rows.first + count + steps)
         works = [self._work(rows, 0, count, memory)]
         works += [self._work(rows, count + step, 1, memory) for step in range(steps - 1)]
         wanted = bucket(max(picks_wanted(ask), 2), _COUNTS) if picked else 0

@@ -22,6 +22,7 @@ class Graphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: was launched once
+        self._stream: torch.cuda.Stream | None = None  # on which graphs are recorded
 
     def run(self, key: Hashable, launch: Callable[[], None]) -> None:
         """Do what `launch` does. It must do the same for every call with this key."""
@@ -35,13 +36,27 @@ class Graphs:
             launch()  # compiles what was not compiled yet, which must not happen while a graph is recorded
             self._graphs[key] = None
         else:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                launch()
+            graph = self._recorded(launch)
             if len(self._graphs) >= _MOST:
                 self._graphs.clear()
             self._graphs[key] = graph
             graph.replay()
+
+    def _recorded(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """A graph of what is launched. `torch.cuda.graph` would collect garbage first, which takes longer than many
+        passes; nothing is allocated here, so there is nothing to collect."""
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                launch()
+            finally:
+                graph.capture_end()
+        here.wait_stream(self._stream)
+        return graph
 
     def clear(self) -> None:
         self._graphs.clear()

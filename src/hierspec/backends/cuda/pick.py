@@ -82,10 +82,13 @@ class Picker:
         if scratch is None:
             scratch = self._scratch[vocabulary] = PickScratch(_ROWS[-1], _COUNTS[-1], vocabulary, self._device)
         given, arrays, out = self._inbox.buffer, scratch.arrays, self._out
-        self._graphs.run(
-            (z.data_ptr(), z.dtype, z.stride(0), vocabulary, width, count),
-            lambda: launch_picks(z, given, arrays, out, width, count),
-        )
+        if z.dtype == torch.float64:  # adjusted logits are somewhere else each time
+            launch_picks(z, given, arrays, out, width, count)
+        else:
+            self._graphs.run(
+                (z.data_ptr(), z.stride(0), vocabulary, width, count),
+                lambda: launch_picks(z, given, arrays, out, width, count),
+            )
         return unpacked(out[: rows * (count + 1)].to("cpu", copy=True).numpy().reshape(rows, count + 1))
 
     def _sorted(self, z: Tensor, keys: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:

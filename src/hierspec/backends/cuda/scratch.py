@@ -9,18 +9,14 @@ import torch
 from hierspec.backends.cuda.attention import FIELDS, ROWS, AttentionScratch, Places
 from hierspec.backends.cuda.graphs import Inbox
 from hierspec.backends.cuda.products import Weight, parts_needed
-from hierspec.backends.cuda.work import MOST_PIECES, MOST_ROWS, ROW_ARRAYS
+from hierspec.backends.cuda.work import MOST_PATHS, MOST_PIECES, MOST_ROWS, ROW_ARRAYS
 from hierspec.checkpoints.config import DecoderConfig
-
-_MOST_PATHS = 64 * MOST_ROWS  # slots of all paths of a pass
 
 
 class Scratch:
-    def __init__(
-        self, config: DecoderConfig, weights: Iterable[tuple[Weight, int]], device: torch.device, pieces: int
-    ) -> None:
-        """`weights`: with the number of tiles of each that are multiplied at once. `pieces`: of attention's work."""
-        queries = config.heads * config.head_size
+    def __init__(self, config: DecoderConfig, weights: Iterable[tuple[Weight, int]], device: torch.device) -> None:
+        """`weights`: with the number of tiles of each that are multiplied at once."""
+        queries, pieces = config.heads * config.head_size, MOST_PIECES
 
         def room(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -40,7 +36,7 @@ class Scratch:
                 needed = parts_needed(weight.matrix.shape[0], weight.tiles, rows, halves)
                 floats, counters = max(floats, needed[0]), max(counters, needed[1])
         self.splitting = room(floats, dtype=torch.float32), room(counters, dtype=torch.int32)
-        self.inbox = Inbox(ROW_ARRAYS * MOST_ROWS + pieces * FIELDS + _MOST_PATHS, torch.int32, device)
+        self.inbox = Inbox(ROW_ARRAYS * MOST_ROWS + pieces * FIELDS + MOST_PATHS, torch.int32, device)
 
     def places(self, width: int, pieces: int) -> Places:
         """The numbers of a pass with so many rows and pieces of work, as views of the inbox."""
@@ -54,8 +50,3 @@ def places_at(numbers: torch.Tensor, at: int, width: int, pieces: int) -> tuple[
     positions, slots, drafted, limits, lengths, path_starts, own_pieces = numbers[at:middle].view(ROW_ARRAYS, width)
     rows = positions, slots, drafted, limits, lengths, path_starts, own_pieces
     return Places(*rows, numbers[middle:end], numbers[end:]), end
-
-
-def scratch_pieces(device: torch.device) -> int:
-    """Pieces of work that there is room for: fewer where kernels are only interpreted, for tests."""
-    return MOST_PIECES if device.type == "cuda" else 256

@@ -14,6 +14,7 @@ from hierspec.backends.cuda.memory import PAGE
 ROW_ARRAYS = 7  # positions, slots, drafted, limits, lengths, path starts, own pieces: as `Places` names them
 MOST_ROWS = 256  # of a pass
 MOST_PIECES = 2048  # of attention's work in a pass
+MOST_PATHS = 64 * MOST_ROWS  # slots of all paths of a pass
 _PAGES_OF_BLOCK = KEYS // PAGE
 _WIDTHS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, MOST_ROWS)
 _PIECES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, MOST_PIECES)
@@ -35,7 +36,7 @@ def bucket(size: int, sizes: tuple[int, ...]) -> int:
     return next(each for each in sizes if each >= size)
 
 
-def in_passes(batch: Batch, group: int, windows: bool) -> Iterator[tuple[slice, Batch]]:
+def in_passes(batch: Batch, group: int) -> Iterator[tuple[slice, Batch]]:
     """A batch in pieces that fit into a pass, in order: later rows see what earlier ones have written."""
     rows = len(batch.positions)
     longest = int(batch.positions.max()) + 1 if rows else 0
@@ -44,6 +45,8 @@ def in_passes(batch: Batch, group: int, windows: bool) -> Iterator[tuple[slice, 
     most = min(MOST_ROWS, max(MOST_PIECES // (blocks + 2), 1))
     if not len(batch.paths) and len(batch.tables) == 1:
         most = min(MOST_ROWS, max((MOST_PIECES // max(blocks, 1) - 1) * (ROWS // group), 1))
+    if len(batch.paths) > MOST_PATHS:
+        most = min(most, max(MOST_PATHS // int(np.diff(batch.path_starts).max()), 1))
     if rows <= most:
         yield slice(0, rows), batch
         return
