@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from hierspec.backends.base import Batch
-from hierspec.backends.cuda.attention import KEYS, ROWS, AttentionScratch, attend
+from hierspec.backends.cuda import work as planning
+from hierspec.backends.cuda.attention import KEYS, AttentionScratch, attend
 from hierspec.backends.cuda.memory import PAGE
 from hierspec.backends.cuda.scratch import places_at
 from hierspec.backends.cuda.work import in_passes, work_of
@@ -65,14 +66,14 @@ def attended(batch: Batch, queries, cache, device, window=0) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
     scratch = AttentionScratch(
-        zeros(work.pieces, KV_HEADS, ROWS, SIZE),
-        zeros(work.pieces, KV_HEADS, ROWS, 2),
+        zeros(work.pieces, KV_HEADS, work.tile, SIZE),
+        zeros(work.pieces, KV_HEADS, work.tile, 2),
         zeros(work.pieces, KV_HEADS, dtype=torch.int32),
     )
     q, out = (zeros(work.width, HEADS, SIZE, dtype=torch.bfloat16) for _ in "qo")
     q[: work.rows] = queries.to(device)
     placed = tuple(part.to(device) for part in cache)
-    attend(q, placed, places, work.pieces, scratch, out, HEADS, window, work.tree)
+    attend(q, placed, places, work.pieces, scratch, out, HEADS, window, work.tree, work.tile)
     assert not scratch.counters.any()
     return out[: work.rows].cpu()
 
@@ -108,6 +109,15 @@ def test_other_rows_other_texts_and_other_pages_change_no_bit(device):
         position = positions[number]
         alone = attended(batch_of([chain(text, [position])]), text.queries[[position]], cache_of([text]), device)
         assert torch.equal(alone[0], together[number])
+
+
+def test_wide_tiles_have_the_bits_of_narrow_ones(device, monkeypatch):
+    text, positions = Text(KEYS + 40, [3, 0, 7, 5, 2]), [*range(20), *range(KEYS - 2, KEYS + 4)]
+    batch = batch_of([chain(text, positions)])
+    narrow = attended(batch, text.queries[positions], cache_of([text]), device)
+    monkeypatch.setattr(planning, "WIDE_ROWS", 32)
+    assert work_of(batch, GROUP, 0, 0).tile == 32
+    assert torch.equal(attended(batch, text.queries[positions], cache_of([text]), device), narrow)
 
 
 @pytest.mark.parametrize("length", [40, KEYS - 2, KEYS + 3])

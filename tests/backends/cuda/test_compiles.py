@@ -50,7 +50,7 @@ for family, format, width in (("qwen3", "bfloat16", 1), ("qwen2", "int8", 64)):
     config = tiny_config(family, **sizes)
     decoder = CudaDecoder(Backend, config, random_weights(config), format)
     memory = decoder.memory((1,), 1 << 22)
-    decoder.launch(memory, Work(width, width, 4, width > 1, np.zeros(0, np.int32)), 0, 1)
+    decoder.launch(memory, Work(width, width, 4, width > 1, 16, np.zeros(0, np.int32)), 0, 1)
     decoder.logits(torch.zeros(1, 128))
 shortlist = CudaShortlist(decoder, np.arange(0, 320, 2, dtype=np.int32), "int8")
 extra = shortlist.gather(np.array([1, 3], np.int32))

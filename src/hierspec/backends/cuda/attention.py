@@ -18,11 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hierspec.backends.cuda.launching import NOT_SEEN, arrives_last, begin, options, overlaps
+from hierspec.backends.cuda.launching import NOT_SEEN, arrives_last, begin, options, ordered_sum, overlaps
 from hierspec.backends.cuda.memory import PAGE
 
 KEYS = 256  # of a block
 ROWS = 16  # of a tile
+# Of a tile in a pass over many tokens, so that fewer tiles read the same keys. Sums of a row are made in the same order
+# in either, as far as Triton goes; whether matrix units agree (64 rows are another instruction) only a GPU tells, so
+# this stays at 16 until `experiments/gpu_passes.py` has shown the same bits with more.
+WIDE_ROWS = 16
 STEP = PAGE  # keys that are multiplied at once: those of one page
 # A piece of work: its first row, how many, the block, whether it is a row's own; then of the tile that it belongs to:
 # first row, rows, first piece, first block, last block, pieces, its number; then the pages of the block.
@@ -41,7 +45,7 @@ def attend_kernel(
     q, keys, values, work, positions, limits, lengths, path_starts, own_pieces, paths, partial, stats, counters, out,
     SLOTS, scale,
     KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
-    FIELDS: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, OVERLAP: tl.constexpr,
+    LOG_STEP: tl.constexpr, FIELDS: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One block of keys for the rows of one piece of work, and one key head. `scale` is for powers of two."""
     begin(OVERLAP)
@@ -64,7 +68,8 @@ def attend_kernel(
         lines = q + ((row.to(tl.int64) * KH + kv) * G + r % G)[:, None] * D + d[None, :]
         queries = tl.load(lines, mask=live[:, None], other=0.0)
         best = tl.full((ROWS,), NOT_SEEN, tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
+        # By place within a step, and added up in the end: one order, whatever the layout of a tile.
+        totals = tl.zeros((ROWS, STEP), tl.float32)
         acc = tl.zeros((ROWS, D), tl.float32)
         most = tl.max(limit)
         for at in range(0, tl.minimum(KEYS, most - block * KEYS), STEP):
@@ -84,14 +89,14 @@ def attend_kernel(
             new = tl.maximum(best, tl.max(scores, 1))
             p = tl.where(seen, tl.exp2(scores - new[:, None]), 0.0)
             fade = tl.exp2(best - new)
-            total = total * fade + tl.sum(p, 1)
+            totals = totals * fade[:, None] + p
             v = tl.load(values + place[:, None] + d[None, :], mask=there[:, None], other=0.0)
             acc = tl.dot(p.to(tl.bfloat16), v, acc * fade[:, None])
             best = new
         at = (piece.to(tl.int64) * KH + kv) * ROWS + r
         tl.store(partial + at[:, None] * D + d[None, :], acc, mask=live[:, None])
         tl.store(stats + at * 2, best, mask=live)
-        tl.store(stats + at * 2 + 1, total, mask=live)
+        tl.store(stats + at * 2 + 1, ordered_sum(tl.trans(totals), ROWS, LOG_STEP), mask=live)
         counter = counters + tl.load(fields + _TILE) * KH + kv
         if arrives_last(counter, tl.load(fields + _TILE_PIECES)):
             merge(fields, positions, lengths, own_pieces, partial, stats, out, kv, KH, G, D, KEYS, ROWS, WINDOW, TREE)
@@ -170,15 +175,17 @@ def attend(
     heads: int,
     window: int,
     tree: bool,
+    tile: int = ROWS,
     warps: int = 4,
     stages: int = 2,
 ) -> None:
-    """out[row, head] for the queries [row, head, head_size]. `pieces`: of work, some of them empty."""
+    """out[row, head] for the queries [row, head, head_size]. `pieces`: of work, some of them empty; `tile`: rows of
+    each."""
     kv_heads, slots, size = cache[0].shape
     scale = size**-0.5 * 1.4426950408889634  # log2(e)
     attend_kernel[(kv_heads, pieces)](
         q, *cache, places.work, places.positions, places.limits, places.lengths, places.path_starts,
         places.own_pieces, places.paths, scratch.partial, scratch.stats, scratch.counters, out, slots, scale,
-        kv_heads, heads // kv_heads, size, KEYS, STEP, ROWS, FIELDS, window, tree, overlaps(),
+        kv_heads, heads // kv_heads, size, KEYS, STEP, tile, STEP.bit_length() - 1, FIELDS, window, tree, overlaps(),
         **options(warps, stages),
     )  # fmt: skip

@@ -154,7 +154,7 @@ class CudaDecoder:
 
     def replay(self, memory: CudaMemory, work: Work, start: int, stop: int) -> None:
         """Layers start..stop over the rows whose numbers and states are in the scratch memory."""
-        key = self.number_of(memory), start, stop, work.width, work.pieces, work.tree
+        key = self.number_of(memory), start, stop, work.width, work.pieces, work.tree, work.tile
         self.graphs.run(key, lambda: self.launch(memory, work, start, stop))
 
     def number_of(self, memory: CudaMemory) -> int:
@@ -171,24 +171,33 @@ class CudaDecoder:
             tap = None
             if number + 1 in memory.taps:
                 tap = memory.all_states[memory.taps.index(number + 1)], places.slots
-            self.launch_layer(memory, number, work.width, work.pieces, work.tree, places, tap)
+            self.launch_layer(memory, number, work, places, tap)
 
     def launch_layer(
         self,
         memory: CudaMemory,
         number: int,
-        rows: int,
-        pieces: int,
-        tree: bool,
+        work: Work,
         places: Places,
         tap: tuple[Tensor, Tensor] | None,
     ) -> None:
-        layer, scratch, config = self.layers[number], self.scratch, self.config
+        layer, scratch, config, rows = self.layers[number], self.scratch, self.config, work.width
         cache = memory.keys[number], memory.values[number]
         eps, splitting = config.norm_eps, scratch.splitting
         self.launch_keys(memory, number, rows, places)
         window = config.windows[number]
-        attend(scratch.queries, cache, places, pieces, scratch.attention, scratch.attended, config.heads, window, tree)
+        attend(
+            scratch.queries,
+            cache,
+            places,
+            work.pieces,
+            scratch.attention,
+            scratch.attended,
+            config.heads,
+            window,
+            work.tree,
+            work.tile,
+        )
         product(scratch.attended, layer.output, scratch.hidden, rows, splitting, _ADD)
         x, gain = self.entering(layer.mlp_norm, layer.gate_up, rows)
         gated(x, layer.gate_up, scratch.gated, rows, splitting, gain, eps)

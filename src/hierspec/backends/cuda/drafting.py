@@ -95,11 +95,11 @@ class CudaDraftWriter:
         self._use_extras(extra)
         most = room_for(len(extra.tokens), len(self._shortlist.table)) if len(extra.tokens) else 0
         self._inbox.put(self._numbers(ask, rows, works, picked))
-        shapes = tuple((work.width, work.pieces) for work in works)
+        shapes = tuple((work.width, work.pieces, work.tile) for work in works)
         numbers = layers.number_of(memory), layers.number_of(features)
         layers.graphs.run(
             ("draft", id(self), numbers, rows.own, rows.taps, count, shapes, wanted, most),
-            lambda: self._launch(rows, memory, features, count, shapes, wanted, most),
+            lambda: self._launch(rows, memory, features, works, wanted, most),
         )
         if not picked:
             layers.layer_rows += count * layers.config.layers
@@ -157,13 +157,12 @@ class CudaDraftWriter:
         rows: DraftRows,
         memory: CudaMemory,
         features: CudaMemory,
-        count: int,
-        shapes: Sequence[tuple[int, int]],
+        works: Sequence[Work],
         wanted: int,
         most: int,
     ) -> None:
-        layers, numbers = self._layers, self._inbox.buffer
-        hidden, at = layers.scratch.hidden, len(shapes) * PARAMETERS * _WORDS
+        layers, numbers, count = self._layers, self._inbox.buffer, works[0].rows
+        hidden, at = layers.scratch.hidden, len(works) * PARAMETERS * _WORDS
         keys = numbers[:at].view(torch.int64)
         tokens, slots = numbers[at : at + count], numbers[at + count : at + 2 * count]
         at += 2 * count
@@ -171,27 +170,27 @@ class CudaDraftWriter:
         states, taps = (memory, (0,)) if rows.own else (features, rows.taps)
         join.launch(tokens, states.all_states, join.taps(taps), slots, join.floats(norms), hidden, count)
         last = count - 1
-        for step, (width, pieces) in enumerate(shapes):
-            places, at = places_at(numbers, at, width, pieces)
-            self._launch_layers(memory, width, pieces, places)
+        for step, work in enumerate(works):
+            places, at = places_at(numbers, at, work.width, work.pieces)
+            self._launch_layers(memory, work, places)
             self._launch_head(hidden[last : last + 1], most)
             if not wanted:
                 return
             out = self._out[step * (wanted + 1) :]
             launch_picks(self._logits, keys[step * PARAMETERS :], self._scratch.arrays, out, 1, wanted)
-            if step + 1 < len(shapes):
+            if step + 1 < len(works):
                 join, norms = self._then
                 slots = places.slots[last : last + 1]
                 join.launch(out, memory.all_states, join.taps((0,)), slots, join.floats(norms), hidden, 1)
             last = 0
 
-    def _launch_layers(self, memory: CudaMemory, width: int, pieces: int, places: Places) -> None:
+    def _launch_layers(self, memory: CudaMemory, work: Work, places: Places) -> None:
         layers = self._layers
         for number in range(layers.config.layers):
             tap = None
             if number + 1 in memory.taps:
                 tap = memory.all_states[memory.taps.index(number + 1)], places.slots
-            layers.launch_layer(memory, number, width, pieces, False, places, tap)
+            layers.launch_layer(memory, number, work, places, tap)
 
     def _launch_head(self, state: Tensor, most: int) -> None:
         shortlist = self._shortlist

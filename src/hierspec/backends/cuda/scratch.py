@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from hierspec.backends.cuda.attention import FIELDS, ROWS, AttentionScratch, Places
+from hierspec.backends.cuda.attention import FIELDS, WIDE_ROWS, AttentionScratch, Places
 from hierspec.backends.cuda.graphs import Inbox
 from hierspec.backends.cuda.products import Weight, parts_needed
 from hierspec.backends.cuda.work import MOST_PATHS, MOST_PIECES, MOST_ROWS, ROW_ARRAYS
@@ -26,8 +26,8 @@ class Scratch:
         self.queries, self.attended = room(MOST_ROWS, queries), room(MOST_ROWS, queries)
         self.gated = room(MOST_ROWS, config.intermediate)
         self.attention = AttentionScratch(
-            room(pieces, config.kv_heads, ROWS, config.head_size, dtype=torch.float32),
-            room(pieces, config.kv_heads, ROWS, 2, dtype=torch.float32),
+            room(pieces, config.kv_heads, WIDE_ROWS, config.head_size, dtype=torch.float32),
+            room(pieces, config.kv_heads, WIDE_ROWS, 2, dtype=torch.float32),
             room(pieces, config.kv_heads, dtype=torch.int32),
         )
         floats, counters = 1, 1

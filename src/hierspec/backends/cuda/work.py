@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hierspec.backends.base import Batch
-from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS, ROWS
+from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS, ROWS, WIDE_ROWS
 from hierspec.backends.cuda.memory import PAGE
 
 ROW_ARRAYS = 7  # positions, slots, drafted, limits, lengths, path starts, own pieces: as `Places` names them
@@ -28,6 +28,7 @@ class Work:
     width: int  # rows that the kernels run: some only fill up
     pieces: int  # that the kernels run, likewise
     tree: bool
+    tile: int  # rows of a tile
     numbers: np.ndarray  # int32: seven arrays of `width`, `pieces` times FIELDS, then the paths
 
 
@@ -81,10 +82,11 @@ def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
     rows = len(batch.positions)
     width = bucket(rows, _WIDTHS)
     tree = len(batch.paths) > 0
+    tile = WIDE_ROWS if rows * group >= 2 * WIDE_ROWS else ROWS
     if rows == 1 and not tree:
         pieces, own = _one_row(batch, window), np.zeros(0, np.int64)
     else:
-        pieces, own = _pieces(batch, group, window)
+        pieces, own = _pieces(batch, tile // group, window)
     count = bucket(len(pieces), _PIECES)
     numbers = np.zeros(ROW_ARRAYS * width + count * FIELDS + len(batch.paths), np.int32)
     by_row = numbers[: ROW_ARRAYS * width].reshape(ROW_ARRAYS, width)
@@ -99,7 +101,7 @@ def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
         by_row[4, :rows], by_row[5, :rows], by_row[6, :rows] = batch.lengths, batch.path_starts[:-1], own
     numbers[ROW_ARRAYS * width : ROW_ARRAYS * width + pieces.size] = pieces.ravel()
     numbers[ROW_ARRAYS * width + count * FIELDS :] = batch.paths
-    return Work(rows, width, count, tree, numbers)
+    return Work(rows, width, count, tree, tile, numbers)
 
 
 def _one_row(batch: Batch, window: int) -> np.ndarray:
@@ -123,9 +125,9 @@ def _put_pages(pieces: np.ndarray, table: np.ndarray, first: int) -> None:
     pieces[:, FIRST_PAGE : FIRST_PAGE + _PAGES_OF_BLOCK] = pages.reshape(-1, _PAGES_OF_BLOCK)
 
 
-def _pieces(batch: Batch, group: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """All pieces of work, and the first own one of each row: -1 without a path."""
-    together, parts, count = ROWS // group, list[np.ndarray](), 0
+def _pieces(batch: Batch, together: int, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """All pieces of work, and the first own one of each row: -1 without a path. `together`: tokens of a tile."""
+    parts, count = list[np.ndarray](), 0
     own = np.full(len(batch.positions), -1, np.int64)
     tile = 0
     for text, table in enumerate(batch.tables):
