@@ -1,5 +1,7 @@
 """What is said where the CUDA backend cannot run."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 
@@ -7,6 +9,11 @@ from hierspec.assembly.opening import open_decoder, why_not_cuda
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.testing.checkpoints import tiny_checkpoint, tiny_config
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed: tests of kernels are left out")
+def test_kernels_can_be_tested_here():
+    assert find_spec("hierspec.backends.cuda.products") is not None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

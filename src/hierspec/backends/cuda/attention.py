@@ -40,7 +40,11 @@ FIRST_PAGE = 11  # of the fields
 LARGEST_GROUP = ROWS  # heads that share a key head
 
 
-@triton.jit
+# Views of one buffer begin anywhere in it: one kernel for all of them, instead of one for each alignment.
+_VIEWS = ["work", "positions", "limits", "lengths", "path_starts", "own_pieces", "paths"]
+
+
+@triton.jit(do_not_specialize_on_alignment=_VIEWS)
 def attend_kernel(
     q, keys, values, work, positions, limits, lengths, path_starts, own_pieces, paths, partial, stats, counters, out,
     SLOTS, scale,

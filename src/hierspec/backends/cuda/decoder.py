@@ -234,25 +234,26 @@ class CudaDecoder:
     def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:
         """Good until the next call, unless there are many rows."""
         gain = self._floats(self.norm if norm is None else norm)
-        rows, most, vocabulary = len(states), _LOGIT_ROWS[-1], len(self.head_weight)
+        rows, most = states.shape[0], _LOGIT_ROWS[-1]
         if self._logits is None:
-            self._logits = torch.zeros((most, vocabulary), device=self.device)
+            self._logits = torch.zeros((most, self.head_weight.shape[0]), device=self.device)
         if rows <= most:
             return self._head(states, gain)
         return torch.cat([self._head(states[first : first + most], gain).clone() for first in range(0, rows, most)])
 
     def _head(self, states: Tensor, gain: Tensor) -> Tensor:
-        head, out, width = self.head, self._logits, bucket(len(states), _LOGIT_ROWS)
+        head, out, rows = self.head, self._logits, states.shape[0]
+        width = bucket(rows, _LOGIT_ROWS)
         assert head is not None
         assert out is not None
-        self.scratch.hidden[: len(states)].copy_(states)
+        self.scratch.hidden[:rows].copy_(states)
 
         def launch() -> None:
             x, applied = self.entering(gain, head, width)
             product(x, head, out, width, self.scratch.splitting, gain=applied, eps=self.config.norm_eps)
 
         self.graphs.run(("head", gain.data_ptr(), width), launch)
-        return out[: len(states)]
+        return out[:rows]
 
     def _floats(self, norm: Tensor) -> Tensor:
         """A norm as kernels read it, always at the same address."""

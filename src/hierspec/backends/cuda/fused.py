@@ -165,7 +165,7 @@ def finish_heads(
             tl.store(at + HALF, b.to(tl.bfloat16), mask=live[None, :])
 
 
-@triton.jit(do_not_specialize=["M", "FIRST"])
+@triton.jit(do_not_specialize=["M", "FIRST"], do_not_specialize_on_alignment=["positions", "slots", "drafted"])
 def qkv_kernel(
     x, gain, w, scales, bias, q_norm, k_norm, cos, sin, q, keys, values, positions, slots, drafted, parts, counters,
     K, M, SLOTS, FIRST, eps, head_eps,

@@ -12,7 +12,7 @@ from hierspec.backends.cuda.products import Weight, multiplied
 from hierspec.backends.cuda.tiling import tokens_together
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["listed", "count"])
 def listed_kernel(
     x, w, scales, listed, count, out, K, M, stride, N,
     GATHER: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr, TOK: tl.constexpr, BN: tl.constexpr,
@@ -59,7 +59,7 @@ def gathered_product(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["tokens", "slots"])
 def join_inputs_kernel(
     tokens, embedding, states, taps, slots, gains, out, SLOTS, H, eps,
     PARTS: tl.constexpr, NORMED: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,

@@ -67,7 +67,7 @@ def best_of_blocks(scores, tokens, out, row, COUNT: tl.constexpr, BLOCKS: tl.con
     tl.store(out + row * (COUNT + 1) + COUNT, lead.to(tl.int64, bitcast=True))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["parameters", "out"])
 def pick_kernel(
     logits, stride, parameters, scores, tokens, counters, out, V,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, LISTED: tl.constexpr, OVERLAP: tl.constexpr,

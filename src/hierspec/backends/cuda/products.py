@@ -170,7 +170,7 @@ def finish(
         tl.store(states + slot[None, :] * N + outputs[:, None], acc, mask=inside)
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["slots"])
 def product_kernel(
     x, gain, w, scales, bias, out, states, slots, parts, counters, N, K, M, eps,
     END: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, NORM: tl.constexpr, EVEN: tl.constexpr,
