@@ -101,6 +101,7 @@ class Engine:
             stats = ask.stats
             stats.seconds += seconds / len(group)
             request.last_pass = None
+            request.spent += between + seconds
             # Prefill, also of what a drafter was not asked about for a while, says nothing about the rows asked for.
             # Of a drafter's block its last token is new to it, and the token that was written after the block.
             usual = usual and len(ask.context) <= stats.reach + 2

@@ -40,6 +40,9 @@ class FixedPace:
     """The pace of a fixed plan, which knows no costs: the next tier always drafts, all drafts that the budget holds are
     verified, and blocks end by count."""
 
+    def drafts(self, round: Round) -> bool:
+        return True
+
     def route(self, round: Round) -> Block | None:
         return Block()
 
@@ -114,9 +117,11 @@ class Hierarchy:
             if written:
                 here = np.concatenate((context, np.array([position.token for position in written], np.int32)))
             # The scorer adds a token to what it accepts, so a draft has at most one less than the room.
-            round = Round(level, here, room - len(written) - 1, tier.budget, request, block)
-            _ask_stores(tier, round)
-            lower = self._route(round)
+            round = Round(level, here, room - len(written) - 1, tier.budget, request, block, request.spent)
+            lower = None
+            if pace.drafts(round):
+                _ask_stores(tier, round)
+                lower = self._route(round)
             if lower is not None:
                 drafted = yield from self.extend(level + 1 + lower.skipped, here, round.room, lower, request)
                 self._add_draft(drafted, round)

@@ -28,6 +28,7 @@ class RequestView(Protocol):
     stores: dict[str, Store]  # by name, as this request sees them
     running_requests: int  # including this one
     last_pass: PassTime | None  # of the scorer that answered last, where it tells what such passes cost
+    spent: float  # seconds of all passes so far, of all scorers, with what lies between them
 
 
 class PassTime(NamedTuple):
@@ -161,6 +162,7 @@ class Round:
     budget: int  # nodes that may be verified
     request: RequestView
     block: Block  # that the tier is writing
+    began: float = 0.0  # the request's `spent` before it
     proposals: list[Proposal] = field(default_factory=list)  # of the tier below first, then of the stores
     drafted: Block | None = None  # by a tier below
     appraised: Proposal | None = None  # the best tree of the stores' proposals, where `route` needed it
@@ -172,6 +174,9 @@ class Round:
 class Pace(Protocol):
     """Decides for one tier what is worth its time, never what is written: sampled tokens are always verified, and a
     block ends before the next token is sampled, so no distribution changes."""
+
+    def drafts(self, round: Round) -> bool:
+        """Whether anything is drafted in the round that begins: where not, nobody is asked."""
 
     def route(self, round: Round) -> Block | None:
         """Who drafts: the block that a tier below should write; None: nobody."""

@@ -127,6 +127,10 @@ class Costs:
         """Of a pass alone, after a short context."""
         return self._base.at(rows)
 
+    def measured_plain(self, context: int) -> float:
+        """What a pass over one row after so many tokens was measured to take, whatever was learnt since."""
+        return self.measured[0] + self._further(context) * self.growth[0]
+
     def under(self, load: Load) -> Share:
         """The part of each of some requests whose passes, all of one width, run as one batch."""
         if self._last is None or self._last[0] != load:
@@ -148,11 +152,6 @@ class Costs:
         """A pass over so many rows of so many requests, after so many tokens on average, took so long. These costs
         stay as they are."""
         return
-
-    @property
-    def heals(self) -> bool:
-        """Whether passes correct them."""
-        return False
 
     def again(self) -> Costs:
         """As they were measured, to be corrected by other passes."""

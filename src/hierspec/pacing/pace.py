@@ -12,6 +12,7 @@ from hierspec.pacing.blocks import BlockPolicy, ByCount
 from hierspec.pacing.costs import FREE, Costs, Load
 from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.routing import Router
+from hierspec.pacing.switch import Switch
 
 
 class AdaptivePace(FixedPace):
@@ -24,10 +25,15 @@ class AdaptivePace(FixedPace):
         router: Router | None = None,  # chooses who drafts; None: the next tier, always
         ends: Mapping[int, BlockPolicy] | None = None,  # of its blocks, by the tiers skipped; None: by count
         lengths: Lengths | None = None,  # of texts
+        switch: Switch | None = None,  # whether anything is drafted; None: always
     ) -> None:
+        self.switch = switch
         self.lengths = lengths or Lengths()
         self.costs, self.appraiser, self.router = costs, appraiser, router
         self.ends = ends or {0: ByCount()}
+
+    def drafts(self, round: Round) -> bool:
+        return self.switch is None or round.request.running_requests > 1 or self.switch.drafts()
 
     def route(self, round: Round) -> Block | None:
         if self.router is None:
@@ -72,6 +78,10 @@ class AdaptivePace(FixedPace):
             taken, block = (None, []) if drafted is None else (drafted.skipped, drafted.written)
             self.router.learn(taken, block, tokens, round.seconds, len(round.proposals) > 1, load)
         self.ends[round.block.skipped].learn_round(len(tokens), round.seconds, load)
+        plain = self.costs.measured_plain(load.context)
+        # Of a round that prefills nothing is learnt.
+        if self.switch is not None and load.requests == 1 and round.request.last_pass is not None and plain:
+            self.switch.learn(len(tokens), (round.request.spent - round.began) / plain)
 
     def hands_up(self, round: Round) -> bool:
         block = round.block
