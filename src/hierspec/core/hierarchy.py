@@ -246,8 +246,8 @@ def _no_token(round: Round) -> HierspecError:
     position = len(round.context)
     if round.request.constraint is not None:
         return HierspecError(
-            f"The grammar allows no token at position {position} that the model can write: its vocabulary lacks what must "
-            "come there, logit_bias forbids it, or its logits are not numbers; change the grammar or logit_bias."
+            f"The grammar allows no token at position {position} that the model can write: its vocabulary lacks what "
+            "must come there, logit_bias forbids it, or its logits are not numbers; change the grammar or logit_bias."
         )
     return HierspecError(
         f"The model's logits are not numbers at position {position}; its weights may be damaged, its dtype too narrow "

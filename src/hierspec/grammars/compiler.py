@@ -18,8 +18,8 @@ from hierspec.grammars.token_bytes import TokenBytes
 from hierspec.text.tokenizer import Tokenizer
 
 _KEPT = 64  # compiled grammars; the least used go first
-# JSON as Python writes it. Where spaces are free, small models write them without end.
-_SPELLING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# JSON as Python writes it: where spaces are free, small models write them without end. What is unknown is refused.
+_SPELLING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 
 
 class GrammarCompiler:
@@ -50,7 +50,7 @@ class GrammarCompiler:
         ends = [token for token in dict.fromkeys((*model_stop_ids, *others)) if 0 <= token < self._vocabulary]
         if not ends:
             raise HierspecError("This model has no stop token to end a grammar's text with; give one as stop_ids.")
-        return GrammarConstraint(matcher, self._vocabulary, ends, self._bytes.first_opening)
+        return GrammarConstraint(matcher, self._vocabulary, ends, self._bytes.first_opening, self._bytes.opening_token)
 
     def _matcher(self, grammar: Grammar) -> Any:
         """A matcher at the beginning of a text; requests have copies of it."""
@@ -84,7 +84,8 @@ def _source(grammar: Grammar) -> str:
         case "json_object":
             source = LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_SPELLING)
         case "json_schema":
-            source = LLMatcher.grammar_from_json_schema(grammar.text, overrides=_SPELLING)
+            schema = "{}" if json.loads(grammar.text) is True else grammar.text  # both allow everything
+            source = LLMatcher.grammar_from_json_schema(schema, overrides=_SPELLING)
         case "regex":
             source = LLMatcher.grammar_from_regex(grammar.text)
         case "lark":

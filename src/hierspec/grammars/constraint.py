@@ -6,7 +6,7 @@ worked out at a place is kept with it, so a node that was a drafter's token and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,14 +37,21 @@ _END = _Place()  # after a stop token: nothing follows
 class GrammarConstraint(Constraint):
     """`Constraint` of one request, through an `LLMatcher` of its own."""
 
-    def __init__(self, matcher: Any, vocabulary: int, ends: Sequence[int], first_opening: int = 0) -> None:
+    def __init__(
+        self,
+        matcher: Any,
+        vocabulary: int,
+        ends: Sequence[int],
+        first_opening: int = 0,  # the matcher's number of the first token as it begins a text; 0: they all begin alike
+        opening_token: Callable[[bytes], int | None] = lambda text: None,  # that begins a text with these bytes
+    ) -> None:
         self._matcher = matcher
         self._bytes = -(-vocabulary // 8)
         self._ends = list(ends)
         self._text = np.full(self._bytes, 0xFF, np.uint8)  # bits of what may be text
         for token in ends:
             self._text[token >> 3] &= 0xFF ^ (1 << (token & 7))
-        self._first_opening = first_opening
+        self._first_opening, self._opening_token = first_opening, opening_token
         self._settled = 0  # tokens that the request has written: nobody goes back behind them
         self._place = _Place()  # after them
         self._read: list[int] = []  # tokens that the matcher has read since
@@ -135,9 +142,12 @@ class GrammarConstraint(Constraint):
     def _bits(self, place: _Place, path: list[int]) -> np.ndarray:
         if place.bits is None:
             self._go(path)
-            first = self._first_opening >> 3 if self._opens(path) else 0
+            opens = self._opens(path)
+            first = self._first_opening >> 3 if opens else 0
             bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[first : first + self._bytes] & self._text
             self._check()
+            if opens and not bits.any():
+                self._open_forced(bits)
             if self._matcher.is_accepting():
                 for token in self._ends:
                     bits[token >> 3] |= 1 << (token & 7)
@@ -146,6 +156,13 @@ class GrammarConstraint(Constraint):
             if len(some) == 1 and (only := int(bits[some[0]])) & (only - 1) == 0:
                 place.single = 8 * int(some[0]) + only.bit_length() - 1
         return place.bits
+
+    def _open_forced(self, bits: np.ndarray) -> None:
+        """Where the first characters of the text are forced the matcher allows the one token that has them inside a
+        text: allow the one that begins a text with them."""
+        token = self._opening_token(self._matcher.compute_ff_bytes())
+        if token is not None and self._matcher.validate_tokens([token + self._first_opening]):
+            bits[token >> 3] |= 1 << (token & 7)
 
     def _forced(self, place: _Place, path: list[int]) -> list[int]:
         if place.forced is None:

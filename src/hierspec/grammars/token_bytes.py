@@ -56,6 +56,17 @@ class TokenBytes:
             ids = []
         return ids if b"".join(self.pieces[token] for token in ids) == text else self._longest_first(text)
 
+    def opening_token(self, text: bytes) -> int | None:
+        """The token that a text of these bytes begins with: as the tokenizer has it, else the longest."""
+        try:
+            first = self._tokenizer.encode(text.decode(errors="ignore"), begin=False)[:1]
+        except HierspecError:
+            first = []
+        if first and self.openings[first[0]] and text.startswith(self.openings[first[0]]):
+            return first[0]
+        fitting = [token for token, opening in enumerate(self.openings) if opening and text.startswith(opening)]
+        return max(fitting, key=lambda token: len(self.openings[token]), default=None)
+
     def _inside(self, text: str) -> list[int]:
         if not self.openings:
             return self._tokenizer.encode(text, begin=False)
