@@ -36,7 +36,7 @@ def test_json_is_still_a_document_about_the_answer(tiny, capsys):
     [
         (["--json-schema", "nowhere.json"], "no such file"),
         (["--regex", "("], "cannot be used"),
-        (["--regex", "a", "--json-object"], "not allowed with"),
+        (["--regex", "a", "--json-object"], "cannot be given together"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(tiny, capsys, options, reason):

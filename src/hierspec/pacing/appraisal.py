@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hierspec.core.proposal import NOTHING, Distribution, Proposal
+from hierspec.core.proposal import CERTAIN, NOTHING, Distribution, Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
 from hierspec.pacing.costs import ALONE, PROBE, Costs, Load
 
@@ -129,7 +129,8 @@ class Appraiser:
                 node = index.get((after, token)) if distribution is None else None
                 if node is None:
                     probability *= rate(source, evidence, depth)
-                    stays = distribution is not None or probability == 1.0 or probability >= least
+                    certain = evidence == CERTAIN and probability == 1.0  # with all that comes before it
+                    stays = distribution is not None or certain or probability >= least
                     node = len(nodes) if stays else -1
                     index.setdefault((after, token), node)
                     if node >= 0:
@@ -149,8 +150,8 @@ class Appraiser:
             expected += probabilities[node]
             pass_seconds = seconds(count + 1)
             gain = expected - speed * (pass_seconds - alone)
-            certain = probabilities[node] == 1.0 and pass_seconds - before < alone
-            if gain > best or certain or nodes[node][3] is not None:
+            certain = nodes[node][4] == CERTAIN and probabilities[node] == 1.0
+            if gain > best or nodes[node][3] is not None or (certain and pass_seconds - before < alone):
                 size, best = count, gain
             before = pass_seconds
         if not size:
