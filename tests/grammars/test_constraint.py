@@ -204,6 +204,13 @@ def test_a_sentencepiece_text_begins_with_or_without_its_space():
     assert allowed(which, [yes]) == [{1}]
 
 
+def test_a_vocabulary_can_be_read_before_the_first_grammar(monkeypatch):
+    compiler = GrammarCompiler(BYTES, BYTES.vocabulary_size)
+    compiler.prepare()
+    monkeypatch.setattr("hierspec.grammars.compiler.TokenBytes", None)
+    compiler.constraint(Grammar("regex", "a+"), [0])
+
+
 def test_a_grammar_is_compiled_once(monkeypatch):
     compiler = GrammarCompiler(BYTES, BYTES.vocabulary_size)
     compiled = []

@@ -38,6 +38,11 @@ class GrammarCompiler:
     def _llguidance(self) -> Any:
         return self._bytes.for_llguidance()
 
+    def prepare(self) -> None:
+        """Read the vocabulary now, which takes up to a second, and not for the first grammar: a server has the time."""
+        with self._lock:
+            _ = self._llguidance
+
     def constraint(
         self, grammar: Grammar, model_stop_ids: Collection[int], other_stop_ids: Collection[int] = ()
     ) -> GrammarConstraint:
