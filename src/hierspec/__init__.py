@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from hierspec.async_language_model import AsyncLanguageModel, AsyncStream
     from hierspec.chat import Chat
     from hierspec.core.errors import HierspecError
+    from hierspec.core.grammar import Grammar
     from hierspec.core.interfaces import Store
     from hierspec.core.logprobs import TokenLogprobs
     from hierspec.core.plan import Plan, TierPlan
@@ -24,6 +25,7 @@ __all__ = [
     "Chat",
     "Failure",
     "Generation",
+    "Grammar",
     "HierspecError",
     "LanguageModel",
     "Piece",
@@ -46,6 +48,7 @@ _HOMES = {
     "async_language_model": ["AsyncLanguageModel", "AsyncStream"],
     "chat": ["Chat"],
     "core.errors": ["HierspecError"],
+    "core.grammar": ["Grammar"],
     "core.interfaces": ["Store"],
     "core.logprobs": ["TokenLogprobs"],
     "core.plan": ["Plan", "TierPlan"],

@@ -26,7 +26,7 @@ def test_the_experiments_are_all_there():
             "long_prompts",
             "phases",
         ),
-        *("recorded_texts", "search_growth", "store_soak", "store_times", "two_commits"),
+        *("recorded_texts", "search_growth", "store_soak", "store_times", "structured", "two_commits"),
     ]
 
 

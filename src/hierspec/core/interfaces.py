@@ -29,6 +29,7 @@ class RequestView(Protocol):
     running_requests: int  # including this one
     last_pass: PassTime | None  # of the scorer that answered last, where it tells what such passes cost
     spent: float  # seconds of all passes so far, of all scorers, with what lies between them
+    constraint: Constraint | None  # what its grammar allows; None: everything
 
 
 class PassTime(NamedTuple):
@@ -119,6 +120,26 @@ class Store(Protocol):
         return
 
 
+class Constraint(Protocol):
+    """Which tokens a request's grammar allows after what it has written. It answers by the tokens alone: whatever was
+    asked before, and drafts that were rejected since, leave no trace.
+
+    `written` is what stands after the prompt, [length] int32: the request's output, and maybe a draft behind it."""
+
+    def wrote(self, tokens: Sequence[int]) -> None:
+        """The request has written these: nothing before them is asked about again."""
+
+    def allowed(self, written: np.ndarray, proposal: Proposal) -> list[np.ndarray | None]:
+        """A row for what follows `written`, and one for what follows each node: the tokens that may come there, as bits
+        [vocabulary / 8, rounded up] uint8, the lowest bit first. None where the path to a node is forbidden itself."""
+
+    def pruned(self, written: np.ndarray, proposal: Proposal) -> Proposal:
+        """The proposal without fixed tokens that the grammar forbids, and what follows them. Sampled ones stay."""
+
+    def forced(self, written: np.ndarray, most: int) -> Proposal:
+        """A chain of at most so many tokens that must follow, or whose characters must."""
+
+
 UNDRAFTED, ACCEPTED, CORRECTED, RUNNER_UP = range(4)  # how a token came to be written, or handed up beside one
 
 
@@ -165,6 +186,7 @@ class Round:
     began: float = 0.0  # the request's `spent` before it
     proposals: list[Proposal] = field(default_factory=list)  # of the tier below first, then of the stores
     drafted: Block | None = None  # by a tier below
+    forced: Proposal = NOTHING  # of the grammar, among the proposals
     appraised: Proposal | None = None  # the best tree of the stores' proposals, where `route` needed it
     draft: Proposal = NOTHING  # what is verified
     tokens: list[int] = field(default_factory=list)  # what was written

@@ -33,7 +33,7 @@ class AdaptivePace(FixedPace):
         self.ends = ends or {0: ByCount()}
 
     def drafts(self, round: Round) -> bool:
-        return self.switch is None or round.request.running_requests > 1 or self.switch.drafts()
+        return not self._weighs_all(round) or self.switch is None or self.switch.drafts()
 
     def route(self, round: Round) -> Block | None:
         if self.router is None:
@@ -46,6 +46,12 @@ class AdaptivePace(FixedPace):
         to_prefill = _to_prefill(self.router, round)
         skipped = self.router.choose(gain, load, to_prefill, room)
         return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin())
+
+    @staticmethod
+    def _weighs_all(round: Round) -> bool:
+        """Whether writing with drafts is timed against writing without: where passes are the request's own, and no
+        grammar forces tokens, which always pays."""
+        return round.request.running_requests == 1 and round.request.constraint is None
 
     def choose(self, round: Round) -> Proposal:
         if self.appraiser is None:
@@ -80,7 +86,7 @@ class AdaptivePace(FixedPace):
         self.ends[round.block.skipped].learn_round(len(tokens), round.seconds, load)
         plain = self.costs.measured_plain(load.context)
         # Of a round that prefills nothing is learnt.
-        if self.switch is not None and load.requests == 1 and round.request.last_pass is not None and plain:
+        if self.switch is not None and plain and self._weighs_all(round) and round.request.last_pass is not None:
             self.switch.learn(len(tokens), (round.request.spent - round.began) / plain)
 
     def hands_up(self, round: Round) -> bool:
