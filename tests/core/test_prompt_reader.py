@@ -29,7 +29,7 @@ class TimedScorer(FakeScorer):
         lacking = [max(len(ask.context) - self.known(ask.context), 1) + len(ask.proposal) for ask in asks]
         self.rows.append(sum(lacking))
         self.now += BASE + EACH * sum(lacking)
-        self.kept = [*self.kept, *(ask.context for ask in asks)][-24:]
+        self.kept = [*self.kept, *(ask.context for ask in asks)][-64:]
         return super().score(asks)
 
 

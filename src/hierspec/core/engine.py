@@ -11,6 +11,7 @@ from hierspec.core.prompt_reader import PromptReader
 from hierspec.core.request import Request, Step
 from hierspec.core.room import room_taken
 from hierspec.core.text_files import shown
+from hierspec.core.together import Together
 
 
 class Engine:
@@ -24,6 +25,7 @@ class Engine:
         self._clock = clock
         # Where people wait for each other, long prompts are read in pieces, and nobody takes another one's memory.
         self._reader = PromptReader() if serving else None
+        self._together = Together()
         self._asks: dict[Request, Ask | None] = {}  # in the order of submission; None: it has not begun
         self._waiting: set[Request] = set()  # there is no memory for them beside those that run
         self._steps: list[tuple[Request, Step]] = []  # not returned yet
@@ -46,8 +48,11 @@ class Engine:
         asks = {
             request: ask for request in running if (ask := self._asks[request]) is not None and request.ended is None
         }
+        chosen = self._together.choose(asks)
+        if self._reader is not None:
+            chosen = self._reader.choose(chosen)
         groups: dict[int, list[tuple[Request, Ask]]] = {}
-        for request, ask in (asks if self._reader is None else self._reader.choose(asks)).items():
+        for request, ask in chosen.items():
             groups.setdefault(id(ask.scorer), []).append((request, ask))
         for group in groups.values():
             for (request, ask), answer in zip(group, self._answers(group), strict=True):
@@ -108,6 +113,7 @@ class Engine:
     ) -> None:
         """Tell the requests of a pass its time, which they share. What lies between passes is part of it: it is not the
         same where something was drafted, and where passes are fast it is much of the time."""
+        self._together.learn(group[0][1].scorer, seconds)
         rows, contexts, usual = 0, 0, True
         for (request, ask), answer in zip(group, answers, strict=True):
             stats = ask.stats
