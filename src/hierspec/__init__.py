@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hierspec.async_language_model import AsyncLanguageModel, AsyncStream
     from hierspec.chat import Chat
-    from hierspec.core.errors import HierspecError
+    from hierspec.core.errors import Busy, HierspecError
     from hierspec.core.grammar import Grammar
     from hierspec.core.interfaces import Store
     from hierspec.core.logprobs import TokenLogprobs
@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncLanguageModel",
     "AsyncStream",
+    "Busy",
     "Chat",
     "Failure",
     "Generation",
@@ -47,7 +48,7 @@ __all__ = [
 _HOMES = {
     "async_language_model": ["AsyncLanguageModel", "AsyncStream"],
     "chat": ["Chat"],
-    "core.errors": ["HierspecError"],
+    "core.errors": ["Busy", "HierspecError"],
     "core.grammar": ["Grammar"],
     "core.interfaces": ["Store"],
     "core.logprobs": ["TokenLogprobs"],
