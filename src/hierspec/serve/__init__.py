@@ -1,0 +1,1 @@
+"""The HTTP server: `hierspec serve`. Needs the extra `hierspec[serve]`."""
