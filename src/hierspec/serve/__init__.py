@@ -1,1 +1,1 @@
-"""The HTTP server: `hierspec serve`. Needs the extra `hierspec[serve]`."""
+"""A server: what OpenAI's clients speak, and a page that shows the hierarchy at work. Extra: hierspec[serve]."""
