@@ -171,6 +171,8 @@ class Block:
     least: int = 1  # tokens below which it is not handed up early
     written: list[Written] = field(default_factory=list)
     seconds: float = 0.0  # that its passes should have taken, those of the tiers below included
+    draft: Proposal = NOTHING  # what its last pass verified,
+    accepted: Sequence[int] = ()  # and the nodes that were accepted and written, in order
 
 
 @dataclass(slots=True)
