@@ -1,0 +1,111 @@
+"""What the server is doing: its model, its plans as tiers, the load, and how fast plain decoding would be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from hierspec.async_language_model import AsyncLanguageModel
+from hierspec.core.errors import HierspecError
+from hierspec.core.hierarchy import Hierarchy
+from hierspec.core.plan import NAMED, Plan
+from hierspec.language_model import LanguageModel
+from hierspec.options import PlanLike
+from hierspec.pacing.costs import Costs
+from hierspec.serve.activity import Activity
+from hierspec.worker import Job
+
+_PLANS = ("auto", *NAMED)
+
+
+class State:
+    """Looks at a served model. What never changes is found out once, when somebody first looks."""
+
+    def __init__(self, model: AsyncLanguageModel, plan: PlanLike, activity: Activity) -> None:
+        self._model, self._plan, self._activity = model.model, plan, activity
+        self._once = asyncio.Lock()
+        self._fixed: dict[str, Any] | None = None
+        self._costs: Costs | None = None
+
+    async def document(self) -> dict[str, Any]:
+        async with self._once:
+            if self._fixed is None:
+                self._fixed = await asyncio.to_thread(self._find_out)
+        jobs = self._activity.jobs
+        running = [job for job in jobs if job.writer is not None]
+        plain = self._plain(running)
+        return {
+            **self._fixed,
+            "running": dict(Counter(self._name(job.plan) for job in running)),
+            "load": {"running": len(running), "waiting": len(jobs) - len(running)},
+            "tokens_per_second": round(self._activity.tokens_per_second(), 2),
+            "plain_tokens_per_second": plain,
+            "plain_is": "an estimate from the measured cost of a pass with one row a request, under the same load",
+            "acceptance": self._activity.acceptance(),
+            "history": self._activity.history(),
+        }
+
+    def _find_out(self) -> dict[str, Any]:
+        """In a thread of its own, with turns of the model: somebody may be being answered."""
+        model = self._model
+        with model.turn():
+            self._costs = model.costs.costs(model.scorer(model.config.layers))
+        plans = [_described(model, name, name) for name in _PLANS]
+        default = self._name(self._plan)
+        if default not in _PLANS:
+            plans.insert(0, _described(model, self._plan, default))
+        return {"model": _about(model), "default_plan": default, "plans": plans}
+
+    def _name(self, plan: PlanLike) -> str:
+        """Plans that have no name are the server's own, since clients can only name them."""
+        if isinstance(plan, str) and plan in _PLANS:
+            return plan
+        chosen = self._model.plan(plan)
+        return next((name for name in _PLANS if self._model.plan(name) == chosen), "default")
+
+    def _plain(self, running: list[Job]) -> float | None:
+        """Tokens a second of all requests together, if each had one row a pass."""
+        if self._costs is None:
+            return None
+        requests = max(1, len(running))
+        contexts = [len(job.ids) + len(job.writer.tokens) for job in running if job.writer is not None]
+        further = sum(max(0, context - self._costs.context) for context in contexts)
+        seconds = self._costs.seconds(requests) + further * self._costs.growth[0]
+        return round(requests / seconds, 2) if seconds > 0 else None
+
+
+def _about(model: LanguageModel) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "layers": model.config.layers,
+        "context": model.config.context,
+        "vocabulary": model.config.vocabulary,
+        "weights": model.decoder.products,
+    }
+
+
+def _described(model: LanguageModel, plan: PlanLike, name: str) -> dict[str, Any]:
+    """A plan as tiers with stores beside them, the target first; or why it cannot run here."""
+    try:
+        chosen = model.plan(plan)
+        with model.turn():
+            hierarchy = model.hierarchy(chosen.fixed())  # fixed: nothing need be measured to draw it
+    except HierspecError as error:
+        return {"name": name, "refused": str(error), "tiers": []}
+    return {"name": name, "refused": None, "rule": chosen.rule, "tiers": _tiers(model, chosen, hierarchy)}
+
+
+def _tiers(model: LanguageModel, plan: Plan, hierarchy: Hierarchy) -> list[dict[str, Any]]:
+    tiers = []
+    for level, tier in enumerate(hierarchy.tiers):
+        layers = getattr(tier.scorer, "layers", None)
+        tiers.append(
+            {
+                "name": tier.scorer.name,
+                "layers": model.config.layers if level == 0 else layers,
+                "stores": [store.name for store in tier.stores],
+                "block": tier.gather if level else 1,
+            }
+        )
+    return tiers
