@@ -13,7 +13,7 @@ import numpy as np
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Extension, Hierarchy
-from hierspec.core.interfaces import Answer, Ask, Block, PassTime, Store
+from hierspec.core.interfaces import Answer, Ask, Block, Constraint, PassTime, Store
 from hierspec.core.logprobs import TokenLogprobs
 from hierspec.core.proposal import NOTHING, Proposal
 from hierspec.core.request_store import RequestStore
@@ -44,6 +44,7 @@ class Request:
         stop_ids: Iterable[int] = (),
         context: int | None = None,  # positions the model has
         namespace: str = "",  # whose text it is: stores never serve one namespace to another
+        constraint: Constraint | None = None,  # of the sampling's grammar
     ) -> None:
         vocabulary = hierarchy.tiers[0].scorer.vocabulary
         try:
@@ -64,7 +65,9 @@ class Request:
             raise HierspecError(
                 f"The prompt has {len(self.prompt)} tokens but the model's context holds {context}; shorten the prompt."
             )
-        self.sampling = sampling
+        if sampling.grammar is not None and constraint is None:
+            raise HierspecError("A request with a grammar needs its constraint; make the request with a LanguageModel.")
+        self.sampling, self.constraint = sampling, constraint
         self.hierarchy = hierarchy
         # A tokenizer may have ids that the model has no row for: those are never written.
         self.stop_ids = frozenset(stop for stop in (*stop_ids, *sampling.stop_ids) if 0 <= stop < vocabulary)
