@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from hierspec.generation import Generation, TextStep
 from hierspec.serve.answers import Answers, encoded, most_tokens
+from hierspec.serve.details import details
 from hierspec.serve.messages import template_messages
 from hierspec.serve.models import check_model
 from hierspec.serve.openai_schemas import ChatRequest
@@ -77,7 +78,7 @@ class _Call:
                 begun.add(index)
                 yield self._chunk(index, {"role": "assistant", "content": ""})
             if isinstance(step, TextStep):
-                if step.text or step.logprobs:
+                if step.text or step.logprobs or self.body.details:
                     yield self._chunk(index, {"content": step.text}, step=step)
             else:
                 yield self._chunk(index, {}, ended=step)
@@ -97,6 +98,8 @@ class _Call:
             "finish_reason": None if ended is None else ended.ended,
         }
         more: dict[str, Any] = {"timings": timings(ended)} if self.body.timings and ended is not None else {}
+        if self.body.details and step is not None:
+            more["hierspec"] = details(step, self.tokenizer)
         if self.body.stream_options and self.body.stream_options.include_usage:
             more["usage"] = None
         return event({**self._head(), "choices": [choice], **more})

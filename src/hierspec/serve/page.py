@@ -1,4 +1,4 @@
-"""The page at /, its files, and /hierspec/state. It is plain files of this package and asks nobody else for anything."""
+"""The page at /, its files, and /hierspec/state: plain files of this package, which ask nobody else for anything."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 
 from hierspec.plot import COLOURS, DARK_COLOURS
-from hierspec.serve.activity import Activity
+from hierspec.serve.activity import Activity, Observers
 from hierspec.serve.errors import ApiError
 from hierspec.serve.state import State
 
@@ -50,16 +50,15 @@ def file(name: str, request: Request) -> Response:
 
 @router.get("/hierspec/state", summary="The model, its plans, the load, and how fast plain decoding would be")
 async def state(request: Request) -> dict[str, Any]:
-    return await state_of(request.app).document()
+    looked_at: State = request.app.state.page_state
+    return await looked_at.document()
 
 
-def state_of(app: Any) -> State:
-    """The application's state, made when somebody first looks. Without an observer it knows nothing of the load."""
-    if not hasattr(app.state, "page_state"):
-        activity = getattr(app.state, "activity", None) or Activity()
-        app.state.page_state = State(app.state.model, app.state.settings.plan, activity)
-    looked_at: State = app.state.page_state
-    return looked_at
+def watch(app: FastAPI) -> None:
+    """Let the page see what the application's model does, beside whoever observes it already."""
+    activity, worker = Activity(), app.state.model.worker
+    worker.observer = activity if worker.observer is None else Observers(worker.observer, activity)
+    app.state.page_state = State(app.state.model, app.state.settings.plan, activity)
 
 
 def _sent(request: Request, name: str) -> Response:

@@ -23,7 +23,7 @@ class State:
     """Looks at a served model. What never changes is found out once, when somebody first looks."""
 
     def __init__(self, model: AsyncLanguageModel, plan: PlanLike, activity: Activity) -> None:
-        self._model, self._plan, self._activity = model.model, plan, activity
+        self._model, self._worker, self._plan, self._activity = model.model, model.worker, plan, activity
         self._once = asyncio.Lock()
         self._fixed: dict[str, Any] | None = None
         self._costs: Costs | None = None
@@ -32,15 +32,14 @@ class State:
         async with self._once:
             if self._fixed is None:
                 self._fixed = await asyncio.to_thread(self._find_out)
-        jobs = self._activity.jobs
-        running = [job for job in jobs if job.writer is not None]
-        plain = self._plain(running)
+        jobs = [job for job in self._activity.jobs if job.writer is not None]
+        running, waiting = self._worker.running, self._worker.waiting
         return {
             **self._fixed,
-            "running": dict(Counter(self._name(job.plan) for job in running)),
-            "load": {"running": len(running), "waiting": len(jobs) - len(running)},
+            "running": dict(Counter(self._name(job.plan) for job in jobs)),
+            "load": {"running": running, "waiting": waiting},
             "tokens_per_second": round(self._activity.tokens_per_second(), 2),
-            "plain_tokens_per_second": plain,
+            "plain_tokens_per_second": self._plain(max(1, running), jobs),
             "plain_is": "an estimate from the measured cost of a pass with one row a request, under the same load",
             "acceptance": self._activity.acceptance(),
             "history": self._activity.history(),
@@ -64,12 +63,11 @@ class State:
         chosen = self._model.plan(plan)
         return next((name for name in _PLANS if self._model.plan(name) == chosen), "default")
 
-    def _plain(self, running: list[Job]) -> float | None:
+    def _plain(self, requests: int, jobs: list[Job]) -> float | None:
         """Tokens a second of all requests together, if each had one row a pass."""
         if self._costs is None:
             return None
-        requests = max(1, len(running))
-        contexts = [len(job.ids) + len(job.writer.tokens) for job in running if job.writer is not None]
+        contexts = [len(job.ids) + len(job.writer.tokens) for job in jobs[:requests] if job.writer is not None]
         further = sum(max(0, context - self._costs.context) for context in contexts)
         seconds = self._costs.seconds(requests) + further * self._costs.growth[0]
         return round(requests / seconds, 2) if seconds > 0 else None
