@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from typing import Any
 
@@ -16,6 +17,7 @@ from hierspec.pacing.costs import Costs
 from hierspec.serve.activity import Activity
 from hierspec.worker import Job
 
+_log = logging.getLogger("hierspec.serve")
 _PLANS = ("auto", *NAMED)
 
 
@@ -90,18 +92,19 @@ def _described(model: LanguageModel, plan: PlanLike, name: str) -> dict[str, Any
         with model.turn():
             hierarchy = model.hierarchy(chosen.fixed())  # fixed: nothing need be measured to draw it
     except HierspecError as error:
-        return {"name": name, "refused": str(error), "tiers": []}
+        _log.info("The plan %s cannot run here: %s", name, error)  # not for clients: it may name files
+        return {"name": name, "refused": "This plan needs something that is not here; the log says what.", "tiers": []}
     return {"name": name, "refused": None, "rule": chosen.rule, "tiers": _tiers(model, chosen, hierarchy)}
 
 
 def _tiers(model: LanguageModel, plan: Plan, hierarchy: Hierarchy) -> list[dict[str, Any]]:
-    tiers = []
+    tiers: list[dict[str, Any]] = []
     for level, tier in enumerate(hierarchy.tiers):
-        layers = getattr(tier.scorer, "layers", None)
+        layers = plan.tiers[level - 1].exit_layer if level else model.config.layers
         tiers.append(
             {
                 "name": tier.scorer.name,
-                "layers": model.config.layers if level == 0 else layers,
+                "layers": layers,
                 "stores": [store.name for store in tier.stores],
                 "block": tier.gather if level else 1,
             }

@@ -1,7 +1,5 @@
 // One answer: what each pass wrote and rejected, and what can be counted from that.
 
-import { TARGET } from "./sources.js";
-
 export class Answer {
   constructor(plan, plainRate = null) {
     this.plan = plan;
@@ -14,8 +12,6 @@ export class Answer {
 
   get text() { return this.steps.map((step) => step.pieces.map((piece) => piece.text).join("")).join(""); }
   get tokens() { return sum(this.steps, (step) => step.tokens); }
-  get drafted() { return sum(this.steps, (step) => step.rows - 1); }
-  get accepted() { return this.drafted - sum(this.steps, (step) => step.rejected.length); }
   get tokensPerPass() { return this.steps.length ? this.tokens / this.steps.length : null; }
 
   /** Tokens a second after the first pass, which also read the prompt; of the last `seconds` only, where given. */
@@ -76,7 +72,5 @@ function chain(rejected, entry, written) {
   }
   return [...written.slice(0, entry.at), ...tail];
 }
-
-export const isOwn = (piece) => piece.source === TARGET;
 
 const sum = (items, value) => items.reduce((total, item) => total + value(item), 0);

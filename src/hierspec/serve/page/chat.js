@@ -99,7 +99,7 @@ export class Conversation {
       foot.before(shown.bar);
       shown.slider.focus();
     } }, "Replay slowly");
-    const facts = [answer.plan, counted(answer.tokens, "token"), `${counted(answer.steps.length, "pass").replace("passs", "passes")}`,
+    const facts = [answer.plan, counted(answer.tokens, "token"), counted(answer.steps.length, "pass", "passes"),
       rate ? `${rounded(rate)} tokens a second` : null, ends].filter(Boolean);
     foot.replaceChildren(element("span", {}, facts.join(" · ")), replay);
     speak(`Answer finished. ${answer.text}`);

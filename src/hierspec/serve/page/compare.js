@@ -68,10 +68,7 @@ export class Contest {
       const at = [...first.text].findIndex((letter, index) => letter !== [...second.text][index]);
       return this.tell(`Different, from character ${at < 0 ? Math.min(first.text.length, second.text.length) : at} on. Please report this defect.`, "bad");
     }
-    const [a, b] = [first.rate(), second.rate()];
-    const [fast, slow] = a >= b ? [first, second] : [second, first];
-    const speed = a && b ? ` ${fast.plan} was ${(Math.max(a, b) / Math.min(a, b)).toFixed(2)}× as fast as ${slow.plan}.` : "";
-    this.tell(`Identical: both plans wrote the same ${counted(first.tokens, "token")}, character by character.${first.plan === second.plan ? "" : speed}`, "good");
+    this.tell(`Identical: both plans wrote the same ${counted(first.tokens, "token")}, character by character.${speeds(first, second)}`, "good");
     byId("race").hidden = false;
   }
 
@@ -99,6 +96,13 @@ export class Contest {
       });
     });
   }
+}
+
+function speeds(first, second) {
+  const [fast, slow] = first.rate() >= second.rate() ? [first, second] : [second, first];
+  if (!slow.rate() || first.plan === second.plan) return "";
+  const ratio = (fast.rate() / slow.rate()).toFixed(2);
+  return ratio === "1.00" ? " Both were as fast." : ` ${fast.plan} was ${ratio}× as fast as ${slow.plan}.`;
 }
 
 class Lane {

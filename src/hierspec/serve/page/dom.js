@@ -26,4 +26,4 @@ export const rounded = (number) => (number >= 100 ? number.toFixed(0) : number.t
 
 export const percent = (share) => `${Math.round(100 * share)}%`;
 
-export const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+export const counted = (count, noun, several = `${noun}s`) => `${count} ${count === 1 ? noun : several}`;

@@ -4,8 +4,8 @@ import { verified } from "./answer.js";
 import { calm, percent, svg } from "./dom.js";
 import { TARGET, look } from "./sources.js";
 
-const WIDTH = 340, MIDDLE = 112, STORE_LEFT = 246, ROW = 46, GAP = 34, STORE = 24, TAPE = 28, TOP = 52;
-const MOST_DOTS = 40;
+const WIDTH = 340, MIDDLE = 112, STORE_LEFT = 234, ROW = 46, GAP = 34, STORE = 24, TAPE = 28, TOP = 52;
+const MOST_DOTS = 24;
 
 export class Drawing {
   constructor(root) { this.root = root; this.plan = null; }
@@ -56,13 +56,12 @@ export class Drawing {
   }
 
   box(source, name, under, x, y, width, height, round) {
-    const label = svg("text", { class: "under", x: x + width / 2, y: y + height - 11, "text-anchor": "middle" }, under);
-    const small = height < ROW;
+    const small = height < ROW, centre = { x: x + width / 2, "text-anchor": "middle" };
+    const title = svg("text", { ...centre, y: y + (small ? height / 2 + 4 : 20), class: "name" }, name);
+    const label = svg("text", { ...centre, y: y + height - 11, class: "under" }, under);
     this.boxes.append(svg("g", { class: `box ${look(source)}` },
-      svg("rect", { x, y, width, height, rx: round }),
-      svg("text", { x: x + width / 2, y: y + (small ? height / 2 + 4 : 20), "text-anchor": "middle", class: "name" }, name),
-      small ? svg("title", {}, name) : label));
-    this.labels.set(source, small ? null : label);
+      svg("rect", { x, y, width, height, rx: round }), title, ...(small ? [svg("title", {}, name)] : [label])));
+    this.labels.set(source, small ? title : label);
   }
 
   /** What a pass did: tokens rise from who drafted them; those that were rejected fade at the model. */
@@ -71,7 +70,8 @@ export class Drawing {
       const [before, kept] = this.counts.get(source) ?? [0, 0];
       this.counts.set(source, [before + drafted, kept + accepted]);
       const label = this.labels.get(source);
-      if (label) label.textContent = `${percent((kept + accepted) / (before + drafted))} of ${before + drafted} accepted`;
+      const share = percent((kept + accepted) / (before + drafted));
+      if (label) label.textContent = label.classList.contains("under") ? `${share} of ${before + drafted} accepted` : `${source} ${share}`;
     }
     for (const piece of step.pieces) this.write(piece.source);
     if (calm()) return;
@@ -90,7 +90,7 @@ export class Drawing {
     const way = source === TARGET ? [[MIDDLE, TOP], [MIDDLE, 20]] : this.routes.get(source);
     if (!way || this.dots.childElementCount >= MOST_DOTS || document.hidden) return;
     const points = accepted ? way : way.slice(0, -1);
-    const dot = svg("circle", { r: 4, class: `dot ${look(source)}` });
+    const dot = svg("circle", { r: 3.5, class: `dot ${look(source)}` });
     this.dots.append(dot);
     const frames = points.map(([x, y], at) => ({
       transform: `translate(${x}px, ${y}px)${!accepted && at === points.length - 1 ? " scale(2.2)" : ""}`,

@@ -16,6 +16,7 @@ class Page {
     this.plainRate = null;
     this.panel = new Panel();
     this.watched = null; // the answer that is being written
+    byId("wishes").addEventListener("submit", (event) => event.preventDefault());
     byId("key").addEventListener("change", () => { useKey(byId("key").value); this.connect(); });
     for (const id of KEPT) byId(id).addEventListener("change", () => keep(id, byId(id).value));
     byId("plan").addEventListener("change", () => this.panel.begin(this.plan()));
