@@ -109,13 +109,19 @@ def scripted_server() -> Iterator[Scripted]:
             return JSONResponse({"error": {"message": "The prompt is too <b>long</b>."}}, 400)
         return StreamingResponse(scripted.answer(body), media_type="text/event-stream")
 
+    with serving(app) as scripted.url:
+        yield scripted
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """The application at an address of its own, in a thread."""
     listener = listen("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    scripted.url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
     try:
-        yield scripted
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
     finally:
         server.should_exit = True
         thread.join()

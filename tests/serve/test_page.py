@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
 from hierspec.core.proposal import Proposal
 from hierspec.core.sampling import Sampling
-from hierspec.generation import TextStep
+from hierspec.generation import TextStep, Writer
 from hierspec.plot import COLOURS, DARK_COLOURS
 from hierspec.serve.activity import Activity, Observers
 from hierspec.serve.page import _files
 from hierspec.serve.settings import Key
+from hierspec.serve.state import State
 from hierspec.worker import Job
 
 
@@ -141,3 +144,25 @@ def test_one_observer_that_fails_does_not_blind_the_others():
     with pytest.raises(RuntimeError):
         Observers(Broken(), activity).on_submit(job)
     assert activity.jobs == [job]
+
+
+def test_the_estimate_of_plain_follows_the_passes(tiny_model):
+    """A machine that is ten times slower makes plain ten times slower too; a wide pass counts for less than it took."""
+    now = [100.0]
+    activity = Activity(lambda: now[0])
+    worker = SimpleNamespace(running=1, waiting=0)
+    state = State(SimpleNamespace(model=tiny_model, worker=worker), "plain", activity)
+    first = asyncio.run(state.document())["plain_tokens_per_second"]
+    costs = tiny_model.costs.costs(tiny_model.scorer(tiny_model.config.layers))
+    assert first == pytest.approx(1 / costs.seconds(1), rel=0.01)
+    job = Job([1], "plain", Sampling(), print)
+    job.writer = Writer(tiny_model.request([1, 2], "plain", Sampling()), tiny_model.tokenizer)
+    tier = job.writer.request.stats.tiers[0]
+    for _ in range(3):
+        tier.seconds += 10 * costs.seconds(4)
+        activity.on_step(job, step(1, Proposal.chain([1, 2, 3], "copy"), ()))
+    slow = asyncio.run(state.document())["plain_tokens_per_second"]
+    assert slow == pytest.approx(first / 10, rel=0.01)
+    now[0] = 200.0
+    assert asyncio.run(state.document())["plain_tokens_per_second"] == first
+    job.writer.request.cancel()

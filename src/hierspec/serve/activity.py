@@ -7,14 +7,24 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hierspec.core.stats import TierStats
 from hierspec.generation import Failure, Generation, TextStep
 from hierspec.worker import Job
 
 _SECONDS = 60  # of history
+_PASSES = 64  # of the target, the last
 _NOW = 3  # seconds that "now" is an average over
+
+
+class TargetPass(NamedTuple):
+    """A request's part of a pass of the target."""
+
+    at: float
+    seconds: float  # of the pass, divided by its requests
+    rows: int  # of this request
+    requests: int  # in the pass
 
 
 @dataclass
@@ -34,6 +44,8 @@ class Activity:
         self._lock = threading.Lock()
         self._jobs: set[Job] = set()  # those that have not ended
         self._seconds: deque[_Second] = deque(maxlen=_SECONDS)
+        self._passes: deque[TargetPass] = deque(maxlen=_PASSES)
+        self._pass_seconds: dict[Job, float] = {}  # of those that run, in passes of the target so far
         self._target = TierStats("target")
         self._below: dict[str, TierStats] = {}  # of tiers below the target, by name; counted when a request ends
 
@@ -48,6 +60,7 @@ class Activity:
         drafted, accepted = step.draft.sources, [step.draft.sources[node] for node in step.accepted]
         with self._lock:
             second = self._second(int(self._clock()))
+            self._count_pass(job, 1 + len(step.draft))
             second.tokens += len(step.tokens)
             second.passes += 1
             for counted in (second.drafted, self._target.proposed):
@@ -55,10 +68,21 @@ class Activity:
             for counted in (second.accepted, self._target.accepted):
                 counted.update(accepted)
 
+    def _count_pass(self, job: Job, rows: int) -> None:
+        """Not the first of a text, which is mostly prefill."""
+        if job.writer is None:
+            return
+        request = job.writer.request
+        before, now = self._pass_seconds.get(job), request.stats.tiers[0].seconds
+        self._pass_seconds[job] = now
+        if before is not None:
+            self._passes.append(TargetPass(self._clock(), now - before, rows, request.running_requests))
+
     def on_end(self, job: Job, result: Generation | Failure) -> None:
         generation = result.partial if isinstance(result, Failure) else result
         with self._lock:
             self._jobs.discard(job)
+            self._pass_seconds.pop(job, None)
             for tier in generation.stats.tiers[1:] if generation is not None else ():
                 self._below.setdefault(tier.name, TierStats(tier.name)).add(tier)
 
@@ -72,6 +96,12 @@ class Activity:
         """Those that wait or run."""
         with self._lock:
             return list(self._jobs)
+
+    def passes(self) -> list[TargetPass]:
+        """The last of the target, of the last minute."""
+        since = self._clock() - _SECONDS
+        with self._lock:
+            return [each for each in self._passes if each.at >= since]
 
     def tokens_per_second(self) -> float:
         """Of all requests together, in the last few whole seconds."""

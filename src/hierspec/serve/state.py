@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import statistics
 from collections import Counter
 from typing import Any
 
@@ -42,7 +43,7 @@ class State:
             "load": {"running": running, "waiting": waiting},
             "tokens_per_second": round(self._activity.tokens_per_second(), 2),
             "plain_tokens_per_second": self._plain(max(1, running), jobs),
-            "plain_is": "an estimate from the measured cost of a pass with one row a request, under the same load",
+            "plain_is": "an estimate: the last passes, scaled by what one with a row a request costs beside them",
             "acceptance": self._activity.acceptance(),
             "history": self._activity.history(),
         }
@@ -66,13 +67,27 @@ class State:
         return next((name for name in _PLANS if self._model.plan(name) == chosen), "default")
 
     def _plain(self, requests: int, jobs: list[Job]) -> float | None:
-        """Tokens a second of all requests together, if each had one row a pass."""
+        """Tokens a second of all requests together, if each had one row a pass.
+
+        Each of the last passes is scaled by what one with a row a request would have cost beside it: so whatever else
+        slows the machine down slows the estimate too. Where none was made lately, the measured costs must do.
+        """
         if self._costs is None:
             return None
-        contexts = [len(job.ids) + len(job.writer.tokens) for job in jobs[:requests] if job.writer is not None]
-        further = sum(max(0, context - self._costs.context) for context in contexts)
-        seconds = self._costs.seconds(requests) + further * self._costs.growth[0]
-        return round(requests / seconds, 2) if seconds > 0 else None
+        each = [
+            made.seconds * self._cost(made.requests, 1) / self._cost(made.requests, made.rows)
+            for made in self._activity.passes()
+        ]
+        if not each:
+            contexts = [len(job.ids) + len(job.writer.tokens) for job in jobs[:requests] if job.writer is not None]
+            further = sum(max(0, context - self._costs.context) for context in contexts)
+            each = [(self._cost(requests, 1) + further * self._costs.growth[0]) / requests]
+        seconds = statistics.median(each)
+        return round(1 / seconds, 2) if seconds > 0 else None
+
+    def _cost(self, requests: int, rows: int) -> float:
+        assert self._costs is not None
+        return self._costs.seconds(requests * rows)
 
 
 def _about(model: LanguageModel) -> dict[str, Any]:

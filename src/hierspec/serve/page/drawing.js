@@ -35,13 +35,13 @@ export class Drawing {
     const height = top - GAP + 4;
     this.root.replaceChildren(svg("svg", {
       viewBox: `0 0 ${WIDTH} ${height}`, class: "drawing", role: "img", "aria-label": inWords(this.plan),
-    }, this.lines, ...this.tape, this.boxes, this.dots));
+    }, this.lines, this.dots, ...this.tape, this.boxes));
   }
 
   tier(tier, level, top, height) {
     const width = 200 - 26 * level, left = MIDDLE - width / 2, middle = top + height / 2;
-    const above = level === 0 ? [[MIDDLE, 20]] : this.way;
-    this.way = [[MIDDLE, top + 2], ...above]; // from this tier's top to the text
+    const above = level === 0 ? [[MIDDLE, 20]] : [[MIDDLE, top - GAP], ...this.way];
+    this.way = [[MIDDLE, top], ...above]; // from this tier's top to the text
     this.lines.append(svg("path", { d: `M${MIDDLE} ${top}V${level === 0 ? 24 : top - GAP}` }));
     const source = level === 0 ? TARGET : tier.name;
     const under = level === 0 ? (tier.layers ? `${tier.layers} layers, verifies` : "verifies") : "nothing drafted yet";
@@ -51,7 +51,7 @@ export class Drawing {
       const y = middle + (number - (tier.stores.length - 1) / 2) * (STORE + 6);
       this.lines.append(svg("path", { d: `M${STORE_LEFT} ${y}C${STORE_LEFT - 16} ${y} ${left + width + 16} ${middle} ${left + width} ${middle}` }));
       this.box(store, store, "", STORE_LEFT, y - STORE / 2, WIDTH - STORE_LEFT - 2, STORE, STORE / 2);
-      this.routes.set(store, [[STORE_LEFT, y], [left + width - 6, middle], ...this.way]);
+      this.routes.set(store, [[STORE_LEFT, y], [left + width, middle], ...this.way]);
     });
   }
 
@@ -64,7 +64,7 @@ export class Drawing {
     this.labels.set(source, small ? title : label);
   }
 
-  /** What a pass did: tokens rise from who drafted them; those that were rejected fade at the model. */
+  /** What a pass did: tokens rise from who drafted them; those that were rejected end at the model. */
   step(step) {
     for (const [source, [drafted, accepted]] of verified(step)) {
       const [before, kept] = this.counts.get(source) ?? [0, 0];
@@ -89,11 +89,11 @@ export class Drawing {
   fly(source, accepted, delay) {
     const way = source === TARGET ? [[MIDDLE, TOP], [MIDDLE, 20]] : this.routes.get(source);
     if (!way || this.dots.childElementCount >= MOST_DOTS || document.hidden) return;
-    const points = accepted ? way : way.slice(0, -1);
+    const points = accepted ? way : way.slice(0, -2); // those end where they reach the model
     const dot = svg("circle", { r: 3.5, class: `dot ${look(source)}` });
     this.dots.append(dot);
     const frames = points.map(([x, y], at) => ({
-      transform: `translate(${x}px, ${y}px)${!accepted && at === points.length - 1 ? " scale(2.2)" : ""}`,
+      transform: `translate(${x}px, ${y}px)${!accepted && at === points.length - 1 ? " scale(2.5)" : ""}`,
       opacity: at < points.length - 1 ? 1 : accepted ? 0.9 : 0,
     }));
     const flight = dot.animate(frames.length > 1 ? frames : [...frames, { ...frames[0], opacity: 0 }],

@@ -20,6 +20,7 @@ export class Panel {
     byId("legend").replaceChildren();
     for (const id of ["rate", "per-pass"]) byId(id).textContent = "–";
     byId("ratio").hidden = true;
+    byId("work").classList.remove("live");
   }
 
   step(answer, step) {
@@ -31,6 +32,7 @@ export class Panel {
   figures(answer, seconds = Infinity) {
     const rate = answer.rate(seconds);
     byId("rate").textContent = rate === null ? "–" : rounded(rate);
+    byId("work").classList.toggle("live", rate !== null);
     byId("per-pass").textContent = answer.tokensPerPass === null ? "–" : answer.tokensPerPass.toFixed(2);
     byId("plain").textContent = answer.plainRate ? `≈ ${rounded(answer.plainRate)}` : "–";
     const ratio = rate !== null && answer.plainRate ? rate / answer.plainRate : null;
