@@ -109,8 +109,8 @@ def test_state_needs_the_key_and_the_page_does_not(start):
     assert get(locked.url + "/hierspec/state", Authorization="Bearer secret")[0] == 200
 
 
-def step(tokens: int, draft: Proposal, accepted: tuple[int, ...]) -> TextStep:
-    return TextStep((1,) * tokens, (), 0.1, (), draft, accepted)
+def step(tokens: int, draft: Proposal, accepted: tuple[int, ...], seconds: float = 0.1) -> TextStep:
+    return TextStep((1,) * tokens, (), seconds, (), draft, accepted)
 
 
 def test_activity_forgets_what_is_a_minute_old():
@@ -160,7 +160,7 @@ def test_the_estimate_of_plain_follows_the_passes(tiny_model):
     tier = job.writer.request.stats.tiers[0]
     for _ in range(3):
         tier.seconds += 10 * costs.seconds(4)
-        activity.on_step(job, step(1, Proposal.chain([1, 2, 3], "copy"), ()))
+        activity.on_step(job, step(1, Proposal.chain([1, 2, 3], "copy"), (), seconds=10 * costs.seconds(4)))
     slow = asyncio.run(state.document())["plain_tokens_per_second"]
     assert slow == pytest.approx(first / 10, rel=0.01)
     now[0] = 200.0

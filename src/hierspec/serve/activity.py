@@ -23,6 +23,7 @@ class TargetPass(NamedTuple):
 
     at: float
     seconds: float  # of the pass, divided by its requests
+    between: float  # seconds from one pass to the next in which no tier or store worked, divided likewise
     rows: int  # of this request
     requests: int  # in the pass
 
@@ -45,7 +46,7 @@ class Activity:
         self._jobs: set[Job] = set()  # those that have not ended
         self._seconds: deque[_Second] = deque(maxlen=_SECONDS)
         self._passes: deque[TargetPass] = deque(maxlen=_PASSES)
-        self._pass_seconds: dict[Job, float] = {}  # of those that run, in passes of the target so far
+        self._worked: dict[Job, tuple[float, float]] = {}  # seconds so far of those that run: the target's, all others'
         self._target = TierStats("target")
         self._below: dict[str, TierStats] = {}  # of tiers below the target, by name; counted when a request ends
 
@@ -60,7 +61,7 @@ class Activity:
         drafted, accepted = step.draft.sources, [step.draft.sources[node] for node in step.accepted]
         with self._lock:
             second = self._second(int(self._clock()))
-            self._count_pass(job, 1 + len(step.draft))
+            self._count_pass(job, step)
             second.tokens += len(step.tokens)
             second.passes += 1
             for counted in (second.drafted, self._target.proposed):
@@ -68,21 +69,26 @@ class Activity:
             for counted in (second.accepted, self._target.accepted):
                 counted.update(accepted)
 
-    def _count_pass(self, job: Job, rows: int) -> None:
+    def _count_pass(self, job: Job, step: TextStep) -> None:
         """Not the first of a text, which is mostly prefill."""
         if job.writer is None:
             return
         request = job.writer.request
-        before, now = self._pass_seconds.get(job), request.stats.tiers[0].seconds
-        self._pass_seconds[job] = now
+        target, *below = request.stats.tiers
+        worked = sum(tier.seconds for tier in below) + sum(tier.store_seconds for tier in request.stats.tiers)
+        before, now = self._worked.get(job), (target.seconds, worked)
+        self._worked[job] = now
         if before is not None:
-            self._passes.append(TargetPass(self._clock(), now - before, rows, request.running_requests))
+            seconds, others = now[0] - before[0], now[1] - before[1]
+            between = max(0.0, step.seconds / request.running_requests - seconds - others)
+            rows, requests = 1 + len(step.draft), request.running_requests
+            self._passes.append(TargetPass(self._clock(), seconds, between, rows, requests))
 
     def on_end(self, job: Job, result: Generation | Failure) -> None:
         generation = result.partial if isinstance(result, Failure) else result
         with self._lock:
             self._jobs.discard(job)
-            self._pass_seconds.pop(job, None)
+            self._worked.pop(job, None)
             for tier in generation.stats.tiers[1:] if generation is not None else ():
                 self._below.setdefault(tier.name, TierStats(tier.name)).add(tier)
 

@@ -15,7 +15,7 @@ from hierspec.core.plan import NAMED, Plan
 from hierspec.language_model import LanguageModel
 from hierspec.options import PlanLike
 from hierspec.pacing.costs import Costs
-from hierspec.serve.activity import Activity
+from hierspec.serve.activity import Activity, TargetPass
 from hierspec.worker import Job
 
 _log = logging.getLogger("hierspec.serve")
@@ -74,16 +74,17 @@ class State:
         """
         if self._costs is None:
             return None
-        each = [
-            made.seconds * self._cost(made.requests, 1) / self._cost(made.requests, made.rows)
-            for made in self._activity.passes()
-        ]
+        each = [self._plain_seconds(made) for made in self._activity.passes()]
         if not each:
             contexts = [len(job.ids) + len(job.writer.tokens) for job in jobs[:requests] if job.writer is not None]
             further = sum(max(0, context - self._costs.context) for context in contexts)
             each = [(self._cost(requests, 1) + further * self._costs.growth[0]) / requests]
         seconds = statistics.median(each)
         return round(1 / seconds, 2) if seconds > 0 else None
+
+    def _plain_seconds(self, made: TargetPass) -> float:
+        """What this pass would have taken a request without drafts."""
+        return made.seconds * self._cost(made.requests, 1) / self._cost(made.requests, made.rows) + made.between
 
     def _cost(self, requests: int, rows: int) -> float:
         assert self._costs is not None
