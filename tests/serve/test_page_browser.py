@@ -203,8 +203,8 @@ def test_pointing_at_a_token_tells_source_depth_and_what_was_rejected(page):
     assert "written by the model itself" in told[0]
     assert "drafted by drafter" in told[1]
     assert "Place 1 of a draft of 3 tokens" in told[1]
-    assert "Rejected here:  home drafter" in told[3]
-    assert "Rejected here: . copy" in told[4]
+    assert "Rejected here:\n home drafter" in told[3]
+    assert "Rejected here:\n. The copy, drafter" in told[4]  # a branch of two tokens
     words.send_keys(Keys.ESCAPE)
     assert not by_id(page, "tip").is_displayed()
 

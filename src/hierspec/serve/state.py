@@ -79,7 +79,7 @@ class State:
             contexts = [len(job.ids) + len(job.writer.tokens) for job in jobs[:requests] if job.writer is not None]
             further = sum(max(0, context - self._costs.context) for context in contexts)
             each = [(self._cost(requests, 1) + further * self._costs.growth[0]) / requests]
-        seconds = statistics.median(each)
+        seconds = statistics.fmean(each)
         return round(1 / seconds, 2) if seconds > 0 else None
 
     def _plain_seconds(self, made: TargetPass) -> float:

@@ -53,7 +53,7 @@ export function verified(step) {
 }
 
 /** Index among a pass's tokens of a piece: accepted drafts come first, the model's own token last. */
-export const indexOf = (piece, step) => (piece.depth > 0 ? piece.depth - 1 : step.tokens - 1);
+const indexOf = (piece, step) => (piece.depth > 0 ? piece.depth - 1 : step.tokens - 1);
 
 /** The draft of a pass as rows, one a branch: tokens with source and whether they were accepted. */
 export function branches(step) {
@@ -65,12 +65,21 @@ export function branches(step) {
   return written.length && !whole ? [written, ...rows] : rows;
 }
 
-function chain(rejected, entry, written) {
-  const tail = [];
+const chain = (rejected, entry, written) => [...written.slice(0, entry.at), ...tail(rejected, entry)];
+
+function tail(rejected, entry) {
+  const tokens = [];
   for (let node = entry; node; node = rejected[node.parent]) {
-    tail.unshift({ text: node.text, source: node.source, accepted: false });
+    tokens.unshift({ text: node.text, source: node.source, accepted: false });
   }
-  return [...written.slice(0, entry.at), ...tail];
+  return tokens;
+}
+
+/** What was rejected where a piece stands: branches, each a list of tokens. */
+export function rejectedAt(piece, step) {
+  const at = indexOf(piece, step), parents = new Set(step.rejected.map((entry) => entry.parent));
+  return step.rejected.flatMap((entry, place) =>
+    (entry.at === at && !parents.has(place) ? [tail(step.rejected, entry)] : []));
 }
 
 const sum = (items, value) => items.reduce((total, item) => total + value(item), 0);

@@ -1,6 +1,6 @@
 // An answer as text on the page: a span a token, code in blocks, and a tip that tells where each token came from.
 
-import { indexOf } from "./answer.js";
+import { rejectedAt } from "./answer.js";
 import { byId, counted, element, speak } from "./dom.js";
 import { inWords, look } from "./sources.js";
 
@@ -105,15 +105,16 @@ function tell(span, { piece, step }) {
   const depth = piece.depth > 0
     ? `Place ${piece.depth} of a draft of ${counted(step.rows - 1, "token")}; the model verified it and agreed.`
     : step.rows > 1 ? "The model wrote it in the pass that verified a draft." : "The model wrote it; nothing was drafted.";
-  const rejected = step.rejected.filter((entry) => entry.at === indexOf(piece, step));
+  const rejected = rejectedAt(piece, step);
   const parts = [
     element("p", { class: "who" },
       element("b", { class: `tok ${look(piece.source)}` }, shown(piece.text)),
       piece.depth > 0 ? ` drafted by ${inWords(piece.source)}` : " written by the model itself"),
     element("p", {}, depth),
-    rejected.length ? element("p", {}, "Rejected here: ", ...rejected.flatMap((entry) => [
-      element("s", { class: `tok ${look(entry.source)}` }, shown(entry.text)), ` ${inWords(entry.source)} `,
-    ])) : null,
+    rejected.length ? element("p", {}, "Rejected here:") : null,
+    ...rejected.map((branch) => element("p", {},
+      ...branch.map((token) => element("s", { class: `tok ${look(token.source)}` }, shown(token.text))),
+      ` ${[...new Set(branch.map((token) => inWords(token.source)))].join(", ")}`)),
   ];
   tip.replaceChildren(...parts.filter(Boolean));
   tip.hidden = false;
