@@ -40,9 +40,10 @@ export class Drawing {
 
   tier(tier, level, top, height) {
     const width = 200 - 26 * level, left = MIDDLE - width / 2, middle = top + height / 2;
-    const above = level === 0 ? [[MIDDLE, 20]] : [[MIDDLE, top - GAP], ...this.way];
-    this.way = [[MIDDLE, top], ...above]; // from this tier's top to the text
-    this.lines.append(svg("path", { d: `M${MIDDLE} ${top}V${level === 0 ? 24 : top - GAP}` }));
+    const edge = middle - ROW / 2, goal = level === 0 ? 24 : this.bottom; // of this box, and of what stands above it
+    this.way = [[MIDDLE, edge], ...(level === 0 ? [[MIDDLE, 20]] : [[MIDDLE, goal], ...this.way])]; // up to the text
+    this.lines.append(svg("path", { d: `M${MIDDLE} ${edge}V${goal}` }));
+    this.bottom = edge + ROW;
     const source = level === 0 ? TARGET : tier.name;
     const under = level === 0 ? (tier.layers ? `${tier.layers} layers, verifies` : "verifies") : "nothing drafted yet";
     this.box(source, level === 0 ? "the model" : tier.name, under, left, middle - ROW / 2, width, ROW, 10);
