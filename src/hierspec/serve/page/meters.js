@@ -37,6 +37,7 @@ export class Panel {
     byId("plain").textContent = answer.plainRate ? `≈ ${rounded(answer.plainRate)}` : "–";
     const ratio = rate !== null && answer.plainRate ? rate / answer.plainRate : null;
     byId("ratio").hidden = ratio === null;
+    byId("ratio").classList.toggle("slower", ratio < 1);
     byId("ratio").textContent = ratio === null ? "" : `${ratio.toFixed(2)}× plain`;
     legend(byId("legend"), answer);
   }
