@@ -28,7 +28,7 @@ def details(step: TextStep, tokenizer: Tokenizer) -> dict[str, Any]:
 def _rejected(draft: Proposal, accepted: tuple[int, ...], tokenizer: Tokenizer) -> list[dict[str, Any]]:
     written_before = {-1: 0} | {node: number for number, node in enumerate(accepted, 1)}
     entries: dict[int, tuple[int, int]] = {}  # node -> its place in the list, and where its branch left the text
-    rejected = []
+    rejected: list[dict[str, Any]] = []
     for node, (token, parent, source) in enumerate(zip(draft.tokens, draft.parents, draft.sources, strict=True)):
         if node in written_before:
             continue
