@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hierspec.core.stats import Stats
+from hierspec.core.stats import Stats, TierStats
 from hierspec.generation import Generation, Piece, TextStep
 from hierspec.text.tokenizer import Tokenizer
 from hierspec.worker import Job
@@ -30,7 +30,7 @@ class ScriptedWorker:
                 ended=self.ended,
                 seed=0,
                 prompt_tokens=len(job.ids),
-                stats=Stats.__new__(Stats),
+                stats=Stats([TierStats("target")]),
                 first_seconds=0.0,
                 first_tokens=1,
                 seconds=0.0,

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pytest
+from scripted_worker import ScriptedWorker
 
 import hierspec
 from hierspec.async_language_model import AsyncLanguageModel
@@ -82,3 +83,13 @@ def start(tiny_model) -> Iterator[Callable[..., Running]]:
             return servers.enter_context(running(tiny_model, chosen))
 
         yield started
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory) -> Iterator[Running]:
+    """A server whose model says what it is told to: its worker is a `ScriptedWorker`."""
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("scripted") / "tiny", "llama", context=8192)
+    with running(hierspec.load(folder)) as each:
+        each.model.worker.close()
+        each.model.worker = ScriptedWorker(each.language_model.tokenizer)  # type: ignore[assignment]
+        yield each

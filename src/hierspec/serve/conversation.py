@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,8 +10,12 @@ from typing import Any
 
 from hierspec.async_language_model import AsyncLanguageModel
 from hierspec.core.grammar import Grammar
-from hierspec.serve.answers import encoded
+from hierspec.language_model import LanguageModel
+from hierspec.options import TemplateOptions
+from hierspec.prompt_ids import template_variables
 from hierspec.serve.messages import template_messages
+from hierspec.serve.openai_schemas import TemplateFields
+from hierspec.serve.openai_tools import openai_tools
 from hierspec.serve.tools import AnswerReader, Tools
 from hierspec.text.tokenizer import Tokenizer
 from hierspec.text.tool_formats import AUTO, THOUGHTS, ToolFormat, tool_format, writes_tools
@@ -32,7 +37,20 @@ class Conversation:
 
     messages: Sequence[Mapping[str, Any]]
     tools: Tools = field(default_factory=Tools)
-    template: Mapping[str, Any] = field(default_factory=dict)  # other options for the chat template
+    template: TemplateOptions = field(default_factory=lambda: TemplateOptions())  # other options for the chat template
+    ends: bool = False  # the prompt ends with the last message, and nobody's answer is begun
+
+
+def conversation_of(body: TemplateFields) -> Conversation:
+    """As chat completions and /tokenize describe it."""
+    tools = openai_tools(body.tools, body.tool_choice, getattr(body, "parallel_tool_calls", None))
+    template: TemplateOptions = {}
+    if body.chat_template_kwargs:
+        template["template_variables"] = body.chat_template_kwargs
+    if body.continue_final_message:
+        template["continue_final_message"] = True
+    ends = body.add_generation_prompt is False and not body.continue_final_message
+    return Conversation([message.model_dump() for message in body.messages or ()], tools, template, ends)
 
 
 @dataclass(frozen=True)
@@ -54,16 +72,23 @@ class PreparedPrompt:
 
 
 async def prepared(model: AsyncLanguageModel, conversation: Conversation) -> PreparedPrompt:
-    tokenizer, tools = model.model.tokenizer, conversation.tools
-    messages = template_messages(conversation.messages)
-    template = dict(conversation.template)
+    """Made in a thread: long prompts must not hold up those who are being answered."""
+    return await asyncio.to_thread(_prepared, model.model, conversation)
+
+
+def _prepared(model: LanguageModel, conversation: Conversation) -> PreparedPrompt:
+    tokenizer, tools = model.tokenizer, conversation.tools
+    messages, template = template_messages(conversation.messages), conversation.template
     form = tool_format(tokenizer.chat_template)
     if writes_tools(tokenizer.chat_template):
         if tools.callable:
-            template["tools"] = tools.for_template()
+            template = {**template, "tools": tools.for_template()}
     elif tools.callable or any(_about_tools(message) for message in messages):
         messages = _as_text(messages, tools)
-    ids = await encoded(model, messages, **template)
+    if conversation.ends:
+        ids = tokenizer.encode_chat(messages, False, template_variables(template))
+    else:
+        ids = model.encode(messages, **template)
     thought = _open_thought(tokenizer, ids, form)
     if not tools.forced:
         return PreparedPrompt(ids, tools, form, thought)

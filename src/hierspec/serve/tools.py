@@ -69,8 +69,8 @@ class Tools:
             schema = {**_parameters(function), "x-guidance": _SPACING}
             rules.append(f"call_{number}: {_quoted(head)} %json {json.dumps(schema)} {_quoted('}')}")
         one = " | ".join(f"call_{number}" for number in range(len(rules)))
-        several = 0 if self.named or not self.parallel else _MOST_FORCED_CALLS - 1
-        start = f'"[" call (", " call){{0,{several}}} "]"' if form.listed else "call"
+        several = f' (", " call){{0,{_MOST_FORCED_CALLS - 1}}}' if self.parallel and not self.named else ""
+        start = f'"[" call{several} "]"' if form.listed else "call"
         return Grammar("lark", "\n".join([f"start: {start}", f"call: {one}", *rules]))
 
 
