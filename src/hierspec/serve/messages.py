@@ -20,13 +20,14 @@ def _template_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     read = {name: value for name, value in message.items() if value is not None or name == "content"}
     if read["role"] == "developer":  # OpenAI's newer name; templates know the older one
         read["role"] = "system"
-    read["content"] = _content(read.get("content"), index)
+    read["content"] = content_text(read.get("content"), index)
     if isinstance(calls := read.get("tool_calls"), list):
         read["tool_calls"] = [_call(call) for call in calls]
     return read
 
 
-def _content(content: object, index: int) -> str:
+def content_text(content: object, index: int, param: str = "messages") -> str:
+    """The text of a message's content, which is a text or a list of parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -39,7 +40,7 @@ def _content(content: object, index: int) -> str:
             raise ApiError(
                 400,
                 f'Only parts of text can be read, as {{"type": "text", "text": "…"}}; message {index} has another.',
-                param="messages",
+                param=param,
             )
         texts.append(text)
     return "\n".join(texts)
