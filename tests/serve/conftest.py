@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,14 @@ from hierspec.serve.settings import Limits, Settings
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what another thread does; it fails where that never comes, not where it is slow."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.002)
+
+
 @dataclass(frozen=True)
 class Running:
     """A server that listens, and what it serves."""
@@ -28,6 +37,12 @@ class Running:
     port: int
     model: AsyncLanguageModel
     server: Server
+
+    @property
+    def answers(self) -> int:
+        """That are being written, or wait."""
+        count: int = self.server.config.app.state.gate.count  # type: ignore[union-attr]
+        return count
 
     @property
     def language_model(self) -> LanguageModel:
@@ -93,3 +108,8 @@ def scripted(tmp_path_factory) -> Iterator[Running]:
         each.model.worker.close()
         each.model.worker = ScriptedWorker(each.language_model.tokenizer)  # type: ignore[assignment]
         yield each
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], bool]], None]:
+    return until

@@ -106,10 +106,10 @@ class TextLogprobs:
         }
 
     def _text(self, token: int) -> str:
-        """A part of a character is named by its bytes, so that no two tokens are alike."""
+        """A part of a character is named by its bytes and what has no text by its id, so that no two are alike."""
         piece = self._tokenizer.piece(token, special=True)
         try:
-            return piece.decode()
+            return piece.decode() or f"token_id:{token}"
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 

@@ -51,7 +51,7 @@ class Output:
             yield from self.close()
             yield from self._begin(kind)
         self._text += text
-        more = {"logprobs": []} if kind == "message" else {}
+        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
         yield {"type": f"{_DELTAS[kind]}.delta", **self._place(), "content_index": 0, "delta": text, **more}
 
     def _begin(self, kind: str) -> Iterator[Event]:

@@ -40,9 +40,7 @@ class StoredResponses:
     def get(self, owner: str, response_id: str) -> StoredResponse:
         stored = self._stored.get((owner, response_id))
         if stored is None:
-            sentence = (
-                "There is no stored response of that id; it was never stored, deleted, or forgotten for newer ones."
-            )
+            sentence = "There is no stored response of that id; it was deleted, or made room for newer ones."
             raise ApiError(404, sentence, param="response_id")
         return stored
 
