@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 
@@ -20,6 +21,7 @@ from hierspec.serve.limits import Gate
 from hierspec.serve.settings import Settings
 from hierspec.worker import Event, Job
 
+_log = logging.getLogger("hierspec.serve")
 _WAITING_SECONDS = 15.0  # without news, until a client is told that it is still being served
 
 PLANS = ("auto", *NAMED)
@@ -97,6 +99,9 @@ class Answers:
 
     def _submit(self, wanted: list[tuple[list[int], Sampling]]) -> None:
         loop = asyncio.get_running_loop()
+        if self.settings.log_prompts:
+            for ids in self.prompts:
+                _log.info("Prompt: %r", self.model.model.tokenizer.decode(ids, special=True))
         for index, (ids, sampling) in enumerate(wanted):
 
             def hear(event: Event, index: int = index) -> None:
@@ -108,12 +113,12 @@ class Answers:
 
     async def _all_news(self, end: float) -> AsyncGenerator[tuple[int, TextStep | Generation] | None, None]:
         while len(self.finished) < len(self.jobs):
-            left = end - time.monotonic()
-            if left <= 0:
-                raise self._too_long()
             try:
-                index, event = await asyncio.wait_for(self._news.get(), min(left, _WAITING_SECONDS))
+                wait = min(end - time.monotonic(), _WAITING_SECONDS)
+                index, event = await asyncio.wait_for(self._news.get(), wait)
             except TimeoutError:
+                if time.monotonic() >= end:
+                    raise self._too_long() from None
                 yield None
                 continue
             if isinstance(event, Failure):
