@@ -38,11 +38,22 @@ def start(tiny_model) -> Iterator[Callable[..., Running]]:
         yield started
 
 
+@pytest.fixture(scope="session")
+def roomy_model(tmp_path_factory) -> LanguageModel:
+    """With room for descriptions of tools."""
+    return hierspec.load(tiny_checkpoint(tmp_path_factory.mktemp("roomy") / "tiny", "llama", context=8192))
+
+
 @pytest.fixture(scope="module")
-def scripted(tmp_path_factory) -> Iterator[Running]:
+def roomy(roomy_model) -> Iterator[Running]:
+    with running(roomy_model) as each:
+        yield each
+
+
+@pytest.fixture(scope="module")
+def scripted(roomy_model) -> Iterator[Running]:
     """A server whose model says what it is told to: its worker is a `ScriptedWorker`."""
-    folder = tiny_checkpoint(tmp_path_factory.mktemp("scripted") / "tiny", "llama", context=8192)
-    with running(hierspec.load(folder)) as each:
+    with running(roomy_model) as each:
         each.model.worker.close()
         each.model.worker = ScriptedWorker(each.language_model.tokenizer)  # type: ignore[assignment]
         yield each

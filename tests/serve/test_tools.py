@@ -169,3 +169,36 @@ def test_no_choice_without_tools_is_none():
     assert openai_tools(None, None, None).callable == ()
     with pytest.raises(ApiError, match="tool_choice must be"):
         openai_tools(TOOLS, {"type": "other"}, None)
+
+
+CITIES = ["Paris", "Rome"]
+CHOOSING = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": CITIES}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_that_knows_nothing_makes_valid_calls_where_it_must(roomy, choice, stream):
+    pytest.importorskip("llguidance")
+    client = openai.OpenAI(base_url=f"{roomy.url}/v1", api_key="none", max_retries=0)
+    for seed in range(3):
+        calls = []
+        for plan in ("plain", "auto"):
+            asked = {"tools": [CHOOSING], "tool_choice": choice, "seed": seed, "max_tokens": 100}
+            message, reason = ask(client, stream, **asked, extra_body={"plan": plan})
+            assert (message.content, reason) == (None, "tool_calls")
+            calls.append([(call.function.name, call.function.arguments) for call in message.tool_calls])
+        assert calls[0] == calls[1]
+        [(name, arguments)] = calls[0]
+        read = json.loads(arguments)
+        assert (name, read["city"] in CITIES, 1 <= read["days"] <= 9) == ("weather", True, True)

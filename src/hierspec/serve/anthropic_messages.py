@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from hierspec.core.grammar import Grammar
 from hierspec.core.sampling import Sampling
 from hierspec.generation import Generation
 from hierspec.serve.answers import Answers, most_tokens
@@ -155,6 +156,7 @@ def _named(data: dict[str, Any]) -> bytes:
 
 
 def _sampling(body: AnthropicRequest, prompt: PreparedPrompt, settings: Settings) -> Sampling:
+    wanted = body.output_config.format if body.output_config else None
     return Sampling(
         max_tokens=most_tokens(body.max_tokens, None, settings),
         temperature=settings.temperature if body.temperature is None else body.temperature,
@@ -163,5 +165,5 @@ def _sampling(body: AnthropicRequest, prompt: PreparedPrompt, settings: Settings
         min_p=body.min_p or 0.0,
         stop=tuple(body.stop_sequences or ()),
         seed=body.seed,
-        grammar=prompt.grammar,
+        grammar=prompt.grammar or (Grammar.json_schema(wanted.schema_) if wanted else None),
     )

@@ -25,9 +25,19 @@ class AnthropicPrompt(Body):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    format: OutputFormat | None = None
+
+
 class AnthropicRequest(AnthropicPrompt):
     max_tokens: Annotated[int, Field(ge=1, le=_LARGEST)]
     metadata: dict[str, Any] | None = Field(None, description="Ignored.")
+    output_config: OutputConfig | None = None
     stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64)] | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] | None = None
