@@ -34,22 +34,13 @@ doc_to_target: answer
 target_delimiter: ""
 metric_list:
   - metric: acc
-  - metric: acc_norm
 """
 
 
-def best(server, question, by_length):
-    """The choice whose log-probability after the question is largest, as the Python API computes it."""
-
-    def score(choice):
-        model = server.language_model
-        ids = model.encode(question["question"] + choice, raw=True)
-        start = len(model.encode(question["question"], raw=True))
-        logprobs = model.score(ids)
-        return sum(each.logprob for each in logprobs[start - 1 :]) / (len(choice) if by_length else 1)
-
-    scores = [score(choice) for choice in question["choices"]]
-    return scores.index(max(scores))
+def score(model, question, choice):
+    """The choice's log-probability after the question, as the Python API computes it."""
+    start = len(model.encode(question, raw=True))
+    return sum(each.logprob for each in model.score(model.encode(question + choice, raw=True))[start - 1 :])
 
 
 @pytest.mark.skipif(LM_EVAL is None, reason="the command lm_eval is not installed (or name it in $LM_EVAL)")
@@ -57,13 +48,15 @@ def test_lm_eval_finds_what_the_python_api_computes(tmp_path):
     assert LM_EVAL is not None
     folder = tiny_checkpoint(tmp_path / "model", "llama")
     with running(hierspec.load(folder)) as server:
-        figures = figures_of(LM_EVAL, server, folder, tmp_path)
-        for metric, by_length in (("acc", False), ("acc_norm", True)):
-            right = sum(best(server, question, by_length) == question["answer"] for question in QUESTIONS)
-            assert figures[f"{metric},none"] == pytest.approx(right / len(QUESTIONS))
+        figures, samples = run(LM_EVAL, server, folder, tmp_path)
+        scores = [[score(server.language_model, each["question"], c) for c in each["choices"]] for each in QUESTIONS]
+    for sample, ours in zip(samples, scores, strict=True):
+        assert [float(answer[0][0]) for answer in sample["resps"]] == ours
+    right = [max(ours) == ours[question["answer"]] for ours, question in zip(scores, QUESTIONS, strict=True)]
+    assert figures["acc,none"] == pytest.approx(sum(right) / len(right))
 
 
-def figures_of(lm_eval, server, folder, tmp_path):
+def run(lm_eval, server, folder, tmp_path):
     data = tmp_path / "questions.jsonl"
     data.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS), encoding="utf-8")
     (tmp_path / "three_questions.yaml").write_text(TASK.format(data=data), encoding="utf-8")
@@ -80,4 +73,7 @@ def figures_of(lm_eval, server, folder, tmp_path):
     ran = subprocess.run(command, env={**os.environ, **offline}, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     [results] = (tmp_path / "out").rglob("results_*.json")
-    return json.loads(results.read_text(encoding="utf-8"))["results"]["three_questions"]
+    [logged] = (tmp_path / "out").rglob("samples_*.jsonl")
+    samples = [json.loads(line) for line in logged.read_text(encoding="utf-8").splitlines()]
+    figures = json.loads(results.read_text(encoding="utf-8"))["results"]["three_questions"]
+    return figures, sorted(samples, key=lambda sample: sample["doc_id"])

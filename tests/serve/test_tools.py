@@ -4,9 +4,13 @@ import json
 
 import openai
 import pytest
+from scripted_worker import ScriptedWorker
+from serving import running
 
+import hierspec
 from hierspec.serve.errors import ApiError
 from hierspec.serve.openai_tools import openai_tools
+from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.text.tool_formats import FORMATS
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -76,6 +80,46 @@ def test_a_template_without_tools_is_told_of_them_in_the_system_message(scripted
     prompt = scripted.model.worker.prompt
     assert prompt.startswith("<|im_start|>system\nBe brief.\n\nYou may call functions")
     assert json.dumps(TOOLS[0]) in prompt
+
+
+TEMPLATE = """\
+{% if tools %}<tools>{{ tools | tojson }}</tools>
+{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking %}<think>
+{% endif %}{% endif %}"""
+
+
+def test_a_template_that_knows_tools_is_given_them_and_may_begin_reasoning(tmp_path):
+    folder = tiny_checkpoint(tmp_path / "tiny", "llama", context=8192)
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": '{"at": 3}'}}
+    history = [
+        *ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "Noon"},
+    ]
+    with running(hierspec.load(folder)) as server:
+        server.model.worker.close()
+        worker = server.model.worker = ScriptedWorker(server.language_model.tokenizer)
+        worker.text = f"Let me see.\n</think>\n\n{CALL}"
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        thinking = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
+        for stream in (False, True):
+            message, _ = ask(client, stream, messages=history, **thinking)
+            assert (message.reasoning_content, len(message.tool_calls)) == ("Let me see.", 1)
+        assert worker.prompt.startswith(f"<tools>{json.dumps(TOOLS)}</tools>\n")
+        called = '<tool_call>\n{"name": "now", "arguments": {"at": 3}}\n</tool_call>'
+        assert f"{called}<|im_end|>\n<|im_start|>tool\nNoon<|im_end|>" in worker.prompt
+        worker.text = JSON
+        message, _ = ask(client, tool_choice="required", **thinking)
+        assert len(message.tool_calls) == 1
+        assert worker.prompt.endswith("<think>\n\n</think>\n\n<tool_call>\n")
+        ask(client, tool_choice="none")
+        assert "<tools>" not in worker.prompt
 
 
 def test_calls_and_results_of_the_history_reach_the_model(scripted, client):
