@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hierspec.cli import options
@@ -25,8 +26,6 @@ from hierspec.core.text_files import read_text, refusal
 from hierspec.sizes import parse_size
 
 if TYPE_CHECKING:
-    from hierspec.core.plan import Plan
-    from hierspec.language_model import LanguageModel
     from hierspec.serve.settings import Key, Settings
 
 _KEY_VARIABLE = "HIERSPEC_API_KEY"
@@ -97,21 +96,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise HierspecError(f"--port must be from 0 to {_HIGHEST_PORT}, not {arguments.port}.")
     if arguments.host not in _LOOPBACK and not keys:
         note("Anybody who reaches this address can use the server: give --api-key to ask for a key.")
+    settings = _settings(arguments, keys)  # a mistake is told before a model is loaded
     from hierspec.serve.listening import serve
 
-    parse_size(arguments.max_body)
     model = options.load_model(arguments)
     plan = options.chosen_plan(model, arguments)
     options.prepare(model, plan)
+    own_name, *aliases = arguments.served_name or [model.name]
     with model:
-        serve(model, _settings(arguments, model, plan, keys), note)
+        serve(model, replace(settings, model_name=own_name, aliases=tuple(aliases), plan=plan), note)
     return 0
 
 
-def _settings(arguments: argparse.Namespace, model: LanguageModel, plan: Plan, keys: tuple[Key, ...]) -> Settings:
+def _settings(arguments: argparse.Namespace, keys: tuple[Key, ...]) -> Settings:
     from hierspec.serve.settings import Limits, Settings
 
-    own_name, *aliases = arguments.served_name or [model.name]
     limits = Limits(
         body_bytes=parse_size(arguments.max_body),
         prompt_tokens=arguments.max_prompt,
@@ -123,10 +122,7 @@ def _settings(arguments: argparse.Namespace, model: LanguageModel, plan: Plan, k
     return Settings(
         host=arguments.host,
         port=arguments.port,
-        model_name=own_name,
-        aliases=tuple(aliases),
         api_keys=keys,
-        plan=plan,
         temperature=arguments.temperature,
         cors_origins=tuple(arguments.cors_origin),
         log_prompts=arguments.log_prompts,

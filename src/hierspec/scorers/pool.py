@@ -61,6 +61,11 @@ class StaircasePool:
         """Of the pages that hold something; those that several texts share count once."""
         return 0 if self._pages is None else self._pages.in_use * self._pages.memory.bytes_per_page
 
+    def share(self, positions: int) -> float:
+        """The part of all pages that a text of so many positions takes."""
+        memory = self.pages.memory
+        return -(-positions // memory.page) / memory.pages
+
     def release(self, request: RequestView) -> None:
         """The request has ended; a later one may go on from what was computed for it."""
         self._change(self._running.get(request), self._make_idle, request)

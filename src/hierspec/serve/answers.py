@@ -10,12 +10,13 @@ from collections.abc import AsyncGenerator, Sequence
 from fastapi import Request
 
 from hierspec.async_language_model import AsyncLanguageModel
+from hierspec.core.errors import HierspecError, OutOfMemory
 from hierspec.core.plan import NAMED
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats, TierStats
 from hierspec.generation import Failure, Generation, TextStep
 from hierspec.options import PlanLike, several_samplings
-from hierspec.serve.errors import ApiError, failure, refusal
+from hierspec.serve.errors import ApiError, failure, refusal, unavailable
 from hierspec.serve.keys import namespace_of
 from hierspec.serve.limits import Gate
 from hierspec.serve.settings import Settings
@@ -109,7 +110,10 @@ class Answers:
 
             job = Job(ids, self.plan, sampling, hear, self.namespace)
             self.jobs.append(job)
-            self.model.worker.submit(job)
+            try:
+                self.model.worker.submit(job)
+            except HierspecError as error:  # nothing is wrong with the prompt
+                raise unavailable(error) from error
 
     async def _all_news(self, end: float) -> AsyncGenerator[tuple[int, TextStep | Generation] | None, None]:
         while len(self.finished) < len(self.jobs):
@@ -122,12 +126,21 @@ class Answers:
                 yield None
                 continue
             if isinstance(event, Failure):
-                raise refusal(event.error) if event.partial is None and _is_refusal(event) else failure(event.error)
+                raise self._error(event)
             if isinstance(event, Generation):
                 if event.ended == "cancelled" and index not in self._stopped:
                     raise ApiError(503, "The server is stopping; send the request again later.")
                 self.finished[index] = event
             yield index, event
+
+    def _error(self, event: Failure) -> ApiError:
+        """Whose fault it was: a request that never began was refused, unless something broke while it was made; and a
+        grammar may turn out to allow no token of the model's."""
+        broke = event.error.__cause__ is not None or isinstance(event.error, OutOfMemory)
+        if event.partial is None:
+            return failure(event.error) if event.error.__cause__ is not None else refusal(event.error)
+        has_grammar = self._samplings[0].grammar is not None
+        return refusal(event.error) if has_grammar and not broke else failure(event.error)
 
     def _too_long(self) -> ApiError:
         seconds = self.settings.limits.answer_seconds
@@ -164,11 +177,6 @@ def _nothing(prompt_tokens: int, sampling: Sampling) -> Generation:
     """An answer of no tokens."""
     seed = sampling.seed or 0
     return Generation("", (), (), (), "length", seed, prompt_tokens, Stats([TierStats("")]), 0.0, 0, 0.0)
-
-
-def _is_refusal(event: Failure) -> bool:
-    """Whether a request that never began was refused, and did not break something."""
-    return event.error.__cause__ is None
 
 
 async def encoded(model: AsyncLanguageModel, text: str, special: bool = False, begin: bool = True) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from hierspec.core.errors import HierspecError
@@ -62,3 +63,5 @@ class Settings:
         names = [key.name for key in self.api_keys]
         if len(set(names)) < len(names):
             raise HierspecError("Two API keys have the same name; give each a name of its own.")
+        if not 0 <= self.temperature < math.inf:
+            raise HierspecError(f"The temperature must be a finite number from 0 up, not {self.temperature}.")
