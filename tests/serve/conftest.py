@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+from scripted_worker import ScriptedWorker
 from serving import Running, running
 
 import hierspec
@@ -35,3 +36,24 @@ def start(tiny_model) -> Iterator[Callable[..., Running]]:
             return servers.enter_context(running(tiny_model, chosen))
 
         yield started
+
+
+@pytest.fixture(scope="session")
+def roomy_model(tmp_path_factory) -> LanguageModel:
+    """With room for descriptions of tools."""
+    return hierspec.load(tiny_checkpoint(tmp_path_factory.mktemp("roomy") / "tiny", "llama", context=8192))
+
+
+@pytest.fixture(scope="module")
+def roomy(roomy_model) -> Iterator[Running]:
+    with running(roomy_model) as each:
+        yield each
+
+
+@pytest.fixture(scope="module")
+def scripted(roomy_model) -> Iterator[Running]:
+    """A server whose model says what it is told to: its worker is a `ScriptedWorker`."""
+    with running(roomy_model) as each:
+        each.model.worker.close()
+        each.model.worker = ScriptedWorker(each.language_model.tokenizer)  # type: ignore[assignment]
+        yield each

@@ -11,7 +11,6 @@ from hierspec.core.sampling import Sampling
 from hierspec.options import several_samplings
 
 MESSAGES = [{"role": "user", "content": "Why is the sky blue? The sky is blue, the sky is blue"}]
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 
 
 @pytest.fixture(scope="module")
@@ -135,30 +134,6 @@ def test_images_are_refused(client):
     parts = [{"type": "image_url", "image_url": {"url": "http://example.org/a.png"}}]
     with pytest.raises(openai.BadRequestError, match="Only parts of text"):
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": parts}])
-
-
-def test_tools_and_variables_reach_the_template(server, client, monkeypatch):
-    given = []
-    render = type(server.language_model.tokenizer).render_chat
-
-    def rendering(self, messages, add_generation_prompt=True, variables=None):
-        given.append((messages, variables))
-        return render(self, messages, add_generation_prompt, variables)
-
-    monkeypatch.setattr(type(server.language_model.tokenizer), "render_chat", rendering)
-    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": 3}'}}
-    messages = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "blue"},
-    ]
-    options = {"model": "tiny", "messages": messages, "max_tokens": 1, "tools": [TOOL]}
-    client.chat.completions.create(**options, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
-    client.chat.completions.create(**options, tool_choice="none")
-    (read, variables), (_, without) = given
-    assert variables == {"tools": [TOOL], "enable_thinking": False}
-    assert "tools" not in without
-    assert read[1]["tool_calls"][0]["function"]["arguments"] == {"at": 3}
 
 
 def test_the_last_message_can_be_continued(server, client):

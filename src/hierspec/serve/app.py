@@ -10,11 +10,21 @@ from fastapi.middleware.cors import CORSMiddleware
 
 import hierspec
 from hierspec.async_language_model import AsyncLanguageModel
-from hierspec.serve import health, models, openai_chat, openai_completions, page, tokens
+from hierspec.serve import (
+    anthropic_messages,
+    health,
+    models,
+    openai_chat,
+    openai_completions,
+    page,
+    responses,
+    tokens,
+)
 from hierspec.serve.errors import add_handlers
 from hierspec.serve.keys import KeyCheck
 from hierspec.serve.limits import BodyLimit, Gate
 from hierspec.serve.openai_schemas import Error
+from hierspec.serve.responses_store import StoredResponses
 from hierspec.serve.settings import Settings
 
 _ABOUT = "Language models write faster without changing what they write. OpenAI's API; errors have OpenAI's shape."
@@ -30,9 +40,10 @@ def create_app(model: AsyncLanguageModel, settings: Settings) -> FastAPI:
     app.state.model, app.state.settings = model, settings
     app.state.gate = Gate(settings.limits.running_answers)
     app.state.started = time.time()
+    app.state.responses = StoredResponses()
     page.watch(app)
     add_handlers(app)
-    for routes in (openai_chat, openai_completions, models, tokens, health, page):
+    for routes in (openai_chat, openai_completions, responses, anthropic_messages, models, tokens, health, page):
         app.include_router(routes.router)
     # The last one added is the first that a request meets.
     app.add_middleware(BodyLimit, limits=settings.limits)
