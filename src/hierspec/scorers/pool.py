@@ -61,6 +61,13 @@ class StaircasePool:
         """Of the pages that hold something; those that several texts share count once."""
         return 0 if self._pages is None else self._pages.in_use * self._pages.memory.bytes_per_page
 
+    def share_of_running(self) -> float:
+        """Which share of the pages running requests hold. What ended ones left behind may go at any time."""
+        if self._pages is None:
+            return 0.0
+        pages = {int(page) for staircase in self._running.values() for page in staircase.table}
+        return len(pages) / self._pages.memory.pages
+
     def release(self, request: RequestView) -> None:
         """The request has ended; a later one may go on from what was computed for it."""
         self._change(self._running.get(request), self._make_idle, request)
