@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hierspec.async_language_model import AsyncLanguageModel, AsyncStream
     from hierspec.chat import Chat
-    from hierspec.core.errors import HierspecError
+    from hierspec.core.errors import Busy, HierspecError
     from hierspec.core.interfaces import Store
     from hierspec.core.logprobs import TokenLogprobs
     from hierspec.core.plan import Plan, TierPlan
@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncLanguageModel",
     "AsyncStream",
+    "Busy",
     "Chat",
     "Failure",
     "Generation",
@@ -45,7 +46,7 @@ __all__ = [
 _HOMES = {
     "async_language_model": ["AsyncLanguageModel", "AsyncStream"],
     "chat": ["Chat"],
-    "core.errors": ["HierspecError"],
+    "core.errors": ["Busy", "HierspecError"],
     "core.interfaces": ["Store"],
     "core.logprobs": ["TokenLogprobs"],
     "core.plan": ["Plan", "TierPlan"],

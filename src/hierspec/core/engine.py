@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from hierspec.core.errors import HierspecError, OutOfMemory, out_of_memory
 from hierspec.core.interfaces import Answer, Ask, PassTime, Scorer
 from hierspec.core.request import Request, Step
+from hierspec.core.room import room_taken
 from hierspec.core.text_files import shown
 
 
@@ -18,8 +19,11 @@ class Engine:
     cancels at most the request that was just going on; the next step returns what was already written.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, serving: bool = False) -> None:
         self._clock = clock
+        self._serving = (
+            serving  # others look on: long prompts are read in pieces, and nobody takes another one's memory
+        )
         self._asks: dict[Request, Ask | None] = {}  # in the order of submission; None: it has not begun
         self._waiting: set[Request] = set()  # there is no memory for them beside those that run
         self._steps: list[tuple[Request, Step]] = []  # not returned yet
@@ -69,7 +73,8 @@ class Engine:
         if len(unended) < len(self._asks):
             self._waiting.clear()
             self._asks = unended
-        return [request for request in unended if request not in self._waiting]
+        running = [request for request in unended if request not in self._waiting]
+        return _with_room(running) if self._serving else running
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
         scorer: Scorer = group[0][1].scorer
@@ -127,6 +132,16 @@ class Engine:
             except BaseException:  # it was interrupted between two asks, and cannot go on from there
                 request.cancel()
                 raise
+
+
+def _with_room(requests: list[Request]) -> list[Request]:
+    """The first of these, as many as the KV cache has room for: the others would take it from each other."""
+    taken = 0.0
+    for count, request in enumerate(requests):
+        taken += room_taken(request)
+        if count and taken > 1:
+            return requests[:count]
+    return requests
 
 
 def _failure(who: str, error: Exception) -> HierspecError:

@@ -102,6 +102,10 @@ class StateScorer(ABC):
         """Of all staircases that it runs on."""
         return (self.pool,)
 
+    def share_of_memory(self, positions: int) -> float:
+        """The part of its KV cache that a text of so many positions takes: 1 is all of it."""
+        return max(pool.share(positions) for pool in self.pools)
+
     def known(self, context: np.ndarray) -> int:
         """Tokens at the beginning of a new text that earlier ones have left computed."""
         return self.pool.known(context)

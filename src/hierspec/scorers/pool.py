@@ -68,6 +68,11 @@ class StaircasePool:
         pages = {int(page) for staircase in self._running.values() for page in staircase.table}
         return len(pages) / self._pages.memory.pages
 
+    def share(self, positions: int) -> float:
+        """The part of all pages that a text of so many positions takes."""
+        memory = self.pages.memory
+        return -(-positions // memory.page) / memory.pages
+
     def release(self, request: RequestView) -> None:
         """The request has ended; a later one may go on from what was computed for it."""
         self._change(self._running.get(request), self._make_idle, request)
