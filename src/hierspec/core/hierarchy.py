@@ -171,6 +171,7 @@ class Hierarchy:
                 raise _not_numbers(len(round.context))
             stopped = True  # a draft ends before such a token; the target writes what comes before it first
         accepted = verdict.accepted[: len(tokens)]
+        round.block.draft, round.block.accepted = draft, accepted
         row = 0  # of the answer that a token comes from
         for depth, candidates in enumerate(verdict.written[: len(tokens)]):
             lead = _lead_class(answer, row, candidates[0]) if round.level else 0

@@ -28,6 +28,7 @@ class RequestView(Protocol):
     stores: dict[str, Store]  # by name, as this request sees them
     running_requests: int  # including this one
     last_pass: PassTime | None  # of the scorer that answered last, where it tells what such passes cost
+    constraint: Constraint | None  # what its grammar allows; None: everything
 
 
 class PassTime(NamedTuple):
@@ -118,6 +119,23 @@ class Store(Protocol):
         return
 
 
+class Constraint(Protocol):
+    """Which tokens a request's grammar allows after what it has written. It answers by the tokens alone: whatever was
+    asked before, and drafts that were rejected since, leave no trace.
+
+    `written` is what stands after the prompt, [length] int32: the request's output, and maybe a draft behind it."""
+
+    def allowed(self, written: np.ndarray, proposal: Proposal) -> list[np.ndarray | None]:
+        """A row for what follows `written`, and one for what follows each node: the tokens that may come there, as bits
+        [vocabulary / 8, rounded up] uint8, the lowest bit first. None where the path to a node is forbidden itself."""
+
+    def pruned(self, written: np.ndarray, proposal: Proposal) -> Proposal:
+        """The proposal without fixed tokens that the grammar forbids, and what follows them. Sampled ones stay."""
+
+    def forced(self, written: np.ndarray, most: int) -> Proposal:
+        """A chain of at most so many tokens that must follow, or whose characters must."""
+
+
 UNDRAFTED, ACCEPTED, CORRECTED, RUNNER_UP = range(4)  # how a token came to be written, or handed up beside one
 
 
@@ -149,6 +167,8 @@ class Block:
     least: int = 1  # tokens below which it is not handed up early
     written: list[Written] = field(default_factory=list)
     seconds: float = 0.0  # that its passes should have taken, those of the tiers below included
+    draft: Proposal = NOTHING  # what its last pass verified,
+    accepted: Sequence[int] = ()  # and the nodes that were accepted and written, in order
 
 
 @dataclass(slots=True)

@@ -83,6 +83,10 @@ class Proposal:
             return self
         return self._subtree([node for node, d in enumerate(depths) if d < depth])
 
+    def fixed(self) -> Proposal:
+        """The same tokens without what they were sampled from."""
+        return Proposal(self.tokens, self.parents, self.sources, (), self.evidence)
+
     def first(self, nodes: int) -> Proposal:
         """Only the first `nodes` nodes: parents come first, so what is left is a tree."""
         return self if len(self) <= nodes else self._subtree(range(nodes))

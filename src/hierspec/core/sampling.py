@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.grammar import Grammar
 from hierspec.core.proposal import Distribution
 
 _MASK64 = (1 << 64) - 1
@@ -40,6 +41,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()  # besides the model's own
     logprobs: int | None = None  # also give each token's log-probability, and so many of the most likely ones
+    grammar: Grammar | None = None  # what the text must look like
 
     def __post_init__(self) -> None:
         def check(valid: bool, name: str, rule: str) -> None:
@@ -69,6 +71,7 @@ class Sampling:
         check(math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number")
         check(all(isinstance(text, str) and text for text in self.stop), "stop", "strings that are not empty")
         check(all(_is_whole(token) for token in self.stop_ids), "stop_ids", "token ids, which are whole numbers")
+        check(isinstance(self.grammar, Grammar | None), "grammar", "a Grammar or None")
         table = "None or a table from token ids to numbers, of which minus infinity forbids a token"
         if self.logit_bias is not None:
             check(isinstance(self.logit_bias, Mapping), "logit_bias", table)

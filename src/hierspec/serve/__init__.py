@@ -1,1 +1,1 @@
-"""A server: what OpenAI's and Anthropic's clients speak, over one model that many share."""
+"""A server: what OpenAI's clients speak, and a page that shows the hierarchy at work. Extra: hierspec[serve]."""

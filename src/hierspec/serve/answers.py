@@ -1,0 +1,155 @@
+"""The answers of one call: several prompts, several answers each, all in the batches of the one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from fastapi import Request
+
+from hierspec.async_language_model import AsyncLanguageModel
+from hierspec.core.plan import NAMED
+from hierspec.core.sampling import Sampling
+from hierspec.generation import Failure, Generation, TextStep
+from hierspec.options import PlanLike, several_samplings
+from hierspec.prompt_ids import Prompt
+from hierspec.serve.errors import ApiError, failure, refusal
+from hierspec.serve.keys import namespace_of
+from hierspec.serve.limits import Gate
+from hierspec.serve.settings import Settings
+from hierspec.worker import Event, Job
+
+_WAITING_SECONDS = 15.0  # without news, until a client is told that it is still being served
+
+PLANS = ("auto", *NAMED)
+
+
+class Answers:
+    """Iterate over `events` once; leaving the loop cancels what is not finished."""
+
+    def __init__(
+        self,
+        request: Request,
+        prompts: Sequence[list[int]],
+        sampling: Sampling,
+        *,
+        n: int = 1,
+        plan: str | None = None,
+        namespace: str | None = None,
+    ) -> None:
+        """Whatever a client may have got wrong is refused here, before anything runs."""
+        state = request.app.state
+        self.model: AsyncLanguageModel = state.model
+        self.settings: Settings = state.settings
+        self._gate: Gate = state.gate
+        self.prompts, self.n = list(prompts), n
+        if len(prompts) * n > self.settings.limits.call_answers:
+            most = self.settings.limits.call_answers
+            raise ApiError(400, f"One call may ask for at most {most} answers; make several calls.", param="n")
+        for ids in self.prompts:
+            self._check(ids, sampling)
+        self.plan, self.namespace = self._plan(plan), namespace_of(request, namespace)
+        self._samplings = several_samplings(sampling, n)
+        self._news: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self.jobs: list[Job] = []
+        self.finished: dict[int, Generation] = {}
+
+    async def events(self) -> AsyncGenerator[tuple[int, TextStep | Generation] | None, None]:
+        """What is written, by number of the answer; the last of an answer is its `Generation`. None: nothing yet, and
+        the client should hear that."""
+        wanted = [(ids, sampling) for ids in self.prompts for sampling in self._samplings]
+        with self._gate.running(len(wanted)):
+            try:
+                self._submit(wanted)
+                async for news in self._all_news(time.monotonic() + self.settings.limits.answer_seconds):
+                    yield news
+            finally:
+                for job in self.jobs:
+                    job.cancel()
+
+    async def finish(self) -> list[Generation]:
+        """All of them, whole."""
+        async for _ in self.events():
+            pass
+        return [self.finished[index] for index in range(len(self.jobs))]
+
+    def _submit(self, wanted: list[tuple[list[int], Sampling]]) -> None:
+        loop = asyncio.get_running_loop()
+        for index, (ids, sampling) in enumerate(wanted):
+
+            def hear(event: Event, index: int = index) -> None:
+                loop.call_soon_threadsafe(self._news.put_nowait, (index, event))
+
+            job = Job(ids, self.plan, sampling, hear, self.namespace)
+            self.jobs.append(job)
+            self.model.worker.submit(job)
+
+    async def _all_news(self, end: float) -> AsyncGenerator[tuple[int, TextStep | Generation] | None, None]:
+        while len(self.finished) < len(self.jobs):
+            left = end - time.monotonic()
+            if left <= 0:
+                raise self._too_long()
+            try:
+                index, event = await asyncio.wait_for(self._news.get(), min(left, _WAITING_SECONDS))
+            except TimeoutError:
+                yield None
+                continue
+            if isinstance(event, Failure):
+                raise refusal(event.error) if event.partial is None and _is_refusal(event) else failure(event.error)
+            if isinstance(event, Generation):
+                if event.ended == "cancelled":
+                    raise ApiError(503, "The server is stopping; send the request again later.")
+                self.finished[index] = event
+            yield index, event
+
+    def _too_long(self) -> ApiError:
+        seconds = self.settings.limits.answer_seconds
+        sentence = f"The answer was not finished after {seconds:g} s, the limit of this server; ask for fewer tokens."
+        return ApiError(408, sentence, code="timeout", headers={"x-should-retry": "false"})
+
+    def _check(self, ids: list[int], sampling: Sampling) -> None:
+        config, limits = self.model.model.config, self.settings.limits
+        most = min(config.context - 1, limits.prompt_tokens or config.context)
+        if len(ids) > most:
+            sentence = (
+                f"The prompt has {len(ids)} tokens, more than the {most} that this model may be given; shorten it."
+            )
+            raise ApiError(400, sentence, code="context_length_exceeded")
+        if not ids:
+            raise ApiError(400, "The prompt is empty; give some text.")
+        if max(ids) >= config.vocabulary or min(ids) < 0:
+            raise ApiError(400, f"The prompt holds a token id outside the model's vocabulary of {config.vocabulary}.")
+        bias = sampling.logit_bias or {}
+        if bias and max(bias) >= config.vocabulary:
+            sentence = f"logit_bias names a token id outside the model's vocabulary of {config.vocabulary}."
+            raise ApiError(400, sentence, param="logit_bias")
+
+    def _plan(self, name: str | None) -> PlanLike:
+        """A name of ours only: a client must not make the server read a file."""
+        if name is None:
+            return self.settings.plan
+        if name not in PLANS:
+            raise ApiError(400, f"There is no such plan; choose from {', '.join(PLANS)}.", param="plan")
+        return name
+
+
+def _is_refusal(event: Failure) -> bool:
+    """Whether a request that never began was refused, and did not break something."""
+    return event.error.__cause__ is None
+
+
+async def encoded(model: AsyncLanguageModel, prompt: Prompt, raw: bool = False, **template: Any) -> list[int]:
+    """Token ids of a prompt, made in a thread: long prompts must not hold up those who are being answered."""
+    return await asyncio.to_thread(model.model.encode, prompt, raw, **template)
+
+
+def most_tokens(asked: int | None, default: int | None, settings: Settings) -> int:
+    """How long an answer may become. The model's context ends it in any case."""
+    limit = settings.limits.max_tokens
+    if asked is not None and limit is not None and asked > limit:
+        raise ApiError(400, f"max_tokens may be at most {limit} on this server.", param="max_tokens")
+    longest = (1 << 31) - 1 if limit is None else limit
+    wanted = asked if asked is not None else default
+    return longest if wanted is None else min(wanted, longest)
