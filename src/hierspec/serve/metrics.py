@@ -116,7 +116,7 @@ class Metrics(Collector):
         """What is not counted event by event but looked at now, between two passes."""
         with self.model.turn(), self._lock:
             total = self._ended.copy()
-            begun = [job.writer.request for job in self._jobs if job.writer is not None]
+            begun = [job.writer.request for job in self._jobs if job.writer is not None and job.began]
             for request in begun:
                 total.add(request.stats)
             waiting = len(self._jobs) - len(begun)
