@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     keys = _keys(arguments)
     if not 0 <= arguments.port <= _HIGHEST_PORT:
         raise HierspecError(f"--port must be from 0 to {_HIGHEST_PORT}, not {arguments.port}.")
-    options.at_least_one(arguments, "most_running")
+    options.at_least_one(arguments, "most-running")
     if arguments.host not in _LOOPBACK and not keys and not arguments.without_key:
         raise HierspecError(
             f"Everybody who reaches {arguments.host} could use the server; give it an --api-key (or {_KEY_VARIABLE}), or "
