@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
+import numpy as np
 import torch
 
 from hierspec.assembly.ahead import start_compiling
@@ -26,9 +27,11 @@ from hierspec.checkpoints.packs import Pack
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy
 from hierspec.core.interfaces import Store
+from hierspec.core.logprobs import TokenLogprobs, token_logprobs
 from hierspec.core.plan import Plan
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
+from hierspec.core.scoring import score_tokens
 from hierspec.generating import Generates
 from hierspec.machine import peak_memory
 from hierspec.options import PlanLike, TemplateOptions
@@ -152,6 +155,32 @@ class LanguageModel(Generates):
     def encode(self, prompt: Prompt, raw: bool = False, **template: Unpack[TemplateOptions]) -> list[int]:
         """Token ids of a prompt, as `generate` would read it."""
         return prompt_ids(self.tokenizer, prompt, raw, template)
+
+    def score(self, prompt: Prompt, top: int = 0, raw: bool = False) -> list[TokenLogprobs]:
+        """What the model thinks of a text: the log-probability of every token after the first, and of so many of the
+        most likely ones at its place."""
+        text = self.encode(prompt, raw)
+        if len(text) > self.config.context:
+            raise HierspecError(f"The text has {len(text)} tokens but the model's context holds {self.config.context}.")
+        if text and not 0 <= min(text) <= max(text) < self.config.vocabulary:
+            raise HierspecError(
+                f"The text holds a token id outside the model's vocabulary of {self.config.vocabulary}."
+            )
+        passes = score_tokens(self.scorer(self.config.layers), np.array(text, np.int32), 1)
+        scores: list[TokenLogprobs] = []
+        try:
+            while True:
+                with self.turn():  # one a pass: others who share the model need not wait for a long text
+                    tokens, answer = next(passes, (None, None))
+                if tokens is None or answer is None:
+                    return scores
+                assert answer.logits is not None
+                if not np.isfinite(answer.logits.max(axis=1)).all():
+                    raise HierspecError("The model's logits are not numbers; its weights may be damaged.")
+                scores += [token_logprobs(row, int(each), top) for row, each in zip(answer.logits, tokens, strict=True)]
+        finally:
+            with self.turn():
+                passes.close()
 
     def plan(self, plan: PlanLike) -> Plan:
         """A plan from its name or file, fitted to this model."""

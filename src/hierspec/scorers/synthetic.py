@@ -119,9 +119,7 @@ class Synthetics:
         if new:
             plainly = Hierarchy((Tier(request.hierarchy.tiers[0].scorer),))
             context = len(request.prompt) + request.limit
-            plain = Request(
-                request.prompt, sampling, plainly, request.stop_ids, context, constraint=request.constraint
-            )
+            plain = Request(request.prompt, sampling, plainly, request.stop_ids, context, constraint=request.constraint)
             for _ in Engine().run([plain]):
                 pass
             if plain.error is not None:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
 
 from fastapi import Request
 
 from hierspec.async_language_model import AsyncLanguageModel
 from hierspec.core.plan import NAMED
 from hierspec.core.sampling import Sampling
+from hierspec.core.stats import Stats, TierStats
 from hierspec.generation import Failure, Generation, TextStep
 from hierspec.options import PlanLike, several_samplings
-from hierspec.prompt_ids import Prompt
 from hierspec.serve.errors import ApiError, failure, refusal
 from hierspec.serve.keys import namespace_of
 from hierspec.serve.limits import Gate
 from hierspec.serve.settings import Settings
 from hierspec.worker import Event, Job
 
+_log = logging.getLogger("hierspec.serve")
 _WAITING_SECONDS = 15.0  # without news, until a client is told that it is still being served
 
 PLANS = ("auto", *NAMED)
@@ -38,14 +39,16 @@ class Answers:
         n: int = 1,
         plan: str | None = None,
         namespace: str | None = None,
+        writes: bool = True,  # False: nothing is written, where only the prompts are of interest
     ) -> None:
         """Whatever a client may have got wrong is refused here, before anything runs."""
         state = request.app.state
         self.model: AsyncLanguageModel = state.model
         self.settings: Settings = state.settings
-        self._gate: Gate = state.gate
-        self.prompts, self.n = list(prompts), n
-        if len(prompts) * n > self.settings.limits.call_answers:
+        self.gate: Gate = state.gate
+        self.prompts, self.n, self._writes = list(prompts), n, writes
+        self.count = len(prompts) * n  # answer i is one to prompt i // n
+        if self.count > self.settings.limits.call_answers:
             most = self.settings.limits.call_answers
             raise ApiError(400, f"One call may ask for at most {most} answers; make several calls.", param="n")
         for ids in self.prompts:
@@ -59,8 +62,13 @@ class Answers:
     async def events(self) -> AsyncGenerator[tuple[int, TextStep | Generation] | None, None]:
         """What is written, by number of the answer; the last of an answer is its `Generation`. None: nothing yet, and
         the client should hear that."""
+        if not self._writes:
+            for index, sampling in enumerate(self._samplings * len(self.prompts)):
+                self.finished[index] = _nothing(len(self.prompt(index)), sampling)
+                yield index, self.finished[index]
+            return
         wanted = [(ids, sampling) for ids in self.prompts for sampling in self._samplings]
-        with self._gate.running(len(wanted)):
+        with self.gate.running(len(wanted)):
             try:
                 self._submit(wanted)
                 async for news in self._all_news(time.monotonic() + self.settings.limits.answer_seconds):
@@ -73,10 +81,21 @@ class Answers:
         """All of them, whole."""
         async for _ in self.events():
             pass
-        return [self.finished[index] for index in range(len(self.jobs))]
+        return self.in_order()
+
+    def in_order(self) -> list[Generation]:
+        """Once all are finished."""
+        return [self.finished[index] for index in range(self.count)]
+
+    def prompt(self, index: int) -> list[int]:
+        """That an answer is to."""
+        return self.prompts[index // self.n]
 
     def _submit(self, wanted: list[tuple[list[int], Sampling]]) -> None:
         loop = asyncio.get_running_loop()
+        if self.settings.log_prompts:
+            for ids in self.prompts:
+                _log.info("Prompt: %r", self.model.model.tokenizer.decode(ids, special=True))
         for index, (ids, sampling) in enumerate(wanted):
 
             def hear(event: Event, index: int = index) -> None:
@@ -88,12 +107,12 @@ class Answers:
 
     async def _all_news(self, end: float) -> AsyncGenerator[tuple[int, TextStep | Generation] | None, None]:
         while len(self.finished) < len(self.jobs):
-            left = end - time.monotonic()
-            if left <= 0:
-                raise self._too_long()
             try:
-                index, event = await asyncio.wait_for(self._news.get(), min(left, _WAITING_SECONDS))
+                wait = min(end - time.monotonic(), _WAITING_SECONDS)
+                index, event = await asyncio.wait_for(self._news.get(), wait)
             except TimeoutError:
+                if time.monotonic() >= end:
+                    raise self._too_long() from None
                 yield None
                 continue
             if isinstance(event, Failure):
@@ -135,19 +154,27 @@ class Answers:
         return name
 
 
+def _nothing(prompt_tokens: int, sampling: Sampling) -> Generation:
+    """An answer of no tokens."""
+    seed = sampling.seed or 0
+    return Generation("", (), (), (), "length", seed, prompt_tokens, Stats([TierStats("")]), 0.0, 0, 0.0)
+
+
 def _is_refusal(event: Failure) -> bool:
     """Whether a request that never began was refused, and did not break something."""
     return event.error.__cause__ is None
 
 
-async def encoded(model: AsyncLanguageModel, prompt: Prompt, raw: bool = False, **template: Any) -> list[int]:
-    """Token ids of a prompt, made in a thread: long prompts must not hold up those who are being answered."""
-    return await asyncio.to_thread(model.model.encode, prompt, raw, **template)
+async def encoded(model: AsyncLanguageModel, text: str, special: bool = False, begin: bool = True) -> list[int]:
+    """Token ids of a raw text, made in a thread: long prompts must not hold up those who are being answered."""
+    return await asyncio.to_thread(model.model.tokenizer.encode, text, special, begin)
 
 
-def most_tokens(asked: int | None, default: int | None, settings: Settings) -> int:
+def most_tokens(asked: int | None, default: int | None, settings: Settings, least: int = 1) -> int:
     """How long an answer may become. The model's context ends it in any case."""
     limit = settings.limits.max_tokens
+    if asked is not None and asked < least:
+        raise ApiError(400, f"max_tokens must be at least {least}.", param="max_tokens")
     if asked is not None and limit is not None and asked > limit:
         raise ApiError(400, f"max_tokens may be at most {limit} on this server.", param="max_tokens")
     longest = (1 << 31) - 1 if limit is None else limit

@@ -10,7 +10,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 import hierspec
 from hierspec.async_language_model import AsyncLanguageModel
-from hierspec.serve import health, metrics, models, openai_chat
+from hierspec.serve import health, metrics, models, openai_chat, openai_completions, tokens
 from hierspec.serve.errors import add_handlers
 from hierspec.serve.keys import KeyCheck
 from hierspec.serve.limits import BodyLimit, Gate
@@ -32,7 +32,7 @@ def create_app(model: AsyncLanguageModel, settings: Settings) -> FastAPI:
     app.state.metrics = model.worker.observer = metrics.Metrics(settings.model_name, model.model)
     app.state.started = time.time()
     add_handlers(app)
-    for routes in (openai_chat, models, health, metrics):
+    for routes in (openai_chat, openai_completions, models, tokens, health, metrics):
         app.include_router(routes.router)
     # The last one added is the first that a request meets.
     app.add_middleware(BodyLimit, limits=settings.limits)

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hierspec.async_language_model import AsyncLanguageModel
+from hierspec.options import TemplateOptions
+from hierspec.prompt_ids import template_variables
 from hierspec.serve.errors import ApiError
+from hierspec.serve.openai_schemas import TemplateFields
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+
+
+async def chat_ids(model: AsyncLanguageModel, body: TemplateFields) -> list[int]:
+    """Token ids of a conversation, as the model's chat template writes it."""
+    messages = template_messages([message.model_dump() for message in body.messages or ()])
+    options: TemplateOptions = {}
+    if body.chat_template_kwargs:
+        options["template_variables"] = body.chat_template_kwargs
+    if body.tools and body.tool_choice != "none":
+        options["tools"] = body.tools
+    if body.continue_final_message:
+        options["continue_final_message"] = True
+    elif body.add_generation_prompt is False:
+        variables = template_variables(options)
+        return await asyncio.to_thread(model.model.tokenizer.encode_chat, messages, False, variables)
+    return await asyncio.to_thread(model.model.encode, messages, **options)
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

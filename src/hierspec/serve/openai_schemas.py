@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-_Number = Annotated[float, Field(allow_inf_nan=False)]
-_TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _LARGEST = 2**63 - 1
 
 
@@ -62,7 +61,7 @@ class SamplingFields(Body):
     ) = None
     seed: Annotated[int, Field(ge=-_LARGEST - 1, le=_LARGEST)] | None = None
     stop: str | Annotated[list[str], Field(max_length=64)] | None = None
-    stop_token_ids: Annotated[list[_TokenId], Field(max_length=256)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
     n: Annotated[int, Field(ge=1, le=_LARGEST)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -94,7 +93,7 @@ class Message(BaseModel):
 class TemplateFields(Body):
     """What reaches a model's chat template."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -103,6 +102,7 @@ class TemplateFields(Body):
 
 
 class ChatRequest(SamplingFields, TemplateFields):
+    messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=0, le=_LARGEST)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -111,11 +111,36 @@ class ChatRequest(SamplingFields, TemplateFields):
 
 
 class CompletionRequest(SamplingFields):
-    prompt: str | list[str] | list[_TokenId] | list[list[_TokenId]]
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     suffix: str | None = Field(None, description="Not supported.")
     best_of: int | None = Field(None, description="Not supported beyond n.")
+    parse_special: bool | None = Field(None, description="Read <|im_end|> and the like in texts as control tokens.")
+
+
+class TokenizeRequest(TemplateFields):
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeReply(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Body):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class DetokenizeReply(BaseModel):
+    prompt: str
 
 
 class ErrorDetails(BaseModel):
@@ -129,3 +154,55 @@ class Error(BaseModel):
     """What every refusal and failure looks like."""
 
     error: ErrorDetails
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+
+
+class Choice(BaseModel):
+    index: int
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    logprobs: dict[str, Any] | None = None
+
+
+class ChatChoice(Choice):
+    message: dict[str, Any]
+
+
+class CompletionChoice(Choice):
+    text: str
+
+
+class Reply(BaseModel):
+    id: str
+    created: int
+    model: str
+    usage: Usage
+    timings: dict[str, float] | None = None
+
+
+class ChatReply(Reply):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class CompletionReply(Reply):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+def _responses(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    events = {
+        "schema": {"type": "string"},
+        "example": 'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}\n\ndata: [DONE]\n\n',
+    }
+    described = "The answer; with `stream`, chunks of it as server-sent events, the last of which is `[DONE]`."
+    return {200: {"model": reply, "description": described, "content": {"text/event-stream": events}}}
+
+
+CHAT_RESPONSES = _responses(ChatReply)
+COMPLETION_RESPONSES = _responses(CompletionReply)
