@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from serving import Running, running
+from scripted_worker import ScriptedWorker
+from serving import Running, running, until
 
 import hierspec
 from hierspec.language_model import LanguageModel
@@ -35,3 +36,18 @@ def start(tiny_model) -> Iterator[Callable[..., Running]]:
             return servers.enter_context(running(tiny_model, chosen))
 
         yield started
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory) -> Iterator[Running]:
+    """A server whose model says what it is told to: its worker is a `ScriptedWorker`."""
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("scripted") / "tiny", "llama", context=8192)
+    with running(hierspec.load(folder)) as each:
+        each.model.worker.close()
+        each.model.worker = ScriptedWorker(each.language_model.tokenizer)  # type: ignore[assignment]
+        yield each
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], bool]], None]:
+    return until

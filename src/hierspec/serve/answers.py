@@ -58,6 +58,12 @@ class Answers:
         self._news: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.jobs: list[Job] = []
         self.finished: dict[int, Generation] = {}
+        self._stopped: set[int] = set()
+
+    def stop(self, index: int) -> None:
+        """This answer is long enough: it ends with what there is."""
+        self._stopped.add(index)
+        self.jobs[index].cancel()
 
     async def events(self) -> AsyncGenerator[tuple[int, TextStep | Generation] | None, None]:
         """What is written, by number of the answer; the last of an answer is its `Generation`. None: nothing yet, and
@@ -118,7 +124,7 @@ class Answers:
             if isinstance(event, Failure):
                 raise refusal(event.error) if event.partial is None and _is_refusal(event) else failure(event.error)
             if isinstance(event, Generation):
-                if event.ended == "cancelled":
+                if event.ended == "cancelled" and index not in self._stopped:
                     raise ApiError(503, "The server is stopping; send the request again later.")
                 self.finished[index] = event
             yield index, event

@@ -10,11 +10,21 @@ from fastapi.middleware.cors import CORSMiddleware
 
 import hierspec
 from hierspec.async_language_model import AsyncLanguageModel
-from hierspec.serve import health, metrics, models, openai_chat, openai_completions, tokens
+from hierspec.serve import (
+    anthropic_messages,
+    health,
+    metrics,
+    models,
+    openai_chat,
+    openai_completions,
+    responses,
+    tokens,
+)
 from hierspec.serve.errors import add_handlers
 from hierspec.serve.keys import KeyCheck
 from hierspec.serve.limits import BodyLimit, Gate
 from hierspec.serve.openai_schemas import Error
+from hierspec.serve.responses_store import StoredResponses
 from hierspec.serve.settings import Settings
 
 _ABOUT = "Language models write faster without changing what they write. OpenAI's API; errors have OpenAI's shape."
@@ -31,8 +41,9 @@ def create_app(model: AsyncLanguageModel, settings: Settings) -> FastAPI:
     app.state.gate = Gate(settings.limits.running_answers)
     app.state.metrics = model.worker.observer = metrics.Metrics(settings.model_name, model.model)
     app.state.started = time.time()
+    app.state.responses = StoredResponses()
     add_handlers(app)
-    for routes in (openai_chat, openai_completions, models, tokens, health, metrics):
+    for routes in (openai_chat, openai_completions, responses, anthropic_messages, models, tokens, health, metrics):
         app.include_router(routes.router)
     # The last one added is the first that a request meets.
     app.add_middleware(BodyLimit, limits=settings.limits)

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hierspec.async_language_model import AsyncLanguageModel
-from hierspec.options import TemplateOptions
-from hierspec.prompt_ids import template_variables
 from hierspec.serve.errors import ApiError
-from hierspec.serve.openai_schemas import TemplateFields
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-
-
-async def chat_ids(model: AsyncLanguageModel, body: TemplateFields) -> list[int]:
-    """Token ids of a conversation, as the model's chat template writes it."""
-    messages = template_messages([message.model_dump() for message in body.messages or ()])
-    options: TemplateOptions = {}
-    if body.chat_template_kwargs:
-        options["template_variables"] = body.chat_template_kwargs
-    if body.tools and body.tool_choice != "none":
-        options["tools"] = body.tools
-    if body.continue_final_message:
-        options["continue_final_message"] = True
-    elif body.add_generation_prompt is False:
-        variables = template_variables(options)
-        return await asyncio.to_thread(model.model.tokenizer.encode_chat, messages, False, variables)
-    return await asyncio.to_thread(model.model.encode, messages, **options)
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -41,13 +20,14 @@ def _template_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     read = {name: value for name, value in message.items() if value is not None or name == "content"}
     if read["role"] == "developer":  # OpenAI's newer name; templates know the older one
         read["role"] = "system"
-    read["content"] = _content(read.get("content"), index)
+    read["content"] = content_text(read.get("content"), index)
     if isinstance(calls := read.get("tool_calls"), list):
         read["tool_calls"] = [_call(call) for call in calls]
     return read
 
 
-def _content(content: object, index: int) -> str:
+def content_text(content: object, index: int, param: str = "messages") -> str:
+    """The text of a message's content, which is a text or a list of parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -60,7 +40,7 @@ def _content(content: object, index: int) -> str:
             raise ApiError(
                 400,
                 f'Only parts of text can be read, as {{"type": "text", "text": "…"}}; message {index} has another.',
-                param="messages",
+                param=param,
             )
         texts.append(text)
     return "\n".join(texts)

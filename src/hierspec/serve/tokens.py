@@ -7,8 +7,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from hierspec.serve.answers import encoded
+from hierspec.serve.conversation import conversation_of, prepared
 from hierspec.serve.errors import ApiError
-from hierspec.serve.messages import chat_ids
 from hierspec.serve.models import check_model
 from hierspec.serve.openai_schemas import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
 from hierspec.serve.reading import StrictRoute
@@ -27,7 +27,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> TokenizeReply:
         begin = body.add_special_tokens is not False
         ids = await encoded(state.model, body.prompt, special=bool(body.parse_special), begin=begin)
     else:
-        ids = await chat_ids(state.model, body)
+        ids = (await prepared(state.model, conversation_of(body))).ids
     tokenizer = state.model.model.tokenizer
     pieces = [tokenizer.piece(each, special=True).decode("utf-8", "replace") for each in ids]
     strings: dict[str, Any] = {"token_strs": pieces} if body.return_token_strs else {}
