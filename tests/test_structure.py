@@ -23,7 +23,7 @@ FLOORS = [
         "hierspec.progress_bar",
     ],
     ["hierspec.cache", "hierspec.kept", "hierspec.sqlite_file", "hierspec.text", "hierspec.prompt_sets"],
-    ["hierspec.stores", "hierspec.checkpoints"],
+    ["hierspec.stores", "hierspec.checkpoints", "hierspec.grammars"],
     ["hierspec.backends.base", "hierspec.backends.arena"],
     ["hierspec.backends.torch"],
     ["hierspec.backends.cpu"],

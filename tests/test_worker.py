@@ -291,3 +291,22 @@ def test_what_can_never_fit_is_refused(tmp_path):
     worker.submit(job)
     assert "do not fit into the KV cache" in str(result_of(events).error)
     worker.close()
+
+
+@pytest.mark.parametrize("plan", ["plain", "auto", "hispec", "hd+"])
+def test_prompts_that_are_read_in_pieces_change_no_text(model, plan):
+    """Long prompts with a common prefix come while others write."""
+    shared = "a system prompt that all have in common, " * 5
+    prompts = [f"{shared}and {n} {'of its own ' * n}" for n in range(5)]
+    options = [{"max_tokens": 20, "temperature": 0.7 * (n % 2), "seed": n} for n in range(5)]
+    expected = [model.generate(text, plan="plain", **each).tokens for text, each in zip(prompts, options, strict=True)]
+    model.forget()
+    worker = Worker(model)
+    stream, gate = held(model, worker, plan=plan, **ENDLESS)
+    begun = [job_for(model, text, plan=plan, **each) for text, each in zip(prompts, options, strict=True)]
+    for job, _ in begun:
+        worker.submit(job)
+    gate.open.set()
+    assert [result_of(events).tokens for _, events in begun] == expected
+    stream.cancel()
+    worker.close()

@@ -33,6 +33,7 @@ from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.scoring import score_tokens
 from hierspec.generating import Generates
+from hierspec.grammars.compiler import GrammarCompiler
 from hierspec.machine import peak_memory
 from hierspec.options import PlanLike, TemplateOptions
 from hierspec.progress import Progress
@@ -126,6 +127,7 @@ class LanguageModel(Generates):
         self.kv_memory = options.kv_memory
         self.stop_ids = frozenset((*tokenizer.stop_ids, *self.config.eos_ids))
         vocabulary = Vocabulary(self.name, tokenizer, self.config.vocabulary)
+        self.grammars = GrammarCompiler(tokenizer, self.config.vocabulary)
         costs = CostBook(str(folder), self.dtype, self.weights)
         # Tells it from other models where something measured of it is saved.
         trained = () if catalogue.pack is None else catalogue.pack.hashes.values()
@@ -144,8 +146,13 @@ class LanguageModel(Generates):
     def _request(self, ids: list[int], plan: Plan, sampling: Sampling, namespace: str) -> Request:
         if not isinstance(namespace, str):
             raise HierspecError("namespace must be a text, such as the name of a user; leave it out for none.")
-        hierarchy = self.hierarchy(plan)
-        request = Request(ids, sampling, hierarchy, self.stop_ids, self.config.context, namespace)
+        hierarchy, constraint = self.hierarchy(plan), None
+        if sampling.grammar is not None:
+            if hierarchy.synthetic:
+                raise HierspecError("Synthetic tiers know no grammar; choose a plan without agrees, or no grammar.")
+            stop_ids = (*self.tokenizer.stop_ids, *sorted(self.stop_ids.difference(self.tokenizer.stop_ids)))
+            constraint = self.grammars.constraint(sampling.grammar, stop_ids, sampling.stop_ids)
+        request = Request(ids, sampling, hierarchy, self.stop_ids, self.config.context, namespace, constraint)
         if hierarchy.synthetic and self.assembler.synthetics.know(request):
             request.cancel()  # writing it plainly took time and left states behind, which are not the new one's
             self.forget()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hierspec.core.errors import HierspecError, OutOfMemory, out_of_memory
 from hierspec.core.interfaces import Answer, Ask, PassTime, Scorer
+from hierspec.core.prompt_reader import PromptReader
 from hierspec.core.request import Request, Step
 from hierspec.core.room import room_taken
 from hierspec.core.text_files import shown
@@ -21,9 +22,8 @@ class Engine:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, serving: bool = False) -> None:
         self._clock = clock
-        self._serving = (
-            serving  # others look on: long prompts are read in pieces, and nobody takes another one's memory
-        )
+        # Where people wait for each other, long prompts are read in pieces, and nobody takes another one's memory.
+        self._reader = PromptReader() if serving else None
         self._asks: dict[Request, Ask | None] = {}  # in the order of submission; None: it has not begun
         self._waiting: set[Request] = set()  # there is no memory for them beside those that run
         self._steps: list[tuple[Request, Step]] = []  # not returned yet
@@ -37,19 +37,21 @@ class Engine:
 
     def step(self) -> list[tuple[Request, Step]]:
         running = self._running()
+        writing = sum(bool(request.output) for request in running) if self._reader else 0
         for request in running:
-            request.running_requests = len(running)
+            request.running_requests = len(running) if self._reader is None else writing + (not request.output)
         for request in running:
             if self._asks[request] is None:
                 self._advance(request, None)
+        asks = {
+            request: ask for request in running if (ask := self._asks[request]) is not None and request.ended is None
+        }
         groups: dict[int, list[tuple[Request, Ask]]] = {}
-        for request in running:
-            ask = self._asks[request]
-            if ask is not None and request.ended is None:
-                groups.setdefault(id(ask.scorer), []).append((request, ask))
+        for request, ask in (asks if self._reader is None else self._reader.choose(asks)).items():
+            groups.setdefault(id(ask.scorer), []).append((request, ask))
         for group in groups.values():
-            for (request, _), answer in zip(group, self._answers(group), strict=True):
-                if answer is not None:
+            for (request, ask), answer in zip(group, self._answers(group), strict=True):
+                if answer is not None and ask is asks[request]:  # else only a piece of its prompt was read
                     began = self._clock()
                     self._advance(request, answer)
                     request.between = self._clock() - began
@@ -74,13 +76,15 @@ class Engine:
             self._waiting.clear()
             self._asks = unended
         running = [request for request in unended if request not in self._waiting]
-        return _with_room(running) if self._serving else running
+        return _with_room(running) if self._reader else running
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
         scorer: Scorer = group[0][1].scorer
+        asks = [ask for _, ask in group]
+        reading = None if self._reader is None else self._reader.reading(asks)
         began = self._clock()
         try:
-            answers = scorer.score([ask for _, ask in group])
+            answers = scorer.score(asks)
         except Exception as error:
             failure = _failure(f"The scorer {scorer.name}", error)
             if len(group) == 1:
@@ -93,7 +97,10 @@ class Engine:
                 return [*answered, *[None] * (len(group) - half)]
             # One by one, so that only a request that cannot be answered fails.
             return [answer for pair in group for answer in self._answers([pair])]
-        self._note(group, answers, self._clock() - began, sum(request.between for request, _ in group))
+        seconds = self._clock() - began
+        if self._reader is not None and reading is not None:
+            self._reader.learn(scorer, reading, seconds)
+        self._note(group, answers, seconds, sum(request.between for request, _ in group))
         return answers
 
     def _note(

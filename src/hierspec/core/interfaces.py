@@ -125,6 +125,9 @@ class Constraint(Protocol):
 
     `written` is what stands after the prompt, [length] int32: the request's output, and maybe a draft behind it."""
 
+    def wrote(self, tokens: Sequence[int]) -> None:
+        """The request has written these: nothing before them is asked about again."""
+
     def allowed(self, written: np.ndarray, proposal: Proposal) -> list[np.ndarray | None]:
         """A row for what follows `written`, and one for what follows each node: the tokens that may come there, as bits
         [vocabulary / 8, rounded up] uint8, the lowest bit first. None where the path to a node is forbidden itself."""
@@ -183,6 +186,7 @@ class Round:
     block: Block  # that the tier is writing
     proposals: list[Proposal] = field(default_factory=list)  # of the tier below first, then of the stores
     drafted: Block | None = None  # by a tier below
+    forced: Proposal = NOTHING  # of the grammar, among the proposals
     appraised: Proposal | None = None  # the best tree of the stores' proposals, where `route` needed it
     draft: Proposal = NOTHING  # what is verified
     tokens: list[int] = field(default_factory=list)  # what was written

@@ -121,6 +121,8 @@ class Request:
         self.sources += sources
         for store in self.stores.values():
             store.learn(tokens)
+        if self.constraint is not None:
+            self.constraint.wrote(tokens)
         if tokens[-1] in self.stop_ids:
             self._end("stop")
         elif len(self.output) >= self.limit:

@@ -111,9 +111,16 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float)
 
 
-def adjust(logits: np.ndarray, text: np.ndarray, prompt_length: int, sampling: Sampling) -> np.ndarray:
-    """Logits of the token after `text`, with penalties, bias, temperature and filters. [vocabulary] float64."""
+def adjust(
+    logits: np.ndarray, text: np.ndarray, prompt_length: int, sampling: Sampling, allowed: np.ndarray | None = None
+) -> np.ndarray:
+    """Logits of the token after `text`, with penalties, bias, temperature and filters. [vocabulary] float64.
+
+    `allowed` are the bits of a `Constraint`: other tokens are forbidden before all else.
+    """
     z = np.array(logits, np.float64)
+    if allowed is not None:
+        z[np.unpackbits(allowed, count=len(z), bitorder="little") == 0] = -np.inf
     if sampling.penalised:
         seen = np.bincount(text, minlength=len(z)) > 0
         written = np.bincount(text[prompt_length:], minlength=len(z))

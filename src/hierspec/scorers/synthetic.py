@@ -118,8 +118,7 @@ class Synthetics:
         new = key not in self._written
         if new:
             plainly = Hierarchy((Tier(request.hierarchy.tiers[0].scorer),))
-            context = len(request.prompt) + request.limit
-            plain = Request(request.prompt, sampling, plainly, request.stop_ids, context, constraint=request.constraint)
+            plain = Request(request.prompt, sampling, plainly, request.stop_ids, len(request.prompt) + request.limit)
             for _ in Engine().run([plain]):
                 pass
             if plain.error is not None:

@@ -10,12 +10,13 @@ from collections.abc import AsyncGenerator, Sequence
 from fastapi import Request
 
 from hierspec.async_language_model import AsyncLanguageModel
+from hierspec.core.errors import HierspecError
 from hierspec.core.plan import NAMED
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats, TierStats
 from hierspec.generation import Failure, Generation, TextStep
 from hierspec.options import PlanLike, several_samplings
-from hierspec.serve.errors import ApiError, failure, refusal
+from hierspec.serve.errors import ApiError, failure, refusal, unavailable
 from hierspec.serve.keys import namespace_of
 from hierspec.serve.limits import Gate
 from hierspec.serve.settings import Settings
@@ -109,7 +110,10 @@ class Answers:
 
             job = Job(ids, self.plan, sampling, hear, self.namespace)
             self.jobs.append(job)
-            self.model.worker.submit(job)
+            try:
+                self.model.worker.submit(job)
+            except HierspecError as error:  # nothing is wrong with the prompt
+                raise unavailable(error) from error
 
     async def _all_news(self, end: float) -> AsyncGenerator[tuple[int, TextStep | Generation] | None, None]:
         while len(self.finished) < len(self.jobs):

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from hierspec.core.errors import HierspecError, OutOfMemory
+from hierspec.core.errors import Busy, HierspecError, OutOfMemory
 
 _KINDS = {
     401: "authentication_error",
@@ -73,6 +73,12 @@ def failure(error: HierspecError) -> ApiError:
     if isinstance(error, OutOfMemory):
         return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": "1"})
     return ApiError(500, str(error))
+
+
+def unavailable(error: HierspecError) -> ApiError:
+    """The model takes no more prompts now: too many wait, or it is being closed."""
+    status = 429 if isinstance(error, Busy) else 503
+    return ApiError(status, str(error), headers={"Retry-After": "1"})
 
 
 def add_handlers(app: FastAPI) -> None:

@@ -12,9 +12,14 @@ from hierspec.serve.settings import Settings
 
 _AS_THEY_ARE = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed")
 
+_LEAST_TEMPERATURE = 1e-6  # logits over a smaller one may be too large for any number
+
 
 def sampling_of(body: SamplingFields, settings: Settings, max_tokens: int, logprobs: int | None) -> Sampling:
     """HierspecError where a value is not one that can be sampled with."""
+    if body.temperature is not None and 0 < body.temperature < _LEAST_TEMPERATURE:
+        sentence = f"temperature must be 0, which is greedy, or at least {_LEAST_TEMPERATURE}."
+        raise ApiError(400, sentence, param="temperature")
     chosen: dict[str, Any] = {name: getattr(body, name) for name in _AS_THEY_ARE if getattr(body, name) is not None}
     return Sampling(
         max_tokens=max_tokens,
