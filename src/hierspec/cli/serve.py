@@ -108,8 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
     options.at_least_one(arguments, "most-running")
     if arguments.host not in _LOOPBACK and not keys and not arguments.without_key:
         raise HierspecError(
-            f"Everybody who reaches {arguments.host} could use the server; give it an --api-key (or {_KEY_VARIABLE}), or "
-            "say --without-key."
+            f"Everybody who reaches {arguments.host} could use the server; give --api-key (or {_KEY_VARIABLE}), or say "
+            "--without-key."
         )
     from hierspec.serve.listening import serve
 

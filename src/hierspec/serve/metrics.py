@@ -1,4 +1,4 @@
-"""What a server counts, as Prometheus reads it at /metrics: vLLM's names where they mean the same, `hierspec:` for ours.
+"""What a server counts, as Prometheus reads it: vLLM's names where they mean the same, `hierspec:` for ours.
 
 Labels hold the model's name, tiers, sources, depths and how requests ended: never a text, a key or a namespace, and
 never more values than a bound. Counters of speculation are the sums of `Generation.stats`, running requests included.
@@ -124,7 +124,9 @@ class Metrics(Collector):
             memory = self.model.memory()
         yield self._gauge("vllm:num_requests_running", "Requests that are being answered.", len(begun))
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait until there is room.", waiting)
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of the KV cache that running requests hold, 1: all.", share)
+        yield self._gauge(
+            "vllm:kv_cache_usage_perc", "Share of the KV cache that running requests hold, 1: all.", share
+        )
         held = GaugeMetricFamily("hierspec:memory_bytes", "Memory, by what it is for.", labels=("model_name", "kind"))
         for kind, size in memory.items():
             held.add_metric([self.model_name, kind], size)

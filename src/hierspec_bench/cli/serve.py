@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from hierspec.cli import options
 from hierspec.cli.console import progress_bars
-from hierspec.cli.files import OutputFile
 from hierspec.cli.options import names
 from hierspec.cli.parser import text
 from hierspec.cli.report import Report, command_line
@@ -100,9 +99,11 @@ def _ways(arguments: argparse.Namespace, servers: ExitStack) -> list[Way]:
     from hierspec_bench.serving.process import our_server
 
     source, more = arguments.model, arguments.serve_options.split()
-    if source and str(source).startswith("http"):
+    if source and "://" in str(source):
         if arguments.unbatched or arguments.peers:
-            raise HierspecError("--unbatched and --baselines start servers for a model: name that instead of an address.")
+            raise HierspecError(
+                "--unbatched and --baselines start servers for a model: name that instead of an address."
+            )
         ours = Address(str(source), arguments.key)
     else:
         ours = servers.enter_context(our_server([str(source)] if source else [], more)).address

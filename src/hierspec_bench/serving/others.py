@@ -20,11 +20,15 @@ _SLOTS = 64  # texts that are written at once
 def start_other(name: str, source: str | None) -> Iterator[ServerProcess]:
     """llama.cpp's server on a GGUF file, in an environment of its own (`hierspec bench peers --install llama.cpp`)."""
     if name != "llama.cpp":
-        raise HierspecError(f"The server of {name!r} cannot be started from here; start it and give --others {name}=URL.")
+        raise HierspecError(
+            f"The server of {name!r} cannot be started from here; start it and give --others {name}=URL."
+        )
     file = Path(source) if source else default_model()
     if file.suffix != ".gguf" or not file.is_file():
         raise HierspecError(f"llama.cpp reads GGUF files, and {file} is none; serve one, or leave out --baselines.")
     python, script = python_of(ENVIRONMENTS[name]), Path(SERVE).with_name("llama_server.py")
     threads = str(os.cpu_count() or 1)
-    with server_process([str(python), str(script), "{port}", str(file), str(_SLOTS), threads], isolated=True) as started:
+    with server_process(
+        [str(python), str(script), "{port}", str(file), str(_SLOTS), threads], isolated=True
+    ) as started:
         yield started

@@ -51,9 +51,7 @@ def our_server(model: Sequence[str] = (), more: Sequence[str] = ()) -> Iterator[
 
 
 @contextmanager
-def server_process(
-    command: Sequence[str], ready: str = "/health", isolated: bool = False
-) -> Iterator[ServerProcess]:
+def server_process(command: Sequence[str], ready: str = "/health", isolated: bool = False) -> Iterator[ServerProcess]:
     """`{port}` in the command becomes a free port. What it prints is shown where it does not come up. An `isolated` one
     is of another environment, and finds no package of ours."""
     left_out = ("PYTHONPATH", "PYTHONHOME") if isolated else ()
