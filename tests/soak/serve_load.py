@@ -41,6 +41,7 @@ MORE_MEMORY = 96 << 20  # bytes of resident memory that allocators may keep
 @dataclass
 class Soak:
     failures: list[str] = field(default_factory=list)
+    grammars: int = 0  # of the distinct calls, those with one
     answered: int = 0
     vanished: int = 0
     tokens: int = 0
@@ -68,6 +69,7 @@ async def load(server: ServerProcess, rng: random.Random, clients: int, seconds:
     soak = Soak()
     grammars = await _has_grammars(server.address)
     calls = [a_call(rng, grammars) for _ in range(distinct)]
+    soak.grammars = sum(len(call) > 4 for call in calls)
     alone = [await server.address.chat({**call, "plan": "plain"}) for call in calls]
     for call, reply in zip(calls, alone, strict=True):
         if reply.error:
@@ -130,6 +132,7 @@ def record_of(soak: Soak) -> dict[str, Any]:
     gaps = sorted(soak.gaps)
     median = quantile(gaps, 0.5)
     return {
+        "calls_with_a_grammar": soak.grammars,
         "answered": soak.answered,
         "vanished": soak.vanished,
         "tokens": soak.tokens,
