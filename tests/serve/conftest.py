@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 from scripted_worker import ScriptedWorker
-from serving import Running, running
+from serving import Running, running, until
 
 import hierspec
 from hierspec.language_model import LanguageModel
@@ -57,3 +57,8 @@ def scripted(roomy_model) -> Iterator[Running]:
         each.model.worker.close()
         each.model.worker = ScriptedWorker(each.language_model.tokenizer)  # type: ignore[assignment]
         yield each
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], bool]], None]:
+    return until

@@ -54,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help=f"who has it may use the server (repeatable; also from {_KEY_VARIABLE})",
     )
+    group.add_argument(
+        "--without-key", action="store_true", help="let everybody who reaches --host use the server, without a key"
+    )
     group.add_argument("--api-keys", type=InputFile, metavar="FILE", help="keys from a file, one NAME KEY a line")
     group.add_argument(
         "--cors-origin",
@@ -79,6 +82,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-body", default="8M", metavar="SIZE", help="of a request (default 8M)")
     group.add_argument("--max-running", type=int, default=256, metavar="N", help="answers at once (default 256)")
+    group.add_argument(
+        "--most-running",
+        type=int,
+        default=64,
+        metavar="N",
+        help="of these, how many share forward passes while the others wait (default 64; 1: one after another)",
+    )
     group.add_argument("--max-seconds", type=float, default=600.0, metavar="S", help="of an answer (default 600)")
     group.add_argument(
         "--drain-seconds", type=float, default=30.0, metavar="S", help="for running answers when stopped (default 30)"
@@ -94,8 +104,12 @@ def run(arguments: argparse.Namespace) -> int:
     keys = _keys(arguments)
     if not 0 <= arguments.port <= _HIGHEST_PORT:
         raise HierspecError(f"--port must be from 0 to {_HIGHEST_PORT}, not {arguments.port}.")
-    if arguments.host not in _LOOPBACK and not keys:
-        note("Anybody who reaches this address can use the server: give --api-key to ask for a key.")
+    options.at_least_one(arguments, "most-running")
+    if arguments.host not in _LOOPBACK and not keys and not arguments.without_key:
+        raise HierspecError(
+            f"Everybody who reaches {arguments.host} could use the server; give --api-key (or {_KEY_VARIABLE}), or say "
+            "--without-key."
+        )
     settings = _settings(arguments, keys)  # a mistake is told before a model is loaded
     from hierspec.serve.listening import serve
 
@@ -126,6 +140,7 @@ def _settings(arguments: argparse.Namespace, keys: tuple[Key, ...]) -> Settings:
         temperature=arguments.temperature,
         cors_origins=tuple(arguments.cors_origin),
         log_prompts=arguments.log_prompts,
+        most_running=arguments.most_running,
         limits=limits,
     )
 

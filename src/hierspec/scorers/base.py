@@ -61,6 +61,9 @@ class StateScorer(ABC):
         return self.decoder.config.vocabulary
 
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
+        for ask in asks:
+            if ask.stats.known is None:  # its first: what is computed of it was computed for others
+                ask.stats.known = 0 if ask.stats.calls else self.known(ask.context)
         try:
             with torch.inference_mode():
                 return self._score(asks)

@@ -61,6 +61,13 @@ class StaircasePool:
         """Of the pages that hold something; those that several texts share count once."""
         return 0 if self._pages is None else self._pages.in_use * self._pages.memory.bytes_per_page
 
+    def share_of_running(self) -> float:
+        """Which share of the pages running requests hold. What ended ones left behind may go at any time."""
+        if self._pages is None:
+            return 0.0
+        pages = {int(page) for staircase in self._running.values() for page in staircase.table}
+        return len(pages) / self._pages.memory.pages
+
     def share(self, positions: int) -> float:
         """The part of all pages that a text of so many positions takes."""
         memory = self.pages.memory

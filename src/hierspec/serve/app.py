@@ -13,6 +13,7 @@ from hierspec.async_language_model import AsyncLanguageModel
 from hierspec.serve import (
     anthropic_messages,
     health,
+    metrics,
     models,
     openai_chat,
     openai_completions,
@@ -39,11 +40,14 @@ def create_app(model: AsyncLanguageModel, settings: Settings) -> FastAPI:
     app = FastAPI(title="hierspec", version=hierspec.__version__, description=_ABOUT, redoc_url=None, responses=_ERRORS)
     app.state.model, app.state.settings = model, settings
     app.state.gate = Gate(settings.limits.running_answers)
+    app.state.metrics = model.worker.observer = metrics.Metrics(settings.model_name, model.model)
     app.state.started = time.time()
     app.state.responses = StoredResponses()
     page.watch(app)
     add_handlers(app)
-    for routes in (openai_chat, openai_completions, responses, anthropic_messages, models, tokens, health, page):
+    for routes in (
+        openai_chat, openai_completions, responses, anthropic_messages, models, tokens, health, metrics, page
+    ):  # fmt: skip
         app.include_router(routes.router)
     # The last one added is the first that a request meets.
     app.add_middleware(BodyLimit, limits=settings.limits)

@@ -25,7 +25,7 @@ def serve(model: LanguageModel, settings: Settings, say: Callable[[str], None]) 
     """Until SIGTERM or Ctrl-C. Running answers are finished first, for as long as the settings allow."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     listener = listen(settings.host, settings.port)
-    running = AsyncLanguageModel(model)
+    running = AsyncLanguageModel(model, most_running=settings.most_running)
     server = make_server(create_app(running, settings), settings)
     before = {number: signal.signal(number, _already_handled) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

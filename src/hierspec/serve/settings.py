@@ -57,6 +57,7 @@ class Settings:
     temperature: float = 1.0  # where a request names none, as OpenAI's API has it
     cors_origins: tuple[str, ...] = ()  # pages of other servers that may call this one from a browser
     log_prompts: bool = False
+    most_running: int = 64  # answers that share forward passes; further ones wait
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
