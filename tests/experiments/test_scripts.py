@@ -17,6 +17,7 @@ SCRIPTS = sorted(path for path in (ROOT / "experiments").glob("*.py") if path.st
 def test_the_experiments_are_all_there():
     assert [path.stem for path in SCRIPTS] == [
         *(
+            "batches",
             "big_file",
             "equality",
             "first_prompts",

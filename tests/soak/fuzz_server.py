@@ -187,6 +187,8 @@ async def client(server: Running, requests: list[tuple[bytes, bool]], record: di
         try:
             received = await asyncio.wait_for(exchange(server.port, sent, breaks_off), HANG_SECONDS)
             wrong = complaint(received, sent.split(b" ")[0])
+            if not received and not breaks_off:
+                wrong = "no reply"
         except TimeoutError:
             received, wrong = b"", "a hang"
         except Exception as error:
