@@ -61,13 +61,15 @@ class PaceBook:
             return FIXED
         appraiser = self._appraiser(plan, level, scorers) if adapt else None
         costs = FREE if appraiser is None else appraiser.costs
+        if plan.weighs:
+            costs = self.costs(plan, level, scorers)
         return AdaptivePace(
-            self.costs(plan, level, scorers) if plan.weighs else costs,
+            costs,
             appraiser,
             self._router(plan, level, scorers),
             {level - 1 - above: self._policy(plan, level, above, scorers) for above in _drafts_for(plan, level)},
             self._lengths,
-            self._switches.setdefault(plan, Switch()) if adapt and not level else None,
+            self._switches.setdefault(plan, Switch()) if adapt and costs.heals and not level else None,
         )
 
     def learnt(self) -> dict[str, Any]:

@@ -153,6 +153,11 @@ class Costs:
         stay as they are."""
         return
 
+    @property
+    def heals(self) -> bool:
+        """Whether passes correct them: only then is there a clock to go by."""
+        return False
+
     def again(self) -> Costs:
         """As they were measured, to be corrected by other passes."""
         return self

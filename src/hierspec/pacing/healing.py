@@ -148,6 +148,10 @@ class HealingCosts(Costs):
         count, values = len(self.rows), np.exp(self._logs)
         return values[:count], values[count:] if len(values) > count else np.array(self.growth)
 
+    @property
+    def heals(self) -> bool:
+        return True
+
     def again(self) -> HealingCosts:
         return HealingCosts(self.rows, self.measured, self.spread, self.growth, self.growth_spread, self.context)
 
