@@ -131,7 +131,7 @@ def test_a_disturbed_pass_does_not_decide_how_much_is_read():
     scorer.score = disturbed
     engine.submit(stream)
     run(engine, scorer, [(20, late)])
-    assert sum(rows > 1 for rows in scorer.rows) < 2000 / (1.25 * (BASE + EACH) / EACH) * 1.6
+    assert sum(rows > 1 for rows in scorer.rows) < 2000 / (1.4 * (BASE + EACH) / EACH) * 1.6
 
 
 def test_many_prompts_at_once_are_all_read_soon():

@@ -80,3 +80,16 @@ def test_a_target_of_others_waits_for_nobody():
         engine.step()
         rounds += 1
     assert rounds == TOKENS
+
+
+def test_requests_whose_tiers_are_in_another_order_do_not_wait_for_each_other():
+    target, one, other = FakeScorer("target"), FakeScorer("one", noise=0.5), FakeScorer("other", noise=0.7)
+    orders = [(one, other), (other, one), (one, one)]
+    requests = [request_for([Tier(target), *(Tier(each, gather=3) for each in order)], 0) for order in orders]
+    engine, rounds = Engine(), 0
+    for request in requests:
+        engine.submit(request)
+    while engine.busy and rounds < 10_000:
+        engine.step()
+        rounds += 1
+    assert [request.output for request in requests] == [plain(0)] * 3

@@ -17,7 +17,7 @@ from hierspec.core.interfaces import Ask, Scorer
 from hierspec.core.proposal import NOTHING
 from hierspec.core.request import Request
 
-_LONGER = 1.25  # usual passes by which reading may prolong a pass of those who write
+_LONGER = 1.4  # usual passes by which reading may prolong a pass of those who write
 _FIRST_PIECE = 16  # tokens, before it is known how long reading takes
 _MOST_TOKENS = 512  # of a round where nobody writes: what scorers run at once at most, so pieces cost nothing
 _LITTLE = 8  # tokens that any pass may have to catch up with

@@ -31,9 +31,8 @@ class Together:
                     if stats is ask.stats:
                         break
                     awaited.add(id(tier.scorer))
-        if not awaited:
-            return dict(asks)
-        return {request: ask for request, ask in asks.items() if not self._waits(ask.scorer, awaited)}
+        chosen = {request: ask for request, ask in asks.items() if not self._waits(ask.scorer, awaited)}
+        return chosen or dict(asks)  # where one scorer is in several tiers, all could wait for each other
 
     def learn(self, scorer: Scorer, seconds: float) -> None:
         """A pass of this scorer took so long; so much longer the others have waited."""

@@ -23,7 +23,7 @@ _Result = TypeVar("_Result")
 class StaircasePool:
     """Ended requests leave their staircases behind for a later prompt with a common prefix (the next turn of a chat),
     and running ones share what is finished of theirs with a new one. When memory is short the longest unused ones go
-    first; a running request that lost its own computes it again.
+    first, those of ended requests before all others; a running request that lost its own computes it again.
 
     Whatever changes staircases or pages runs whole, or what it touched is forgotten: Ctrl-C and failed allocations come
     anywhere. Where even forgetting was interrupted, everything is forgotten before the next change.
@@ -184,8 +184,9 @@ class StaircasePool:
             )
 
     def _evict(self, pinned: list[Staircase]) -> bool:
-        """Forget the one that was unused for longest, if there is one that may go."""
-        for staircase in self._use:
+        """Forget the one that was unused for longest, if there is one that may go: what ended requests left goes before
+        what running ones need again."""
+        for staircase in (*self._idle, *self._use):
             if not any(staircase is needed for needed in pinned):
                 self._forget(staircase)
                 return True
