@@ -180,6 +180,7 @@ def test_errors_have_the_shape_that_the_client_reads(server, client, start):
         ({"tool_choice": {"type": "other"}}, "tool_choice must be"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "needs tool_use_id"),
+        ({"messages": [{"role": "user", "content": []}]}, "say nothing"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_in_one_sentence(client, fields, sentence):

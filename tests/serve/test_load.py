@@ -91,7 +91,7 @@ def test_the_command_measures_a_server_that_runs(server, tmp_path, capsys):
     assert bench.main([*arguments, *others]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["ways"] == ["plain", "auto", "same"]
-    assert document["command"].startswith("hierspec ")
+    assert document["command"].startswith("hierspec")
     assert [row["clients"] for row in document["summary"]] == [2, 2, 2]
 
 

@@ -22,6 +22,8 @@ def conversation_of(body: AnthropicPrompt) -> Conversation:
         messages.append({"role": "system", "content": _text(body.system, "system")})
     for number, message in enumerate(body.messages):
         messages += _messages(message.role, message.content, f"message {number}")
+    if not messages:
+        raise ApiError(400, "The messages say nothing; give at least one with some text.", param="messages")
     # An answer that the client has begun is gone on with, as Anthropic's API does.
     begun = messages[-1]["role"] == "assistant" and messages[-1]["content"] and "tool_calls" not in messages[-1]
     template: dict[str, Any] = {"continue_final_message": True} if begun else {}
