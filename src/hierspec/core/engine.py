@@ -23,6 +23,7 @@ class Engine:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, serving: bool = False) -> None:
         self._clock = clock
+        self._spent = 0.0  # seconds of all passes so far, and between them
         # Where people wait for each other, long prompts are read in pieces, and nobody takes another one's memory.
         self._reader = PromptReader() if serving else None
         self._together = Together()
@@ -114,15 +115,17 @@ class Engine:
         """Tell the requests of a pass its time, which they share. What lies between passes is part of it: it is not the
         same where something was drafted, and where passes are fast it is much of the time."""
         self._together.learn(group[0][1].scorer, seconds)
+        self._spent += between + seconds
         rows, contexts, usual = 0, 0, True
         for (request, ask), answer in zip(group, answers, strict=True):
             stats = ask.stats
             stats.seconds += seconds / len(group)
             request.last_pass = None
-            request.spent += between + seconds
+            request.spent = self._spent
             # Prefill, also of what a drafter was not asked about for a while, says nothing about the rows asked for.
             # Of a drafter's block its last token is new to it, and the token that was written after the block.
-            usual = usual and len(ask.context) <= stats.reach + 2
+            request.prefilled = len(ask.context) > stats.reach + 2
+            usual = usual and not request.prefilled
             stats.reach = len(ask.context) + len(ask.proposal) + len(answer.ahead)
             rows += 1 + len(ask.proposal)
             contexts += (1 + len(ask.proposal)) * len(ask.context)

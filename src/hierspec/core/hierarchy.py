@@ -119,8 +119,8 @@ class Hierarchy:
             here = after(context, written)
             # The scorer adds a token to what it accepts, so a draft has at most one less than the room.
             round = Round(level, here, room - len(written) - 1, tier.budget, request, block, request.spent)
-            lower = None
-            if pace.drafts(round):
+            lower, round.may_draft = None, pace.drafts(round)
+            if round.may_draft:
                 if request.constraint is not None and (level or tier.stores or len(self.tiers) > 1):
                     ask_grammar(request.constraint, round)
                 _ask_stores(tier, round)

@@ -28,7 +28,8 @@ class RequestView(Protocol):
     stores: dict[str, Store]  # by name, as this request sees them
     running_requests: int  # including this one
     last_pass: PassTime | None  # of the scorer that answered last, where it tells what such passes cost
-    spent: float  # seconds of all passes so far, of all scorers, with what lies between them
+    spent: float  # seconds of all passes of its engine up to its last one, with what lies between them
+    prefilled: bool  # whether that one read more of the text than what was just written
     constraint: Constraint | None  # what its grammar allows; None: everything
 
 
@@ -186,6 +187,7 @@ class Round:
     request: RequestView
     block: Block  # that the tier is writing
     began: float = 0.0  # the request's `spent` before it
+    may_draft: bool = True  # as the pace says when it begins
     proposals: list[Proposal] = field(default_factory=list)  # of the tier below first, then of the stores
     drafted: Block | None = None  # by a tier below
     forced: Proposal = NOTHING  # of the grammar, among the proposals

@@ -81,7 +81,7 @@ class Request:
         self.stats = hierarchy.new_stats()
         self.running_requests = 1
         self.last_pass: PassTime | None = None
-        self.spent = 0.0
+        self.spent, self.prefilled = 0.0, True
         self.between = 0.0  # seconds from its last answer to its next ask
         self.stores: dict[str, Store] = {}
         for tier in hierarchy.tiers:

@@ -22,30 +22,30 @@ _OUTLIER = 3.0  # times the usual: a round that took longer counts as this
 
 
 class Switch:
-    """Of one plan; shared by all requests of a model that run alone. Seconds are in plain passes as measured once, so
-    that rounds after short and long contexts can be compared."""
+    """Of one plan and of about so many requests that run together, which share it: all draft, or none does. Seconds are
+    in plain passes as measured once, so that rounds after short and long contexts can be compared."""
 
     def __init__(self) -> None:
         self._on = False
-        self._left = _SAMPLE  # rounds of this run
-        self._rounds = 0  # that it has had
+        self._left = float(_SAMPLE)  # rounds of this run
+        self._rounds = 0.0  # that it has had
         self._break = _BREAKS[0]
         self._looks = False  # this round drafts though it is a break
         self._counts = {True: [0.0, 0.0, 0.0], False: [0.0, 0.0, 0.0]}  # rounds, tokens and seconds, older ones decayed
 
     def drafts(self) -> bool:
         """Whether the round that begins may draft."""
-        self._looks = not self._on and self._left < self._break and self._left % _LOOK_EVERY == 1
+        self._looks = not self._on and self._left < self._break and self._left % _LOOK_EVERY == 1.0
         return self._on or self._looks
 
-    def learn(self, tokens: int, seconds: float) -> None:
-        """What the round brought, and how long it took with everything that belongs to it."""
+    def learn(self, tokens: int, seconds: float, requests: int = 1) -> None:
+        """What a round of one of so many requests brought, and how long it took with all that belongs to it."""
         if self._looks:
-            self._left = 0 if tokens >= _LUCK else self._left - 1
+            self._left = 0 if tokens >= _LUCK else self._left - 1 / requests
         else:
             self._count(tokens, seconds)
-            self._left -= 1
-            self._rounds += 1
+            self._left -= 1 / requests
+            self._rounds += 1 / requests
             if self._on and self._rounds >= _ENOUGH and self._gain() < _SLOWER - 1:
                 self._left = 0
         if self._left <= 0:
@@ -82,3 +82,14 @@ class Switch:
             seconds = min(seconds, _OUTLIER * spent / rounds)
         memory = _MEMORY[self._on]
         self._counts[self._on] = [memory * old + new for old, new in zip(counts, (1.0, tokens, seconds), strict=True)]
+
+
+class Switches:
+    """Those of one plan: what pays for one request may not for eight."""
+
+    def __init__(self) -> None:
+        self._switches: dict[int, Switch] = {}
+
+    def of(self, requests: int) -> Switch:
+        """For so many requests together, or half as many again."""
+        return self._switches.setdefault(requests.bit_length(), Switch())
