@@ -10,20 +10,24 @@ import pytest
 
 import hierspec
 from hierspec import HierspecError, Sampling, SamplingOptions, TemplateOptions
-from hierspec.options import ChatOptions, ManyCall, OneCall, Options, one_each, several_samplings, split
+from hierspec.options import ChatOptions, GrammarOptions, ManyCall, OneCall, Options, one_each, several_samplings, split
 
 ROOT = Path(__file__).parent.parent
 
 
 def test_every_field_of_sampling_is_an_option_of_the_same_type():
     types = {option.name: option.type for option in fields(Sampling)}
-    wider = {"stop": "str | Sequence[str]", "stop_ids": "int | Sequence[int]"}  # a Sampling makes tuples of them
-    annotations = {name: kind.__forward_arg__ for name, kind in SamplingOptions.__annotations__.items()}
-    assert annotations == types | wider
+    # A Sampling makes tuples of them; a grammar may be given in several ways.
+    wider = {"stop": "str | Sequence[str]", "stop_ids": "int | Sequence[int]", "grammar": "Grammar | str | None"}
+    named = SamplingOptions.__annotations__ | {"grammar": GrammarOptions.__annotations__["grammar"]}
+    assert {name: kind.__forward_arg__ for name, kind in named.items()} == types | wider
 
 
 def test_options_of_calls_hold_all_others():
-    sampling, template = set(SamplingOptions.__annotations__), set(TemplateOptions.__annotations__)
+    sampling, template = (
+        {*SamplingOptions.__annotations__, *GrammarOptions.__annotations__},
+        {*TemplateOptions.__annotations__},
+    )
     assert set(Options.__annotations__) == sampling | template
     assert set(ChatOptions.__annotations__) == sampling | template - {"continue_final_message"}
     named = {"plan", "sampling", "raw", "namespace"}

@@ -11,7 +11,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 # From the ground up: a room may import rooms of lower floors and its own. Rooms of one floor do not know each other.
 FLOORS = [
-    ["hierspec.core", "hierspec.progress", "hierspec.plot", "hierspec.coloured_html"],
+    ["hierspec.core", "hierspec.fair_queue", "hierspec.progress", "hierspec.plot", "hierspec.coloured_html"],
     [
         "hierspec.paths",
         "hierspec.compiling",
@@ -23,7 +23,7 @@ FLOORS = [
         "hierspec.progress_bar",
     ],
     ["hierspec.cache", "hierspec.kept", "hierspec.sqlite_file", "hierspec.text", "hierspec.prompt_sets"],
-    ["hierspec.stores", "hierspec.checkpoints"],
+    ["hierspec.stores", "hierspec.checkpoints", "hierspec.grammars"],
     ["hierspec.backends.base", "hierspec.backends.arena"],
     ["hierspec.backends.torch"],
     ["hierspec.backends.cpu", "hierspec.backends.cuda"],

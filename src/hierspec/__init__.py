@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hierspec.async_language_model import AsyncLanguageModel, AsyncStream
     from hierspec.chat import Chat
-    from hierspec.core.errors import HierspecError
+    from hierspec.core.errors import Busy, HierspecError
+    from hierspec.core.grammar import Grammar
     from hierspec.core.interfaces import Store
     from hierspec.core.logprobs import TokenLogprobs
     from hierspec.core.plan import Plan, TierPlan
@@ -21,9 +22,11 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncLanguageModel",
     "AsyncStream",
+    "Busy",
     "Chat",
     "Failure",
     "Generation",
+    "Grammar",
     "HierspecError",
     "LanguageModel",
     "Piece",
@@ -45,7 +48,8 @@ __all__ = [
 _HOMES = {
     "async_language_model": ["AsyncLanguageModel", "AsyncStream"],
     "chat": ["Chat"],
-    "core.errors": ["HierspecError"],
+    "core.errors": ["Busy", "HierspecError"],
+    "core.grammar": ["Grammar"],
     "core.interfaces": ["Store"],
     "core.logprobs": ["TokenLogprobs"],
     "core.plan": ["Plan", "TierPlan"],

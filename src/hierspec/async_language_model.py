@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import TracebackType
 from typing import Unpack
 
+from hierspec.core.errors import HierspecError
 from hierspec.core.sampling import Sampling
 from hierspec.generating import DEFAULT_PLAN
 from hierspec.generation import Failure, Generation, TextStep
 from hierspec.language_model import LanguageModel
 from hierspec.options import Options, PlanLike, sampling_with, several_samplings, split
 from hierspec.prompt_ids import Prompt
-from hierspec.worker import Event, Job, Worker
+from hierspec.worker import Event, Job, Observer, Worker
 
 
 class AsyncLanguageModel:
     """`generate` and `stream` of a loaded model as coroutines. A task that is cancelled cancels its request.
 
+    At most `most_running` answers are written at once; further prompts wait, each namespace in turn, and where
+    `most_waiting` of them wait already another one is refused (`Busy`).
+
     `async with AsyncLanguageModel(hierspec.load()) as model: answer = await model.generate("Why?")`
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        observer: Observer | None = None,
+        *,
+        most_running: int = 64,
+        most_waiting: int = 256,
+    ) -> None:
         self.model = model
-        self.worker = Worker(model)
+        self.worker = Worker(model, observer, most_running, most_waiting)
 
     async def generate(
         self,
@@ -105,7 +116,9 @@ class AsyncStream:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
-    async def __aiter__(self) -> AsyncIterator[TextStep]:
+    async def __aiter__(self) -> AsyncGenerator[TextStep]:
+        if self._loop is not None:
+            raise HierspecError("This stream was read before; call stream again for another answer.")
         self._loop = asyncio.get_running_loop()
         self._worker.submit(self._job)
         try:
@@ -128,5 +141,6 @@ class AsyncStream:
             raise self._result.error
         if self._result is not None:
             return self._result
-        assert self._job.writer is not None, "iterate first"
+        if self._job.writer is None:
+            raise HierspecError("Nothing was written yet; read the stream first.")
         return self._job.writer.so_far()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hierspec.coloured_html import coloured
 from hierspec.core.errors import HierspecError
 from hierspec.core.logprobs import TokenLogprobs
+from hierspec.core.proposal import NOTHING, Proposal
 from hierspec.core.request import Request, Step
 from hierspec.core.stats import Stats
 from hierspec.text.stream import Detokeniser, StopStrings
@@ -20,6 +21,7 @@ class Piece:
 
     text: str
     source: str
+    depth: int = field(default=0, compare=False)  # of the token in the draft that was verified; 0: the target's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class TextStep:
     pieces: tuple[Piece, ...]
     seconds: float
     logprobs: tuple[TokenLogprobs, ...] = ()  # of each token, where asked for
+    draft: Proposal = NOTHING  # what the pass verified
+    accepted: tuple[int, ...] = ()  # nodes of it that were written, in order: those of the first tokens
 
     @property
     def text(self) -> str:
@@ -127,8 +131,9 @@ class Writer:
         safe = 0
         for token, source in zip(step.tokens, step.sources, strict=True):
             tokens.append(token)
+            depth = len(tokens) if len(tokens) <= len(step.accepted) else 0
             text = self._detokeniser.add([token])
-            self._waiting.append(Piece(text, source))
+            self._waiting.append(Piece(text, source, depth))
             shown, self._met_stop = self._stops.add(text)
             safe += len(shown)
             if self._met_stop:
@@ -136,7 +141,7 @@ class Writer:
                 break
         if self.request.ended is not None and not self._met_stop:
             text = self._detokeniser.finish()
-            self._waiting.append(Piece(text, step.sources[-1]))
+            self._waiting.append(Piece(text, step.sources[-1], depth))
             shown, self._met_stop = self._stops.add(text)
             safe += len(shown) + len("" if self._met_stop else self._stops.finish())
         pieces = self._shown(safe)
@@ -148,7 +153,8 @@ class Writer:
         self.seconds.append(step.seconds)
         logprobs = step.logprobs[: len(tokens)]
         self.logprobs += logprobs
-        return TextStep(tuple(tokens), tuple(pieces), step.seconds, logprobs)
+        accepted = step.accepted[: len(tokens)]
+        return TextStep(tuple(tokens), tuple(pieces), step.seconds, logprobs, step.draft, accepted)
 
     def finish(self) -> Generation:
         """The whole text; what the request failed with is raised."""
@@ -185,8 +191,8 @@ class Writer:
         while length and self._waiting:
             piece = self._waiting.pop(0)
             if len(piece.text) > length:
-                self._waiting.insert(0, Piece(piece.text[length:], piece.source))
-                piece = Piece(piece.text[:length], piece.source)
+                self._waiting.insert(0, replace(piece, text=piece.text[length:]))
+                piece = replace(piece, text=piece.text[:length])
             length -= len(piece.text)
             if piece.text:
                 shown.append(piece)

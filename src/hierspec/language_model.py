@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
+import numpy as np
 import torch
 
 from hierspec.assembly.ahead import start_compiling
@@ -26,10 +27,13 @@ from hierspec.checkpoints.packs import Pack
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy
 from hierspec.core.interfaces import Store
+from hierspec.core.logprobs import TokenLogprobs, token_logprobs
 from hierspec.core.plan import Plan
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
+from hierspec.core.scoring import score_tokens
 from hierspec.generating import Generates
+from hierspec.grammars.compiler import GrammarCompiler
 from hierspec.machine import peak_memory
 from hierspec.options import PlanLike, TemplateOptions
 from hierspec.progress import Progress
@@ -123,6 +127,7 @@ class LanguageModel(Generates):
         self.kv_memory = options.kv_memory
         self.stop_ids = frozenset((*tokenizer.stop_ids, *self.config.eos_ids))
         vocabulary = Vocabulary(self.name, tokenizer, self.config.vocabulary)
+        self.grammars = GrammarCompiler(tokenizer, self.config.vocabulary)
         costs = CostBook(str(folder), self.dtype, self.weights)
         # Tells it from other models where something measured of it is saved.
         trained = () if catalogue.pack is None else catalogue.pack.hashes.values()
@@ -141,8 +146,13 @@ class LanguageModel(Generates):
     def _request(self, ids: list[int], plan: Plan, sampling: Sampling, namespace: str) -> Request:
         if not isinstance(namespace, str):
             raise HierspecError("namespace must be a text, such as the name of a user; leave it out for none.")
-        hierarchy = self.hierarchy(plan)
-        request = Request(ids, sampling, hierarchy, self.stop_ids, self.config.context, namespace)
+        hierarchy, constraint = self.hierarchy(plan), None
+        if sampling.grammar is not None:
+            if hierarchy.synthetic:
+                raise HierspecError("Synthetic tiers know no grammar; choose a plan without agrees, or no grammar.")
+            stop_ids = (*self.tokenizer.stop_ids, *sorted(self.stop_ids.difference(self.tokenizer.stop_ids)))
+            constraint = self.grammars.constraint(sampling.grammar, stop_ids, sampling.stop_ids)
+        request = Request(ids, sampling, hierarchy, self.stop_ids, self.config.context, namespace, constraint)
         if hierarchy.synthetic and self.assembler.synthetics.know(request):
             request.cancel()  # writing it plainly took time and left states behind, which are not the new one's
             self.forget()
@@ -152,6 +162,32 @@ class LanguageModel(Generates):
     def encode(self, prompt: Prompt, raw: bool = False, **template: Unpack[TemplateOptions]) -> list[int]:
         """Token ids of a prompt, as `generate` would read it."""
         return prompt_ids(self.tokenizer, prompt, raw, template)
+
+    def score(self, prompt: Prompt, top: int = 0, raw: bool = False) -> list[TokenLogprobs]:
+        """What the model thinks of a text: the log-probability of every token after the first, and of so many of the
+        most likely ones at its place."""
+        text = self.encode(prompt, raw)
+        if len(text) > self.config.context:
+            raise HierspecError(f"The text has {len(text)} tokens but the model's context holds {self.config.context}.")
+        if text and not 0 <= min(text) <= max(text) < self.config.vocabulary:
+            raise HierspecError(
+                f"The text holds a token id outside the model's vocabulary of {self.config.vocabulary}."
+            )
+        passes = score_tokens(self.scorer(self.config.layers), np.array(text, np.int32), 1)
+        scores: list[TokenLogprobs] = []
+        try:
+            while True:
+                with self.turn():  # one a pass: others who share the model need not wait for a long text
+                    tokens, answer = next(passes, (None, None))
+                if tokens is None or answer is None:
+                    return scores
+                assert answer.logits is not None
+                if not np.isfinite(answer.logits.max(axis=1)).all():
+                    raise HierspecError("The model's logits are not numbers; its weights may be damaged.")
+                scores += [token_logprobs(row, int(each), top) for row, each in zip(answer.logits, tokens, strict=True)]
+        finally:
+            with self.turn():
+                passes.close()
 
     def plan(self, plan: PlanLike) -> Plan:
         """A plan from its name or file, fitted to this model."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.grammar import Grammar
 from hierspec.core.plan import Plan
 from hierspec.core.sampling import Sampling
 
@@ -34,6 +35,16 @@ class SamplingOptions(TypedDict, total=False):
     logprobs: int | None
 
 
+class GrammarOptions(TypedDict, total=False):
+    """What the answer must look like: one of these."""
+
+    json: bool  # any JSON object
+    json_schema: Mapping[str, Any] | bool | str  # JSON that this schema allows; the schema, or its text
+    regex: str  # a text that the whole of this regular expression matches
+    grammar: Grammar | str | None  # a grammar in Lark's notation, or a Grammar
+    choice: Sequence[str]  # one of these texts
+
+
 class TemplateOptions(TypedDict, total=False):
     """What a chat template is given beside the messages."""
 
@@ -43,7 +54,7 @@ class TemplateOptions(TypedDict, total=False):
     continue_final_message: bool  # the last message is the beginning of the model's answer
 
 
-class ChatOptions(SamplingOptions, total=False):
+class ChatOptions(SamplingOptions, GrammarOptions, total=False):
     """What a conversation is begun with."""
 
     tools: Sequence[Mapping[str, Any]] | None
@@ -51,7 +62,7 @@ class ChatOptions(SamplingOptions, total=False):
     template_variables: Mapping[str, Any]
 
 
-class Options(SamplingOptions, TemplateOptions, total=False):
+class Options(SamplingOptions, GrammarOptions, TemplateOptions, total=False):
     """What `generate` and its kin take by name beside their own arguments."""
 
 
@@ -76,19 +87,41 @@ class ManyCall(Options, total=False):
 _SEEDS = 1 << 53  # numbers that JSON readers everywhere keep exactly
 _SEED_STRIDE = 0x13C6EF372FE94F
 _SAMPLING = tuple(SamplingOptions.__annotations__)
+_GRAMMAR = tuple(GrammarOptions.__annotations__)
 _TEMPLATE = tuple(TemplateOptions.__annotations__)
 
 
 def split(options: Mapping[str, Any]) -> tuple[dict[str, Any], TemplateOptions]:
     """Options of sampling, and of the template; a name that is neither is refused with the nearest one."""
     for name in options:
-        if name not in _SAMPLING and name not in _TEMPLATE:
-            names = (*_SAMPLING, *_TEMPLATE)
+        if name not in _SAMPLING and name not in _GRAMMAR and name not in _TEMPLATE:
+            names = (*_SAMPLING, *_GRAMMAR, *_TEMPLATE)
             near = difflib.get_close_matches(name, names, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise HierspecError(f"Unknown option {name!r}{hint}; options are {', '.join(names)}.")
     template = {name: value for name, value in options.items() if name in _TEMPLATE}
-    return {name: options[name] for name in options if name in _SAMPLING}, template  # type: ignore[return-value]
+    changes = {name: options[name] for name in options if name in _SAMPLING}
+    named = [name for name in _GRAMMAR if options.get(name) is not None and (name, options[name]) != ("json", False)]
+    if named:
+        changes["grammar"] = _grammar(named, options)
+    return changes, template  # type: ignore[return-value]
+
+
+def _grammar(named: Sequence[str], options: Mapping[str, Any]) -> Grammar:
+    if len(named) > 1:
+        raise HierspecError(f"{' and '.join(named)} cannot both say what the answer must look like; give one of them.")
+    [name], value = named, options[named[0]]
+    if name == "json":
+        if value is not True:
+            raise HierspecError("json must be True or False; a schema is given as json_schema.")
+        return Grammar("json_object")
+    if name == "json_schema":
+        return Grammar.json_schema(value)
+    if name == "choice":
+        return Grammar.choice(value)
+    if isinstance(value, Grammar) and name == "grammar":
+        return value
+    return Grammar("regex" if name == "regex" else "lark", value)
 
 
 def sampling_with(sampling: Sampling | None, changes: Mapping[str, Any]) -> Sampling:

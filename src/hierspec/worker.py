@@ -6,15 +6,19 @@ in a job and are told, in the worker's thread, what was written and how it ended
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from hierspec.core.engine import Engine
-from hierspec.core.errors import HierspecError
+from hierspec.core.errors import Busy, HierspecError, OutOfMemory
+from hierspec.core.request import Step
+from hierspec.core.room import room_at_most, room_likely
 from hierspec.core.sampling import Sampling
+from hierspec.fair_queue import FairQueue
 from hierspec.generation import Failure, Generation, TextStep, Writer
 from hierspec.language_model import LanguageModel
 from hierspec.options import PlanLike
@@ -34,6 +38,7 @@ class Job:
     namespace: str = ""
     submitted: float = field(default_factory=time.perf_counter)
     writer: Writer | None = None  # once it runs
+    began: float = 0.0  # when it stopped waiting and began to run, on the clock of `submitted`
     cancelled: bool = False
 
     def cancel(self) -> None:
@@ -41,57 +46,145 @@ class Job:
         self.cancelled = True
 
 
-class Worker:
-    """Owns the passes of one model. Close it to stop: running jobs are finished first, or cancelled."""
+class Observer(Protocol):
+    """Who counts what a worker does. It is called in the worker's thread: it must be quick, and what it raises is not
+    shown."""
 
-    def __init__(self, model: LanguageModel) -> None:
-        self.model = model
-        self._engine = Engine()
-        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()  # None: look whether to stop
-        self._running: list[Job] = []
+    def on_submit(self, job: Job) -> None:
+        """The worker has taken the job in. Some end without any step."""
+
+    def on_first(self, job: Job) -> None:
+        """Its first step was written; `on_step` of that step comes next."""
+
+    def on_step(self, job: Job, step: TextStep) -> None: ...
+
+    def on_end(self, job: Job, result: Generation | Failure) -> None: ...
+
+
+class Worker:
+    """Owns the passes of one model. Close it to stop: jobs that are in are finished first, or cancelled.
+
+    At most `most_running` jobs share passes, and no more than the KV cache has room for; the others wait, and
+    namespaces take turns. Where `most_waiting` wait already, a job is refused.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        observer: Observer | None = None,
+        most_running: int = 64,
+        most_waiting: int = 256,
+    ) -> None:
+        self.model, self.observer = model, observer
+        self.most_running, self.most_waiting = most_running, most_waiting
+        self._engine = Engine(serving=True)
+        self._news = threading.Condition()  # guards the three below; told when one of them changes
+        self._arrived: list[Job] = []
         self._closing = False
+        self._cancels = False  # closing cancels what is in
+        self._line: FairQueue[Job] = FairQueue()
+        self._next: Job | None = None  # out of the line: it runs as soon as there is room
+        self._running: list[Job] = []
         self._thread = threading.Thread(target=self._run, name="hierspec worker", daemon=True)
         self._thread.start()
 
+    @property
+    def running(self) -> int:
+        """Jobs that take part in passes."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait until they may."""
+        return len(self._arrived) + len(self._line) + (self._next is not None)
+
     def submit(self, job: Job) -> None:
-        if self._closing:
-            raise HierspecError("The model is being closed and takes no more prompts; open it again.")
-        self._inbox.put(job)
+        with self._news:
+            if self._closing:
+                raise HierspecError("The model is being closed and takes no more prompts; open it again.")
+            if self.waiting >= self.most_waiting:
+                raise Busy(f"{self.waiting} prompts wait already, which is the most that may; try again later.")
+            self._arrived.append(job)
+            self._news.notify()
 
     def close(self, finish: bool = True) -> None:
         """Take no more jobs, finish those that are in (or cancel them), and end the thread."""
-        self._closing = True
-        if not finish:
-            for job in list(self._running):
-                job.cancel()
-        self._inbox.put(None)
+        with self._news:
+            self._closing = True
+            self._cancels = self._cancels or not finish
+            self._news.notify()
         self._thread.join()
 
     def _run(self) -> None:
         while self._take_in():
-            self._round()
+            self._let_in()
+            if self._running:
+                self._round()
 
     def _take_in(self) -> bool:
-        """Begin the jobs that have come in; wait for one where nothing runs. False: it is time to stop."""
-        while True:
-            try:
-                job = self._inbox.get(block=not self._running)
-            except queue.Empty:
-                return True
-            if job is not None:
-                self._begin(job)
-            elif not self._running:
-                return False
+        """Put the jobs that have come into the line; wait for one where nothing is to be done. False: all is done."""
+        with self._news:
+            while not (self._arrived or self._line or self._next or self._running or self._closing):
+                self._news.wait()
+            arrived, self._arrived = self._arrived, []
+            for job in arrived:
+                self._line.put(job.namespace, job)
+        for job in arrived:
+            self._notify("on_submit", job)
+        return bool(self._line or self._next or self._running)
 
-    def _begin(self, job: Job) -> None:
+    def _let_in(self) -> None:
+        """Begin the jobs that may run now. Those that were cancelled while they waited end at once."""
+        if self._cancels:
+            for job in self._running:
+                job.cancel()
+        for job in self._line.take_where(lambda job: job.cancelled or self._cancels):
+            job.cancel()
+            if self._prepare(job):
+                self._begin(job)
+        while self._next is not None or self._line:
+            if self._next is None:
+                job = self._line.take()
+                if not self._prepare(job):
+                    continue
+                self._next = job
+            if not self._may_run(self._next):
+                return
+            job, self._next = self._next, None
+            self._begin(job)
+
+    def _prepare(self, job: Job) -> bool:
+        """Make the job's request. Whether it can ever run; where not, it has ended."""
         try:
             request = self.model.request(job.ids, job.plan, job.sampling, namespace=job.namespace)
+            job.writer = Writer(request, self.model.tokenizer)
+            if room_at_most(request) > 1:
+                with self.model.turn():
+                    request.cancel()
+                raise OutOfMemory(
+                    f"The prompt's {len(request.prompt)} tokens and {request.limit} new ones do not fit into the KV "
+                    "cache; shorten the prompt, lower max_tokens, or raise --kv-memory."
+                )
         except Exception as error:  # whatever it is, the others go on
-            failure = error if isinstance(error, HierspecError) else _defect(error)
-            self._tell(job, Failure(failure))
-            return
-        job.writer = Writer(request, self.model.tokenizer)
-        self._engine.submit(request)
+            self._end(job, Failure(_expected(error)))
+            return False
+        return True
+
+    def _may_run(self, job: Job) -> bool:
+        """Whether the job may join those that run, and the KV cache should hold its text beside theirs."""
+        if self._cancels:
+            job.cancel()
+        if job.cancelled or not self._running:
+            return True
+        if len(self._running) >= self.most_running:
+            return False
+        requests = [each.writer.request for each in (*self._running, job) if each.writer is not None]
+        return sum(room_likely(request) for request in requests) <= 1
+
+    def _begin(self, job: Job) -> None:
+        assert job.writer is not None
+        job.began = time.perf_counter()
+        self._engine.submit(job.writer.request)
         self._running.append(job)
 
     def _round(self) -> None:
@@ -103,13 +196,36 @@ class Worker:
                     job.writer.request.cancel()
             written = [(by_request[id(request)], step) for request, step in self._engine.step()]
         for job, step in written:
-            assert job.writer is not None
-            self._tell(job, job.writer.add(step))
-        ended = [job for job in self._running if job.writer is not None and job.writer.request.ended is not None]
-        for job in ended:
+            self._add(job, step)
+        for job in [job for job in self._running if job.writer is not None and job.writer.request.ended is not None]:
             assert job.writer is not None
             self._running.remove(job)
-            self._tell(job, job.writer.result())
+            self._end(job, job.writer.result())
+
+    def _add(self, job: Job, step: Step) -> None:
+        writer = job.writer
+        assert writer is not None
+        first = not writer.seconds
+        try:
+            text_step = writer.add(step)
+        except Exception as error:  # its text cannot be made of its tokens: the others go on
+            with self.model.turn():
+                writer.request.fail(_expected(error))
+            return
+        if first:
+            self._notify("on_first", job)
+        self._notify("on_step", job, text_step)
+        self._tell(job, text_step)
+
+    def _end(self, job: Job, result: Generation | Failure) -> None:
+        self._notify("on_end", job, result)
+        self._tell(job, result)
+
+    def _notify(self, method: str, *arguments: object) -> None:
+        """Tell the observer. Counting must never end what is counted."""
+        if self.observer is not None:
+            with suppress(Exception):
+                getattr(self.observer, method)(*arguments)
 
     @staticmethod
     def _tell(job: Job, event: Event) -> None:
@@ -119,7 +235,10 @@ class Worker:
             job.cancel()
 
 
-def _defect(error: Exception) -> HierspecError:
+def _expected(error: Exception) -> HierspecError:
+    """What users are told: an error that is not one of ours is a defect."""
+    if isinstance(error, HierspecError):
+        return error
     failure = HierspecError(f"The request failed ({type(error).__name__}: {error}); please report this defect.")
     failure.__cause__ = error
     return failure

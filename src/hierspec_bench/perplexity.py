@@ -14,19 +14,15 @@ from typing import Any
 import numpy as np
 
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Hierarchy, Tier
-from hierspec.core.interfaces import Ask, Scorer
+from hierspec.core.interfaces import Scorer
 from hierspec.core.logprobs import token_logprobs
-from hierspec.core.proposal import Proposal
-from hierspec.core.request import Request
-from hierspec.core.sampling import NO_TOKEN, Sampling
-from hierspec.core.stats import TierStats
+from hierspec.core.sampling import NO_TOKEN
+from hierspec.core.scoring import score_tokens
 from hierspec.language_model import LanguageModel
 from hierspec.progress import Progress, silent
 
 TOKENS, WINDOW = 8192, 1024
 REFERENCE = "float32"  # that others are compared with, where it was measured
-_ROWS = 128  # of a pass whose logits are looked at: rows of a whole vocabulary are large
 _RUN = 64  # consecutive tokens that a bootstrap draws as one block: their losses are correlated
 _RESAMPLES = 2000
 
@@ -79,22 +75,15 @@ def score_text(
 
 
 def _score_window(scorer: Scorer, text: np.ndarray, first: int) -> Scores:
-    """Its tokens from `first` on. A pass is over a draft that is the text itself, so it answers for every token."""
+    """Its tokens from `first` on."""
     losses: list[float] = []
     best: list[int] = []
-    request = Request(text, Sampling(), Hierarchy((Tier(scorer),)))
-    try:
-        for start in range(first, len(text), _ROWS):
-            targets = text[start : start + _ROWS]
-            draft, stats = Proposal.chain(targets[:-1]), TierStats(scorer.name)
-            [answer] = scorer.score([Ask(scorer, text[:start], draft, request, 1, False, stats, logits=True)])
-            assert answer.logits is not None
-            assert answer.picks is not None
-            best += answer.picks[:, 0].tolist()
-            for logits, target in zip(answer.logits, targets.tolist(), strict=True):
-                losses.append(-token_logprobs(logits, target, 0).logprob)
-    finally:
-        request.cancel()
+    for targets, answer in score_tokens(scorer, text, first):
+        assert answer.logits is not None
+        assert answer.picks is not None
+        best += answer.picks[:, 0].tolist()
+        for logits, target in zip(answer.logits, targets.tolist(), strict=True):
+            losses.append(-token_logprobs(logits, target, 0).logprob)
     return Scores(np.array(losses), np.array(best))
 
 

@@ -17,6 +17,7 @@ SCRIPTS = sorted(path for path in (ROOT / "experiments").glob("*.py") if path.st
 def test_the_experiments_are_all_there():
     assert [path.stem for path in SCRIPTS] == [
         *(
+            "batches",
             "big_file",
             "equality",
             "first_prompts",
@@ -27,7 +28,7 @@ def test_the_experiments_are_all_there():
             "long_prompts",
             "phases",
         ),
-        *("recorded_texts", "search_growth", "store_soak", "store_times", "two_commits"),
+        *("recorded_texts", "search_growth", "store_soak", "store_times", "structured", "two_commits"),
     ]
 
 

@@ -1,50 +1,24 @@
-"""The page of a bench record in a real browser: Debian's chromium and chromium-driver. Without them these skip."""
+"""The page of a bench record in a real browser."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
+from headless_browser import asked_for, colours, contrast, open_browser, open_page, sticking_out
 from made_up_record import RESULTS, made_up_record
 
 from hierspec_bench.page import write_report
 from hierspec_bench.record import Record
 
-_BROWSER, _DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-if not _BROWSER or not _DRIVER:
-    pytest.skip("no browser: install chromium and chromium-driver to run these", allow_module_level=True)
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 Select = pytest.importorskip("selenium.webdriver.support.ui").Select
-
-_QUIET = (
-    "--headless",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    options.binary_location = _BROWSER
-    for flag in _QUIET:
-        options.add_argument(flag)
-    if os.geteuid() == 0:  # chromium refuses its sandbox to root
-        options.add_argument("--no-sandbox")
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(_DRIVER))
-    driver.get("about:blank")  # the browser's own first page loads its own things
-    yield driver
-    driver.quit()
+    with open_browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +42,7 @@ def pages(tmp_path_factory) -> dict[str, Path]:
 
 
 def _open(browser, path: Path, width: int = 1280, scheme: str = "light") -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    wish = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wish)
-    browser.get(path.as_uri())
+    open_page(browser, path.as_uri(), width, scheme)
 
 
 @pytest.mark.parametrize("name", ["full", "many", "hostile"])
@@ -80,9 +50,7 @@ def test_the_page_loads_nothing_and_complains_of_nothing(browser, pages, name):
     browser.get_log("performance")
     browser.get_log("browser")
     _open(browser, pages[name])
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    asked = [url for url in asked if not url.startswith("data:")]
+    asked = asked_for(browser)
     assert asked == [pages[name].as_uri()]
     assert browser.get_log("browser") == []
     assert browser.execute_script("return window.broken === undefined")
@@ -96,11 +64,7 @@ def test_the_page_never_scrolls_sideways(browser, pages, name, width):
         browser.execute_script("for (const d of document.querySelectorAll('details')) d.open = arguments[0]", fold)
         assert browser.execute_script("return document.documentElement.scrollWidth") == width
         # What sticks out of a card is not seen by the page's own width when it is only text.
-        out = browser.execute_script(
-            "return [...document.querySelectorAll('body *')]"
-            ".filter(e => !e.closest('.scroll, .words, .asked, svg, select')"
-            "  && e.getClientRects().length && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML)"
-        )
+        out = sticking_out(browser, ".scroll, .words, .asked, svg, select")
         assert out == []
 
 
@@ -119,37 +83,17 @@ def test_the_policy_stops_what_the_page_does_not_hold(browser, pages):
     browser.get_log("browser")
 
 
-def _colours(browser) -> tuple[str, str]:
-    return tuple(
-        browser.execute_script(
-            "return [getComputedStyle(document.documentElement).backgroundColor, getComputedStyle(document.body).color]"
-        )
-    )
-
-
-def _contrast(one: str, two: str) -> float:
-    """WCAG 2 contrast of two rgb(...) colours."""
-
-    def light(colour: str) -> float:
-        parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-        red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    lights = sorted((light(one), light(two)))
-    return (lights[1] + 0.05) / (lights[0] + 0.05)
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_follows_the_reader_and_the_button(browser, pages, scheme):
     _open(browser, pages["full"], scheme=scheme)
-    ground, ink = _colours(browser)
-    assert (_contrast(ground, "rgb(0,0,0)") > 10) == (scheme == "light")
-    assert _contrast(ground, ink) > 7
+    ground, ink = colours(browser)
+    assert (contrast(ground, "rgb(0,0,0)") > 10) == (scheme == "light")
+    assert contrast(ground, ink) > 7
     browser.find_element("id", "theme").click()
-    turned, _ = _colours(browser)
-    assert (_contrast(turned, "rgb(0,0,0)") > 10) == (scheme == "dark")
+    turned, _ = colours(browser)
+    assert (contrast(turned, "rgb(0,0,0)") > 10) == (scheme == "dark")
     browser.find_element("id", "theme").click()
-    assert _colours(browser) == (ground, ink)
+    assert colours(browser) == (ground, ink)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -157,7 +101,7 @@ def test_small_text_can_be_read(browser, pages, scheme):
     """4.5 to 1, whatever stands on cards or on the page itself."""
     _open(browser, pages["full"], scheme=scheme)
     card = browser.execute_script("return getComputedStyle(document.querySelector('figure')).backgroundColor")
-    ground, _ = _colours(browser)
+    ground, _ = colours(browser)
     for chosen in (
         ".muted",
         ".good",
@@ -170,7 +114,7 @@ def test_small_text_can_be_read(browser, pages, scheme):
         ".conditions dt",
     ):
         colour = browser.execute_script("return getComputedStyle(document.querySelector(arguments[0])).color", chosen)
-        assert min(_contrast(colour, card), _contrast(colour, ground)) >= 4.5, (chosen, colour)
+        assert min(contrast(colour, card), contrast(colour, ground)) >= 4.5, (chosen, colour)
 
 
 def test_prompt_and_plan_choose_the_text(browser, pages):

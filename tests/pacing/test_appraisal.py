@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hierspec.core.engine import Engine
 from hierspec.core.hierarchy import Hierarchy, Tier
-from hierspec.core.proposal import Proposal
+from hierspec.core.proposal import CERTAIN, Proposal
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.pacing.acceptance import AcceptanceRates
@@ -206,3 +206,33 @@ def test_a_full_batch_verifies_less():
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == 4
     assert sizes[-1] == 0
+
+
+def forced(tokens, *evidence):
+    return Proposal(tokens, tuple(range(-1, len(tokens) - 1)), ("grammar",) * len(tokens), (), evidence)
+
+
+def test_certain_drafts_are_verified_while_a_row_costs_less_than_a_pass():
+    """However fast texts are written otherwise: they will be written, and each takes a row some time."""
+    proposal = forced((1, 2, 3), CERTAIN, CERTAIN, CERTAIN)
+    cheap, dear = Appraiser(Costs((1, 2, 8), (1.0, 1.9, 7.3))), Appraiser(Costs((1, 2, 8), (1.0, 2.1, 9.0)))
+    assert cheap.choose([proposal], 8, speed=5.0) == proposal
+    assert cheap.choose([proposal], 2, speed=5.0).tokens == (1, 2)
+    assert not dear.choose([proposal], 8, speed=5.0).tokens
+
+
+def test_what_is_certain_only_after_a_guess_is_worth_what_the_guess_is():
+    appraiser = Appraiser(Costs((1, 2, 8), (1.0, 1.9, 7.3)))
+    assert not appraiser.choose([forced((1, 2), 0, CERTAIN)], 8, speed=5.0).tokens
+    assert appraiser.choose([forced((1, 2), CERTAIN, 0)], 8, speed=5.0).tokens == (1,)
+
+
+def test_certain_drafts_teach_nothing_about_others_of_their_source():
+    rates = AcceptanceRates()
+    before = rates.rate("grammar", 0, 0)
+    for _ in range(50):
+        rates.learn(forced((1,), CERTAIN), [1])
+    assert rates.rate("grammar", 0, 0) == before
+    assert rates.rate("grammar", CERTAIN, 3) == 1.0
+    rates.learn(forced((1, 2), CERTAIN, 0), [1, 2])
+    assert rates.rate("grammar", 0, 1) > before

@@ -329,19 +329,3 @@ def test_a_pass_after_drafting_may_be_slower():
         policy.above.observe(2, 1.8)  # beside 1.0 for a pass of one row without drafting
     assert not policy.go_on(())
     assert same.go_on(())
-
-
-def test_drafting_rests_now_and_then():
-    """So that the cost of passes without it is known: to begin with, and once in a few hundred blocks."""
-    costs = HealingCosts((1, 32), (1.0, 1.1))
-    policy = WhileWorthwhile(costs.again(), undrafted=costs)
-    drafted = []
-    for _ in range(1000):
-        drafted.append(policy.pays())
-        if drafted[-1]:
-            policy.begin()
-            policy.learn_round(1, 0.05)
-            policy.learn_block(block(UNDRAFTED), [0, 1], 1.1)
-    assert not any(drafted[:5])
-    assert drafted[5]
-    assert 0 < drafted[10:].count(False) < 20

@@ -47,6 +47,7 @@ LONG_WORK = (  # by the command that starts it
     "hierspec_bench.peers.open_peers",
     "hierspec_bench.peers.open_peer",
     "hierspec.prompt_sets._fetch",
+    "hierspec.serve.listening.serve",
 )
 
 

@@ -19,6 +19,7 @@ from hierspec.pacing.costs import FREE, NO_PREFILL, Costs, Prefill
 from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.pace import AdaptivePace
 from hierspec.pacing.routing import Route, Router
+from hierspec.pacing.switch import Switches
 from hierspec.scorers.base import ModelScorer, StateScorer
 
 ROUTES = "routes"  # begins the names of what routers learn
@@ -50,6 +51,7 @@ class PaceBook:
         self._after_drafting: dict[int, Costs] = {}  # by the identity of the costs without
         self._appraisers: dict[tuple[str, str, bool], Appraiser] = {}  # by the scorer's name and kind; synthetic or not
         self._policies: dict[tuple[TierPlan, TierPlan | None], BlockPolicy] = {}  # by the tier and the one above it
+        self._switches: dict[Plan, Switches] = {}
         self._routers: dict[tuple[TierPlan | None, tuple[TierPlan, ...]], Router] = {}  # by the tier and those below
 
     def pace(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Pace:
@@ -59,12 +61,15 @@ class PaceBook:
             return FIXED
         appraiser = self._appraiser(plan, level, scorers) if adapt else None
         costs = FREE if appraiser is None else appraiser.costs
+        if plan.weighs:
+            costs = self.costs(plan, level, scorers)
         return AdaptivePace(
-            self.costs(plan, level, scorers) if plan.weighs else costs,
+            costs,
             appraiser,
             self._router(plan, level, scorers),
             {level - 1 - above: self._policy(plan, level, above, scorers) for above in _drafts_for(plan, level)},
             self._lengths,
+            self._switches.setdefault(plan, Switches()) if adapt and costs.heals and not level else None,
         )
 
     def learnt(self) -> dict[str, Any]:

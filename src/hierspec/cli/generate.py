@@ -7,6 +7,7 @@ examples:
   hierspec generate -p "Why is the sky blue?"
   hierspec generate -p "Why is the sky blue?" --colour --check
   hierspec generate ./my-model -f question.txt --plan hispec --temperature 0.8 --seed 7
+  hierspec generate -p "Who wrote Faust?" --json-schema answer.schema.json
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hierspec.cli.answering import Answering
 from hierspec.cli.auto import plan_in_words
 from hierspec.cli.console import ending, note, progress_bars
 from hierspec.cli.files import InputFile
+from hierspec.cli.grammar import add_grammar, chosen_grammar
 from hierspec.cli.parser import is_text, text
 from hierspec.cli.report import print_document
 from hierspec.cli.status import DIFFERENT
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     options.add_plan(parser)
     options.add_sampling(parser)
+    add_grammar(parser)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class _Question:
 def run(arguments: argparse.Namespace) -> int:
     timings = Timings()
     prompt = _prompt(arguments)
-    sampling = options.chosen_sampling(arguments)
+    sampling = replace(options.chosen_sampling(arguments), grammar=chosen_grammar(arguments))
     model = options.load_model(arguments, timings=timings)
     plan = options.chosen_plan(model, arguments)
     ids = model.encode(_messages(arguments, prompt), arguments.raw)

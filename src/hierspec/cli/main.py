@@ -20,6 +20,7 @@ from hierspec.core.errors import DifferentTexts, HierspecError
 COMMANDS = {
     "generate": "stream a model's answer to a prompt",
     "chat": "talk to a model",
+    "serve": "serve a model to OpenAI's clients, curl and browsers",
     "plan": "find the hierarchy of tiers that should be fastest",
     "store": "build, look at and drop token databases",
     "train": "train exits and drafts for a model, or find layers it can skip",

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hierspec.core.errors import HierspecError, OutOfMemory, out_of_memory
 from hierspec.core.interfaces import Answer, Ask, PassTime, Scorer
+from hierspec.core.prompt_reader import PromptReader
 from hierspec.core.request import Request, Step
+from hierspec.core.room import room_taken
 from hierspec.core.text_files import shown
+from hierspec.core.together import Together
 
 
 class Engine:
@@ -18,8 +21,12 @@ class Engine:
     cancels at most the request that was just going on; the next step returns what was already written.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, serving: bool = False) -> None:
         self._clock = clock
+        self._spent = 0.0  # seconds of all passes so far, and between them
+        # Where people wait for each other, long prompts are read in pieces, and nobody takes another one's memory.
+        self._reader = PromptReader() if serving else None
+        self._together = Together()
         self._asks: dict[Request, Ask | None] = {}  # in the order of submission; None: it has not begun
         self._waiting: set[Request] = set()  # there is no memory for them beside those that run
         self._steps: list[tuple[Request, Step]] = []  # not returned yet
@@ -33,19 +40,24 @@ class Engine:
 
     def step(self) -> list[tuple[Request, Step]]:
         running = self._running()
+        writing = sum(bool(request.output) for request in running) if self._reader else 0
         for request in running:
-            request.running_requests = len(running)
+            request.running_requests = len(running) if self._reader is None else writing + (not request.output)
         for request in running:
             if self._asks[request] is None:
                 self._advance(request, None)
+        asks = {
+            request: ask for request in running if (ask := self._asks[request]) is not None and request.ended is None
+        }
+        chosen = self._together.choose(asks)
+        if self._reader is not None:
+            chosen = self._reader.choose(chosen)
         groups: dict[int, list[tuple[Request, Ask]]] = {}
-        for request in running:
-            ask = self._asks[request]
-            if ask is not None and request.ended is None:
-                groups.setdefault(id(ask.scorer), []).append((request, ask))
+        for request, ask in chosen.items():
+            groups.setdefault(id(ask.scorer), []).append((request, ask))
         for group in groups.values():
-            for (request, _), answer in zip(group, self._answers(group), strict=True):
-                if answer is not None:
+            for (request, ask), answer in zip(group, self._answers(group), strict=True):
+                if answer is not None and ask is asks[request]:  # else only a piece of its prompt was read
                     began = self._clock()
                     self._advance(request, answer)
                     request.between = self._clock() - began
@@ -69,13 +81,16 @@ class Engine:
         if len(unended) < len(self._asks):
             self._waiting.clear()
             self._asks = unended
-        return [request for request in unended if request not in self._waiting]
+        running = [request for request in unended if request not in self._waiting]
+        return _with_room(running) if self._reader else running
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
         scorer: Scorer = group[0][1].scorer
+        asks = [ask for _, ask in group]
+        reading = None if self._reader is None else self._reader.reading(asks)
         began = self._clock()
         try:
-            answers = scorer.score([ask for _, ask in group])
+            answers = scorer.score(asks)
         except Exception as error:
             failure = _failure(f"The scorer {scorer.name}", error)
             if len(group) == 1:
@@ -88,7 +103,10 @@ class Engine:
                 return [*answered, *[None] * (len(group) - half)]
             # One by one, so that only a request that cannot be answered fails.
             return [answer for pair in group for answer in self._answers([pair])]
-        self._note(group, answers, self._clock() - began, sum(request.between for request, _ in group))
+        seconds = self._clock() - began
+        if self._reader is not None and reading is not None:
+            self._reader.learn(scorer, reading, seconds)
+        self._note(group, answers, seconds, sum(request.between for request, _ in group))
         return answers
 
     def _note(
@@ -96,14 +114,18 @@ class Engine:
     ) -> None:
         """Tell the requests of a pass its time, which they share. What lies between passes is part of it: it is not the
         same where something was drafted, and where passes are fast it is much of the time."""
+        self._together.learn(group[0][1].scorer, seconds)
+        self._spent += between + seconds
         rows, contexts, usual = 0, 0, True
         for (request, ask), answer in zip(group, answers, strict=True):
             stats = ask.stats
             stats.seconds += seconds / len(group)
             request.last_pass = None
+            request.spent = self._spent
             # Prefill, also of what a drafter was not asked about for a while, says nothing about the rows asked for.
             # Of a drafter's block its last token is new to it, and the token that was written after the block.
-            usual = usual and len(ask.context) <= stats.reach + 2
+            request.prefilled = len(ask.context) > stats.reach + 2
+            usual = usual and not request.prefilled
             stats.reach = len(ask.context) + len(ask.proposal) + len(answer.ahead)
             rows += 1 + len(ask.proposal)
             contexts += (1 + len(ask.proposal)) * len(ask.context)
@@ -127,6 +149,16 @@ class Engine:
             except BaseException:  # it was interrupted between two asks, and cannot go on from there
                 request.cancel()
                 raise
+
+
+def _with_room(requests: list[Request]) -> list[Request]:
+    """The first of these, as many as the KV cache has room for: the others would take it from each other."""
+    taken = 0.0
+    for count, request in enumerate(requests):
+        taken += room_taken(request)
+        if count and taken > 1:
+            return requests[:count]
+    return requests
 
 
 def _failure(who: str, error: Exception) -> HierspecError:

@@ -13,6 +13,10 @@ class OutOfMemory(HierspecError):
     """Memory is short: the machine's, or what the KV cache may take. Fewer requests at once may still be answered."""
 
 
+class Busy(HierspecError):
+    """More prompts wait than may; the same prompt may be taken a little later."""
+
+
 def out_of_memory() -> OutOfMemory:
     """An allocation failed, wherever it was."""
     return OutOfMemory(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.forced import after, ask_grammar, write_certain, written_in
 from hierspec.core.foresight import SUREST, Foresight, lead_class
 from hierspec.core.interfaces import (
     ACCEPTED,
@@ -39,6 +40,9 @@ Extension = Generator[Ask, Answer, Block]
 class FixedPace:
     """The pace of a fixed plan, which knows no costs: the next tier always drafts, all drafts that the budget holds are
     verified, and blocks end by count."""
+
+    def drafts(self, round: Round) -> bool:
+        return True
 
     def route(self, round: Round) -> Block | None:
         return Block()
@@ -107,16 +111,20 @@ class Hierarchy:
         leads = level > 0 and not distributions
         logits = level == 0 and request.sampling.logprobs is not None
         # Where nothing is drafted for a tier, its scorer may go on from its own picks: those are the next answers.
-        bottom = leads and level + 1 == len(self.tiers) and not tier.stores
+        bottom = leads and level + 1 == len(self.tiers) and not tier.stores and request.constraint is None
         answers: list[Answer] = []
         while True:
-            here = context
-            if written:
-                here = np.concatenate((context, np.array([position.token for position in written], np.int32)))
+            if level and write_certain(context, room, block, request):
+                return block
+            here = after(context, written)
             # The scorer adds a token to what it accepts, so a draft has at most one less than the room.
-            round = Round(level, here, room - len(written) - 1, tier.budget, request, block)
-            _ask_stores(tier, round)
-            lower = self._route(round)
+            round = Round(level, here, room - len(written) - 1, tier.budget, request, block, request.spent)
+            lower, round.may_draft = None, pace.drafts(round)
+            if round.may_draft:
+                if request.constraint is not None and (level or tier.stores or len(self.tiers) > 1):
+                    ask_grammar(request.constraint, round)
+                _ask_stores(tier, round)
+                lower = self._route(round)
             if lower is not None:
                 drafted = yield from self.extend(level + 1 + lower.skipped, here, round.room, lower, request)
                 self._add_draft(drafted, round)
@@ -138,12 +146,15 @@ class Hierarchy:
             if bottom and len(written) < block.gather:
                 tier.foresight.learn(len(written), _least_lead(block), not ends)
             if ends:
+                if level:
+                    write_certain(context, room, block, request)
                 return block
 
     def _route(self, round: Round) -> Block | None:
         """The block that a tier below should draft; None where no tier does."""
         tier, lower = self.tiers[round.level], self.tiers[round.level + 1 :]
-        if round.room < 1 or not lower or (round.proposals and not tier.merge):
+        drafts = len(round.proposals) - bool(round.forced.tokens)  # what is forced replaces nobody: it is short
+        if round.room < 1 or not lower or (drafts and not tier.merge):
             return None
         block = tier.pace.route(round)
         if block is not None:
@@ -153,7 +164,10 @@ class Hierarchy:
     def _add_draft(self, block: Block, round: Round) -> None:
         """The block that a tier below drafted becomes the round's first proposal: sampled tokens come first."""
         scorer = self.tiers[round.level + 1 + block.skipped].scorer
-        round.proposals.insert(0, _proposal(block.written, scorer.name).first(round.budget))
+        draft = _proposal(block.written, scorer.name).first(round.budget)
+        if round.request.constraint is not None:  # among the runners-up may be what it forbids
+            draft = round.request.constraint.pruned(written_in(round), draft)
+        round.proposals.insert(0, draft)
         round.drafted, round.seconds = block, block.seconds
 
     def _write(self, round: Round, answer: Answer) -> bool:
@@ -168,9 +182,10 @@ class Hierarchy:
         if tokens[-1] == NO_TOKEN:
             tokens.pop()
             if not tokens and not round.level:
-                raise _not_numbers(len(round.context))
+                raise _no_token(round)
             stopped = True  # a draft ends before such a token; the target writes what comes before it first
         accepted = verdict.accepted[: len(tokens)]
+        round.block.draft, round.block.accepted = draft, accepted
         row = 0  # of the answer that a token comes from
         for depth, candidates in enumerate(verdict.written[: len(tokens)]):
             lead = _lead_class(answer, row, candidates[0]) if round.level else 0
@@ -197,16 +212,23 @@ def _least_lead(block: Block) -> int:
 
 
 def _ask_stores(tier: Tier, round: Round) -> None:
-    """Add what the tier's stores propose to the round: of the first that has a draft, or of all."""
-    if round.room < 1 or not tier.stores:
+    """Add what the tier's stores propose to the round: of the first that has a draft, or of all. They are asked what
+    comes after forced tokens."""
+    room = round.room - len(round.forced)
+    if room < 1 or not tier.stores or not round.request.stop_ids.isdisjoint(round.forced.tokens):
         return
-    began = time.perf_counter()
+    began, forced = time.perf_counter(), round.forced
+    context = np.concatenate((round.context, np.array(forced.tokens, np.int32))) if forced.tokens else round.context
     for store in tier.stores:
-        proposal = round.request.stores[store.name].propose(round.context, tier.budget).cut(round.room)
+        proposal = round.request.stores[store.name].propose(context, tier.budget).cut(room)
         if not proposal.tokens:
             continue
         if not 0 <= min(proposal.tokens) <= max(proposal.tokens) < tier.scorer.vocabulary:
             raise HierspecError(f"The store {store.name!r} drafted a token id outside the model's vocabulary.")
+        if round.request.constraint is not None:
+            proposal = round.request.constraint.pruned(written_in(round), forced.followed_by(proposal))
+            if len(proposal) == len(forced):
+                continue
         round.proposals.append(proposal)
         if not tier.merge:
             break
@@ -226,7 +248,13 @@ def _tell_stores(tier: Tier, round: Round, answer: Answer) -> None:
             observer.observe(round.draft, np.argmax(answer.distributions, axis=1))
 
 
-def _not_numbers(position: int) -> HierspecError:
+def _no_token(round: Round) -> HierspecError:
+    position = len(round.context)
+    if round.request.constraint is not None:
+        return HierspecError(
+            f"The grammar allows no token at position {position} that the model can write: its vocabulary lacks what "
+            "must come there, logit_bias forbids it, or its logits are not numbers; change the grammar or logit_bias."
+        )
     return HierspecError(
         f"The model's logits are not numbers at position {position}; its weights may be damaged, its dtype too narrow "
         "(try --dtype float32), or logit_bias leaves it no token to write."

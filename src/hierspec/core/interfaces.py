@@ -28,6 +28,9 @@ class RequestView(Protocol):
     stores: dict[str, Store]  # by name, as this request sees them
     running_requests: int  # including this one
     last_pass: PassTime | None  # of the scorer that answered last, where it tells what such passes cost
+    spent: float  # seconds of all passes of its engine up to its last one, with what lies between them
+    prefilled: bool  # whether that one read more of the text than what was just written
+    constraint: Constraint | None  # what its grammar allows; None: everything
 
 
 class PassTime(NamedTuple):
@@ -118,6 +121,26 @@ class Store(Protocol):
         return
 
 
+class Constraint(Protocol):
+    """Which tokens a request's grammar allows after what it has written. It answers by the tokens alone: whatever was
+    asked before, and drafts that were rejected since, leave no trace.
+
+    `written` is what stands after the prompt, [length] int32: the request's output, and maybe a draft behind it."""
+
+    def wrote(self, tokens: Sequence[int]) -> None:
+        """The request has written these: nothing before them is asked about again."""
+
+    def allowed(self, written: np.ndarray, proposal: Proposal) -> list[np.ndarray | None]:
+        """A row for what follows `written`, and one for what follows each node: the tokens that may come there, as bits
+        [vocabulary / 8, rounded up] uint8, the lowest bit first. None where the path to a node is forbidden itself."""
+
+    def pruned(self, written: np.ndarray, proposal: Proposal) -> Proposal:
+        """The proposal without fixed tokens that the grammar forbids, and what follows them. Sampled ones stay."""
+
+    def forced(self, written: np.ndarray, most: int) -> Proposal:
+        """A chain of at most so many tokens that must follow, or whose characters must."""
+
+
 UNDRAFTED, ACCEPTED, CORRECTED, RUNNER_UP = range(4)  # how a token came to be written, or handed up beside one
 
 
@@ -149,6 +172,8 @@ class Block:
     least: int = 1  # tokens below which it is not handed up early
     written: list[Written] = field(default_factory=list)
     seconds: float = 0.0  # that its passes should have taken, those of the tiers below included
+    draft: Proposal = NOTHING  # what its last pass verified,
+    accepted: Sequence[int] = ()  # and the nodes that were accepted and written, in order
 
 
 @dataclass(slots=True)
@@ -161,8 +186,11 @@ class Round:
     budget: int  # nodes that may be verified
     request: RequestView
     block: Block  # that the tier is writing
+    began: float = 0.0  # the request's `spent` before it
+    may_draft: bool = True  # as the pace says when it begins
     proposals: list[Proposal] = field(default_factory=list)  # of the tier below first, then of the stores
     drafted: Block | None = None  # by a tier below
+    forced: Proposal = NOTHING  # of the grammar, among the proposals
     appraised: Proposal | None = None  # the best tree of the stores' proposals, where `route` needed it
     draft: Proposal = NOTHING  # what is verified
     tokens: list[int] = field(default_factory=list)  # what was written
@@ -172,6 +200,9 @@ class Round:
 class Pace(Protocol):
     """Decides for one tier what is worth its time, never what is written: sampled tokens are always verified, and a
     block ends before the next token is sampled, so no distribution changes."""
+
+    def drafts(self, round: Round) -> bool:
+        """Whether anything is drafted in the round that begins: where not, nobody is asked."""
 
     def route(self, round: Round) -> Block | None:
         """Who drafts: the block that a tier below should write; None: nobody."""

@@ -10,6 +10,8 @@ import numpy as np
 Distribution = np.ndarray  # probabilities over the vocabulary, float64, sum 1
 Candidate = tuple[int, Distribution | None]  # a token, and what it was sampled from, given the candidates before it
 
+CERTAIN = 1 << 30  # evidence of a token that nothing else can be written in place of
+
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
@@ -17,7 +19,8 @@ class Proposal:
 
     `sources[i]` says who drafted it. `distributions[i]` is what the token was sampled from, given the siblings before
     it; None means that it is fixed, not sampled (a store's draft, or the coupled rule). `evidence[i]` is a class number
-    of the source's own that says how good its reason was; how often a class is accepted is learnt, not claimed.
+    of the source's own that says how good its reason was; how often a class is accepted is learnt, not claimed, unless
+    it is `CERTAIN`.
     """
 
     tokens: tuple[int, ...] = ()
@@ -74,6 +77,19 @@ class Proposal:
             children[parent + 1].append(node)
         return children
 
+    def followed_by(self, other: Proposal) -> Proposal:
+        """This chain, and the other proposal after its last token."""
+        size = len(self)
+        if not size:
+            return other
+        return Proposal(
+            self.tokens + other.tokens,
+            self.parents + tuple(parent + size for parent in other.parents),
+            self.sources + other.sources,
+            self.distributions + other.distributions,
+            self.evidence + other.evidence,
+        )
+
     def cut(self, depth: int) -> Proposal:
         """Only the nodes among the first `depth` positions."""
         if len(self.tokens) <= depth:
@@ -81,11 +97,15 @@ class Proposal:
         depths = self.depths()
         if max(depths) < depth:
             return self
-        return self._subtree([node for node, d in enumerate(depths) if d < depth])
+        return self.subtree([node for node, d in enumerate(depths) if d < depth])
+
+    def fixed(self) -> Proposal:
+        """The same tokens without what they were sampled from."""
+        return Proposal(self.tokens, self.parents, self.sources, (), self.evidence)
 
     def first(self, nodes: int) -> Proposal:
         """Only the first `nodes` nodes: parents come first, so what is left is a tree."""
-        return self if len(self) <= nodes else self._subtree(range(nodes))
+        return self if len(self) <= nodes else self.subtree(range(nodes))
 
     def merge(self, other: Proposal, nodes: int) -> Proposal:
         """One tree of at most `nodes` nodes: all of self, then what `other` adds to it.
@@ -122,7 +142,7 @@ class Proposal:
             moved[node] = index[key]
         return Proposal(tuple(tokens), tuple(parents), tuple(sources), tuple(distributions), tuple(evidence))
 
-    def _subtree(self, nodes: Sequence[int]) -> Proposal:
+    def subtree(self, nodes: Sequence[int]) -> Proposal:
         """Only these nodes, given in order; the parent of each is among them."""
         moved = {-1: -1} | {node: number for number, node in enumerate(nodes)}
         return Proposal(

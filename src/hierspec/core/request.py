@@ -13,10 +13,12 @@ import numpy as np
 
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Extension, Hierarchy
-from hierspec.core.interfaces import Answer, Ask, Block, PassTime, Store, Written
+from hierspec.core.interfaces import Answer, Ask, Block, Constraint, PassTime, Store
 from hierspec.core.logprobs import TokenLogprobs
+from hierspec.core.proposal import NOTHING, Proposal
 from hierspec.core.request_store import RequestStore
 from hierspec.core.sampling import Dice, Sampling
+from hierspec.core.verify import BY_DISTRIBUTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Step:
     sources: tuple[str, ...]
     seconds: float  # since the step before
     logprobs: tuple[TokenLogprobs, ...] = ()  # of each token, where the request wants them
+    draft: Proposal = NOTHING  # what the pass verified, without the distributions that tokens were sampled from
+    accepted: tuple[int, ...] = ()  # nodes of it that were written, in order: those of the first tokens
 
 
 class Request:
@@ -40,6 +44,7 @@ class Request:
         stop_ids: Iterable[int] = (),
         context: int | None = None,  # positions the model has
         namespace: str = "",  # whose text it is: stores never serve one namespace to another
+        constraint: Constraint | None = None,  # of the sampling's grammar
     ) -> None:
         vocabulary = hierarchy.tiers[0].scorer.vocabulary
         try:
@@ -60,7 +65,9 @@ class Request:
             raise HierspecError(
                 f"The prompt has {len(self.prompt)} tokens but the model's context holds {context}; shorten the prompt."
             )
-        self.sampling = sampling
+        if sampling.grammar is not None and constraint is None:
+            raise HierspecError("A request with a grammar needs its constraint; make the request with a LanguageModel.")
+        self.sampling, self.constraint = sampling, constraint
         self.hierarchy = hierarchy
         # A tokenizer may have ids that the model has no row for: those are never written.
         self.stop_ids = frozenset(stop for stop in (*stop_ids, *sampling.stop_ids) if 0 <= stop < vocabulary)
@@ -74,6 +81,7 @@ class Request:
         self.stats = hierarchy.new_stats()
         self.running_requests = 1
         self.last_pass: PassTime | None = None
+        self.spent, self.prefilled = 0.0, True
         self.between = 0.0  # seconds from its last answer to its next ask
         self.stores: dict[str, Store] = {}
         for tier in hierarchy.tiers:
@@ -99,9 +107,10 @@ class Request:
             return self._extension.send(answer)
         except StopIteration as finished:
             self._extension = None
-            return self._write(finished.value.written)
+            return self._write(finished.value)
 
-    def _write(self, written: list[Written]) -> Step:
+    def _write(self, block: Block) -> Step:
+        written = block.written
         tokens = tuple(position.token for position in written)
         sources = tuple(position.source for position in written)
         length = len(self.prompt) + len(self.output)
@@ -113,13 +122,17 @@ class Request:
         self.sources += sources
         for store in self.stores.values():
             store.learn(tokens)
+        if self.constraint is not None:
+            self.constraint.wrote(tokens)
         if tokens[-1] in self.stop_ids:
             self._end("stop")
         elif len(self.output) >= self.limit:
             self._end("length")
         now = time.perf_counter()
         logprobs = tuple(position.logprobs for position in written if position.logprobs is not None)
-        step = Step(tokens, sources, now - self._last_step, logprobs)
+        # Distributions are large, and steps may be kept: a client that reads slowly has many of them waiting.
+        draft = block.draft.fixed() if self.hierarchy.rule in BY_DISTRIBUTION else block.draft
+        step = Step(tokens, sources, now - self._last_step, logprobs, draft, tuple(block.accepted))
         self._last_step = now
         return step
 

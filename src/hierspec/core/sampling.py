@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hierspec.core.errors import HierspecError
+from hierspec.core.grammar import Grammar
 from hierspec.core.proposal import Distribution
 
 _MASK64 = (1 << 64) - 1
@@ -40,6 +41,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()  # besides the model's own
     logprobs: int | None = None  # also give each token's log-probability, and so many of the most likely ones
+    grammar: Grammar | None = None  # what the text must look like
 
     def __post_init__(self) -> None:
         def check(valid: bool, name: str, rule: str) -> None:
@@ -69,6 +71,7 @@ class Sampling:
         check(math.isfinite(self.frequency_penalty), "frequency_penalty", "a finite number")
         check(all(isinstance(text, str) and text for text in self.stop), "stop", "strings that are not empty")
         check(all(_is_whole(token) for token in self.stop_ids), "stop_ids", "token ids, which are whole numbers")
+        check(isinstance(self.grammar, Grammar | None), "grammar", "a Grammar or None")
         table = "None or a table from token ids to numbers, of which minus infinity forbids a token"
         if self.logit_bias is not None:
             check(isinstance(self.logit_bias, Mapping), "logit_bias", table)
@@ -108,9 +111,16 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float)
 
 
-def adjust(logits: np.ndarray, text: np.ndarray, prompt_length: int, sampling: Sampling) -> np.ndarray:
-    """Logits of the token after `text`, with penalties, bias, temperature and filters. [vocabulary] float64."""
+def adjust(
+    logits: np.ndarray, text: np.ndarray, prompt_length: int, sampling: Sampling, allowed: np.ndarray | None = None
+) -> np.ndarray:
+    """Logits of the token after `text`, with penalties, bias, temperature and filters. [vocabulary] float64.
+
+    `allowed` are the bits of a `Constraint`: other tokens are forbidden before all else.
+    """
     z = np.array(logits, np.float64)
+    if allowed is not None:
+        z[np.unpackbits(allowed, count=len(z), bitorder="little") == 0] = -np.inf
     if sampling.penalised:
         seen = np.bincount(text, minlength=len(z)) > 0
         written = np.bincount(text[prompt_length:], minlength=len(z))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hierspec.core.proposal import Proposal
+from hierspec.core.proposal import CERTAIN, Proposal
 
 _DEEPEST = 8  # deeper drafts are counted together
 _PRIOR_TRIALS = 16.0  # trials after which a class weighs as much as the wider class it belongs to
@@ -36,6 +36,8 @@ class AcceptanceRates:
     def _work_out(self, key: Class) -> float:
         """What was counted for a class, with the rate of the wider class around it as the prior."""
         rates, (source, evidence, depth) = self._rates, key
+        if evidence == CERTAIN:
+            return rates.setdefault(key, 1.0)
         if evidence < 0:
             prior = _PRIOR
         else:
@@ -66,11 +68,13 @@ class AcceptanceRates:
             depth = depths.get(parent, len(written))
             if depth == len(written):
                 continue
-            trials += 1
+            source, evidence = proposal.sources[node], proposal.evidence[node]
             accepted = token == written[depth]
             if accepted:
                 depths[node] = depth + 1
-            source, evidence = proposal.sources[node], proposal.evidence[node]
+            if evidence == CERTAIN:  # there is nothing to learn, and others of its source are not like it
+                continue
+            trials += 1
             for key in ((source, -1, -1), (source, evidence, -1), (source, evidence, min(depth, _DEEPEST))):
                 counts = all_counts.get(key)
                 if counts is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hierspec.core.proposal import NOTHING, Distribution, Proposal
+from hierspec.core.proposal import CERTAIN, NOTHING, Distribution, Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
 from hierspec.pacing.costs import ALONE, PROBE, Costs, Load
 
@@ -90,7 +90,7 @@ class Appraiser:
             for parent, source, distribution, evidence in zip(
                 proposal.parents, proposal.sources, proposal.distributions, proposal.evidence, strict=True
             ):
-                if distribution is not None or (parent < 0 and rate(source, evidence, 0) >= least):
+                if distribution is not None or (parent < 0 and rate(source, evidence, 0) >= min(least, 1.0)):
                     return True
         return False
 
@@ -102,7 +102,8 @@ class Appraiser:
         A node is worth verifying while the probability that its path is accepted exceeds the price of the time that it
         adds to the pass, at `speed` tokens a second. Where several draft the same node, the acceptance rate of the
         first counts: the better of two estimates is too often the luckier one. Sampled tokens always stay, and first:
-        dropping one for its value would change the distribution.
+        dropping one for its value would change the distribution. Certain ones stay while a row costs less than a pass:
+        they will be written, and each takes a row some time.
         """
         costs, proposals = self.costs.under(load), tuple(proposals)
         step, mean = costs.least(budget)
@@ -128,7 +129,9 @@ class Appraiser:
                 node = index.get((after, token)) if distribution is None else None
                 if node is None:
                     probability *= rate(source, evidence, depth)
-                    node = len(nodes) if distribution is not None or probability >= least else -1
+                    certain = evidence == CERTAIN and probability == 1.0  # with all that comes before it
+                    stays = distribution is not None or certain or probability >= least
+                    node = len(nodes) if stays else -1
                     index.setdefault((after, token), node)
                     if node >= 0:
                         nodes.append((token, after, source, distribution, evidence))
@@ -142,11 +145,15 @@ class Appraiser:
         size, best, expected = 0, 0.0, 0.0
         seconds = costs.seconds
         alone = seconds(1)
+        before = alone
         for count, node in enumerate(order[:budget], 1):
             expected += probabilities[node]
-            gain = expected - speed * (seconds(count + 1) - alone)
-            if gain > best or nodes[node][3] is not None:
+            pass_seconds = seconds(count + 1)
+            gain = expected - speed * (pass_seconds - alone)
+            certain = nodes[node][4] == CERTAIN and probabilities[node] == 1.0
+            if gain > best or nodes[node][3] is not None or (certain and pass_seconds - before < alone):
                 size, best = count, gain
+            before = pass_seconds
         if not size:
             return 0.0, NOTHING
         chosen = sorted(order[:size])

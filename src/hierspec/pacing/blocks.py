@@ -25,7 +25,6 @@ _PRIOR_ROUNDS = 8.0  # rounds after which a depth weighs as much as all depths t
 _DECAY = 0.99  # what a pass counts for after the next
 _HALF_LIFE = 256.0  # rounds after which older ones count half
 _MOST_PRIOR = 48.0  # rounds that what was learnt before may count for
-_REST_PASSES, _REST_EVERY = 6, 384  # passes without any drafting, once in so many blocks and to begin with
 _LOOK_EVERY = 16  # once in so many times a tier drafts beside other drafts, however good they are
 
 
@@ -76,8 +75,6 @@ class WhileWorthwhile:
         # Of the passes of the tier above before which nothing was drafted: drafting may slow the next pass down, by
         # what it displaces from the processor's caches.
         self.undrafted = undrafted or above
-        self._until_rest = 0  # blocks until drafting rests for a few passes, to see what they cost then
-        self._resting = 0
         self.prefill = prefill  # before this tier can draft
         self.acceptance = AcceptanceRates()  # by the tier above
         self._blocks = 0
@@ -102,7 +99,7 @@ class WhileWorthwhile:
         `other_gain` is what that pass should gain by other drafts: tokens, less what its time is worth. The tier has
         not seen `to_prefill` tokens of the text, and at most `room` are still to be written.
         """
-        if self.hopeless(load) or self._too_late(load, to_prefill, room) or self._rests():
+        if self.hopeless(load) or self._too_late(load, to_prefill, room):
             return False
         if self._on_trial():
             return True
@@ -118,15 +115,6 @@ class WhileWorthwhile:
             return False
         self._idle = 0.0
         return True
-
-    def _rests(self) -> bool:
-        """Whether nothing is drafted now, so that passes without any drafting are timed."""
-        if not self.undrafted.heals:
-            return False
-        if not self._resting and self._until_rest <= 0:
-            self._resting, self._until_rest = _REST_PASSES, _REST_EVERY
-        self._resting = max(self._resting - 1, 0)
-        return self._resting > 0
 
     def hopeless(self, load: Load) -> bool:
         """Whether under this load not even a good draft could pay."""
@@ -151,7 +139,6 @@ class WhileWorthwhile:
         """A block begins. The tokens that it should have in any case."""
         trial = self._on_trial()
         self._blocks += 1
-        self._until_rest -= 1
         return _TRIAL_TOKENS if trial or self._blocks % _TRIAL_EVERY == 0 else 1
 
     def _on_trial(self) -> bool:

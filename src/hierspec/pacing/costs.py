@@ -127,6 +127,10 @@ class Costs:
         """Of a pass alone, after a short context."""
         return self._base.at(rows)
 
+    def measured_plain(self, context: int) -> float:
+        """What a pass over one row after so many tokens was measured to take, whatever was learnt since."""
+        return self.measured[0] + self._further(context) * self.growth[0]
+
     def under(self, load: Load) -> Share:
         """The part of each of some requests whose passes, all of one width, run as one batch."""
         if self._last is None or self._last[0] != load:
@@ -151,7 +155,7 @@ class Costs:
 
     @property
     def heals(self) -> bool:
-        """Whether passes correct them."""
+        """Whether passes correct them: only then is there a clock to go by."""
         return False
 
     def again(self) -> Costs:

@@ -12,6 +12,7 @@ from hierspec.pacing.blocks import BlockPolicy, ByCount
 from hierspec.pacing.costs import FREE, Costs, Load
 from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.routing import Router
+from hierspec.pacing.switch import Switch, Switches
 
 
 class AdaptivePace(FixedPace):
@@ -24,10 +25,16 @@ class AdaptivePace(FixedPace):
         router: Router | None = None,  # chooses who drafts; None: the next tier, always
         ends: Mapping[int, BlockPolicy] | None = None,  # of its blocks, by the tiers skipped; None: by count
         lengths: Lengths | None = None,  # of texts
+        switches: Switches | None = None,  # whether anything is drafted; None: always
     ) -> None:
+        self.switches = switches
         self.lengths = lengths or Lengths()
         self.costs, self.appraiser, self.router = costs, appraiser, router
         self.ends = ends or {0: ByCount()}
+
+    def drafts(self, round: Round) -> bool:
+        switch = self._switch(round)
+        return switch is None or switch.drafts()
 
     def route(self, round: Round) -> Block | None:
         if self.router is None:
@@ -40,6 +47,13 @@ class AdaptivePace(FixedPace):
         to_prefill = _to_prefill(self.router, round)
         skipped = self.router.choose(gain, load, to_prefill, room)
         return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin())
+
+    def _switch(self, round: Round) -> Switch | None:
+        """Which times writing with drafts against writing without. What a grammar forces always pays."""
+        request = round.request
+        if self.switches is None or request.constraint is not None:
+            return None
+        return self.switches.of(request.running_requests)
 
     def choose(self, round: Round) -> Proposal:
         if self.appraiser is None:
@@ -56,18 +70,28 @@ class AdaptivePace(FixedPace):
 
     def learn(self, round: Round) -> None:
         load, tokens, drafted = _load(round), round.tokens, round.drafted
-        nodes, costs = len(round.draft), self.costs
+        costs = self.costs
         if drafted is not None and self.router is not None:
             costs = self.router.routes[drafted.skipped].costs
-        seconds = costs.under(load).seconds(1 + nodes)
+        seconds = costs.under(load).seconds(1 + len(round.draft))
         if round.request.last_pass is not None:
             costs.observe(*round.request.last_pass)
         round.request.stats.tiers[round.level].expected_seconds += seconds
         round.seconds += seconds
         if round.level == 0 and (len(tokens) > round.room or tokens[-1] in round.request.stop_ids):
             self.lengths.learn(len(round.request.output) + len(tokens))
+        if round.may_draft:
+            self._learn_drafts(round, load)
+        plain = self.costs.measured_plain(load.context)
+        # Of a round that prefills nothing is learnt.
+        if plain and not round.request.prefilled and (switch := self._switch(round)) is not None:
+            switch.learn(len(tokens), (round.request.spent - round.began) / plain, load.requests)
+
+    def _learn_drafts(self, round: Round, load: Load) -> None:
+        """What drafts are worth shows only where some may be made."""
+        tokens, drafted = round.tokens, round.drafted
         if self.appraiser is not None:
-            self.appraiser.learn(round.proposals, tokens, nodes, load)
+            self.appraiser.learn(round.proposals, tokens, len(round.draft), load)
         if self.router is not None:
             taken, block = (None, []) if drafted is None else (drafted.skipped, drafted.written)
             self.router.learn(taken, block, tokens, round.seconds, len(round.proposals) > 1, load)

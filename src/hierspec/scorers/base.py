@@ -17,6 +17,7 @@ from hierspec.backends.base import Decoder
 from hierspec.core.errors import out_of_memory
 from hierspec.core.interfaces import Answer, Ask, RequestView
 from hierspec.scorers.climb import advance, states_after
+from hierspec.scorers.masks import mask
 from hierspec.scorers.pool import StaircasePool
 
 
@@ -60,6 +61,9 @@ class StateScorer(ABC):
         return self.decoder.config.vocabulary
 
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
+        for ask in asks:
+            if ask.stats.known is None:  # its first: what is computed of it was computed for others
+                ask.stats.known = 0 if ask.stats.calls else self.known(ask.context)
         try:
             with torch.inference_mode():
                 return self._score(asks)
@@ -70,12 +74,17 @@ class StateScorer(ABC):
 
     def _score(self, asks: Sequence[Ask]) -> list[Answer]:
         logits = self.logits(asks)
+        raw = _raw(asks, logits) if any(ask.logits for ask in asks) else None
         began = time.perf_counter()
+        if any(ask.request.constraint is not None for ask in asks):
+            mask(asks, logits)
         answers = self.decoder.backend.pick(asks, logits)
         spent = (time.perf_counter() - began) / len(asks)
         for ask in asks:
             ask.stats.pick_seconds += spent
-        return _with_logits(asks, answers, logits) if any(ask.logits for ask in asks) else answers
+        if raw is None:
+            return answers
+        return [replace(answer, logits=rows) for answer, rows in zip(answers, raw, strict=True)]
 
     def logits(self, asks: Sequence[Ask]) -> Tensor:
         """[rows, vocabulary]. For each ask: what follows the context, then what follows each node."""
@@ -99,6 +108,10 @@ class StateScorer(ABC):
         """Of all staircases that it runs on."""
         return (self.pool,)
 
+    def share_of_memory(self, positions: int) -> float:
+        """The part of its KV cache that a text of so many positions takes: 1 is all of it."""
+        return max(pool.share(positions) for pool in self.pools)
+
     def known(self, context: np.ndarray) -> int:
         """Tokens at the beginning of a new text that earlier ones have left computed."""
         return self.pool.known(context)
@@ -112,13 +125,10 @@ class StateScorer(ABC):
         self.pool.clear()
 
 
-def _with_logits(asks: Sequence[Ask], answers: Sequence[Answer], logits: Tensor) -> list[Answer]:
-    """The answers, with a copy of the logits where they were asked for: the next pass may write over these."""
+def _raw(asks: Sequence[Ask], logits: Tensor) -> list[np.ndarray | None]:
+    """A copy of each ask's logits where they were asked for: masks and the next pass write over these."""
     parts = logits.split([1 + len(ask.proposal) for ask in asks])
-    return [
-        replace(answer, logits=part.cpu().numpy().copy()) if ask.logits else answer
-        for ask, answer, part in zip(asks, answers, parts, strict=True)
-    ]
+    return [part.cpu().numpy().copy() if ask.logits else None for ask, part in zip(asks, parts, strict=True)]
 
 
 class ModelScorer(StateScorer):

@@ -113,7 +113,10 @@ class FeatureScorer(BranchScorer):
     writer: DraftWriter | None = None  # several tokens in one call, where the backend has that
 
     def in_one_call(self, asks: Sequence[Ask]) -> bool:
-        return self.writer is not None and len(asks) == 1 and not asks[0].proposal.tokens and not asks[0].logits
+        if self.writer is None or len(asks) != 1:
+            return False
+        [ask] = asks
+        return not ask.proposal.tokens and not ask.logits and ask.request.constraint is None
 
     def _score(self, asks: Sequence[Ask]) -> list[Answer]:
         answer = self._written(asks[0]) if self.in_one_call(asks) else None

@@ -23,7 +23,7 @@ _Result = TypeVar("_Result")
 class StaircasePool:
     """Ended requests leave their staircases behind for a later prompt with a common prefix (the next turn of a chat),
     and running ones share what is finished of theirs with a new one. When memory is short the longest unused ones go
-    first; a running request that lost its own computes it again.
+    first, those of ended requests before all others; a running request that lost its own computes it again.
 
     Whatever changes staircases or pages runs whole, or what it touched is forgotten: Ctrl-C and failed allocations come
     anywhere. Where even forgetting was interrupted, everything is forgotten before the next change.
@@ -60,6 +60,18 @@ class StaircasePool:
     def bytes_held(self) -> int:
         """Of the pages that hold something; those that several texts share count once."""
         return 0 if self._pages is None else self._pages.in_use * self._pages.memory.bytes_per_page
+
+    def share_of_running(self) -> float:
+        """Which share of the pages running requests hold. What ended ones left behind may go at any time."""
+        if self._pages is None:
+            return 0.0
+        pages = {int(page) for staircase in self._running.values() for page in staircase.table}
+        return len(pages) / self._pages.memory.pages
+
+    def share(self, positions: int) -> float:
+        """The part of all pages that a text of so many positions takes."""
+        memory = self.pages.memory
+        return -(-positions // memory.page) / memory.pages
 
     def release(self, request: RequestView) -> None:
         """The request has ended; a later one may go on from what was computed for it."""
@@ -172,8 +184,9 @@ class StaircasePool:
             )
 
     def _evict(self, pinned: list[Staircase]) -> bool:
-        """Forget the one that was unused for longest, if there is one that may go."""
-        for staircase in self._use:
+        """Forget the one that was unused for longest, if there is one that may go: what ended requests left goes before
+        what running ones need again."""
+        for staircase in (*self._idle, *self._use):
             if not any(staircase is needed for needed in pinned):
                 self._forget(staircase)
                 return True

@@ -74,13 +74,16 @@ class FakeScorer:
     def release(self, request: RequestView) -> None:
         self.released.append(request)
 
-    def adjusted(self, text: np.ndarray, request: RequestView) -> np.ndarray:
+    def adjusted(self, text: np.ndarray, request: RequestView, allowed: np.ndarray | None = None) -> np.ndarray:
         """Logits of the token after `text` under the request's sampling settings. [vocabulary] float64."""
-        return adjust(self.logits(text), text, len(request.prompt), request.sampling)
+        return adjust(self.logits(text), text, len(request.prompt), request.sampling, allowed)
 
     def _answer(self, ask: Ask) -> Answer:
         sampling, seed = ask.request.sampling, ask.request.seed
-        rows = [self.adjusted(text, ask.request) for text in texts(ask)]
+        allowed: list[np.ndarray | None] = [None] * (1 + len(ask.proposal))
+        if ask.request.constraint is not None:
+            allowed = ask.request.constraint.allowed(ask.context[len(ask.request.prompt) :], ask.proposal)
+        rows = [self.adjusted(text, ask.request, bits) for text, bits in zip(texts(ask), allowed, strict=True)]
         raw = np.array([self.logits(text) for text in texts(ask)]) if ask.logits else None
         if ask.distributions:
             return Answer(distributions=np.array([distribution(row, sampling) for row in rows]), logits=raw)

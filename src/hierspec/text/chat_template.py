@@ -31,6 +31,7 @@ class ChatTemplate:
                 f"The model's chat template cannot be read: it has {len(source):,} characters, and at most "
                 f"{_LONGEST_SOURCE:,} are read."
             )
+        self.source = source
         self._environment = SandboxedEnvironment()
         try:
             self._template = self._environment.from_string(source)

@@ -28,6 +28,7 @@ from hierspec.text.tokenizers_guard import (
     read_tokenizer,
     with_patience,
 )
+from hierspec.text.tool_formats import MARKER_TOKENS
 
 _REMEDY = "fetch the model again"
 _NOT_ENCODED = "The model's tokenizer fails on this text; fetch the model again or choose another one."
@@ -119,7 +120,8 @@ class Tokenizer:
         self._has_patterns = has_patterns(backend)
         self._special_tokens = dict(special_tokens or {})
         self._chat_template = ChatTemplate(chat_template) if chat_template else None
-        self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        added = backend.get_added_tokens_decoder().items()
+        self._special_ids = frozenset(i for i, token in added if token.special and token.content not in MARKER_TOKENS)
         self._pieces: dict[int, bytes] = {}
         self.decoding = Decoding.from_json(part(backend.decoder))
         self.vocabulary_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
@@ -228,6 +230,11 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template's own text."""
+        return self._chat_template.source if self._chat_template else None
 
     def render_chat(
         self,

@@ -1,0 +1,139 @@
+"""Reads long prompts in pieces between the passes of others, so that nobody who writes waits long.
+
+A piece is an ask about a prefix of the context whose answer nobody uses: it leaves the prefix in the KV cache. A cache
+never changes what is written, so neither do pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from hierspec.core.interfaces import Ask, Scorer
+from hierspec.core.proposal import NOTHING
+from hierspec.core.request import Request
+
+_LONGER = 1.4  # usual passes by which reading may prolong a pass of those who write
+_FIRST_PIECE = 16  # tokens, before it is known how long reading takes
+_MOST_TOKENS = 512  # of a round where nobody writes: what scorers run at once at most, so pieces cost nothing
+_LITTLE = 8  # tokens that any pass may have to catch up with
+_NEW = 0.25  # what the last pass counts for in the average
+
+
+@dataclass(slots=True)
+class _Times:
+    """Of one scorer's passes; 0: there was none yet."""
+
+    usual: float = 0.0  # seconds without anything to read, on average
+    each: float = 0.0  # seconds that a token to read adds
+
+    def learn_usual(self, seconds: float) -> None:
+        self.usual = seconds if not self.usual else (1 - _NEW) * self.usual + _NEW * seconds
+
+    def learn_each(self, seconds: float) -> None:
+        """At most half or twice what it was: one disturbed pass should not decide."""
+        self.each = min(max(seconds, self.each / 2), self.each * 2) if self.each else seconds
+
+    def expected(self, writers: int) -> float:
+        """Seconds of a pass of so many who write. Where prompts come one after the other, none was timed for long."""
+        return max(self.usual, writers * self.each)
+
+
+class Reading(NamedTuple):
+    """What a pass has to read."""
+
+    tokens: int
+    writers: int  # asks that have nothing to read
+
+
+class PromptReader:
+    """Decides which asks of a round are put to the scorers: whole, cut to a piece, or later.
+
+    Prompts are read one after the other, so that the first is soon done, and what later ones have in common with it is
+    then found in the cache.
+    """
+
+    def __init__(self) -> None:
+        self._times: WeakKeyDictionary[Scorer, _Times] = WeakKeyDictionary()
+
+    def choose(self, asks: Mapping[Request, Ask]) -> dict[Request, Ask]:
+        """The asks of this round. Those of requests that are not in it wait for a later one."""
+        chosen = {request: ask for request, ask in asks.items() if not _may_lack(ask)}
+        readers = [request for request in asks if request not in chosen]
+        asked = {id(ask.scorer) for ask in chosen.values()}
+        writers = sum(bool(request.output) for request in chosen)
+        left: dict[int, int] = {}  # tokens that may be read in this round, by scorer
+        reading: list[Ask] = []
+        for request in readers:
+            ask, target = asks[request], request.hierarchy.tiers[0].scorer
+            # Only beside a pass that they need anyway: a pass more would make those wait who draft in this round.
+            if writers and not asked & {id(ask.scorer), id(target)}:
+                continue
+            if id(ask.scorer) not in left:
+                piece = self._piece(ask, target, writers, len(readers)) if writers else _MOST_TOKENS
+                left[id(ask.scorer)] = piece
+            room = left[id(ask.scorer)]
+            if room <= 0:
+                continue
+            lacking = _lacking(ask)
+            if any(_gains(ask, lacking, other) for other in reading):
+                continue
+            if lacking > room:
+                end = len(ask.context) - lacking + room
+                ask = replace(ask, context=ask.context[:end], proposal=NOTHING, leads=False, logits=False, ahead=None)
+            left[id(ask.scorer)] -= lacking
+            chosen[request] = ask
+            reading.append(ask)
+        return chosen
+
+    def reading(self, asks: Sequence[Ask]) -> Reading:
+        """What a pass over these asks has to read."""
+        lacking = [_lacking(ask) for ask in asks]
+        tokens = sum(each for each in lacking if each > _LITTLE)
+        return Reading(tokens, sum(each <= _LITTLE for each in lacking))
+
+    def learn(self, scorer: Scorer, reading: Reading, seconds: float) -> None:
+        """What a pass took."""
+        times = self._times.setdefault(scorer, _Times())
+        if not reading.tokens:
+            times.learn_usual(seconds)
+        else:
+            usual = times.expected(reading.writers) if reading.writers else 0.0
+            times.learn_each(max(seconds - usual, 0.0) / reading.tokens)
+
+    def _piece(self, ask: Ask, target: Scorer, writers: int, readers: int) -> int:
+        """Tokens by which a pass becomes so much longer as it may. Passes take longer once all readers write: that
+        much they may take at once."""
+        times = self._times.get(ask.scorer, _Times())
+        if not times.each:
+            return _FIRST_PIECE
+        usual = times.expected(writers) if times.usual else self._times.get(target, times).expected(writers)
+        return max(int(_LONGER * (usual / times.each + readers - 1)), 1)
+
+
+def _may_lack(ask: Ask) -> bool:
+    """Whether there may be much to read."""
+    return len(ask.context) - ask.stats.reach > _LITTLE
+
+
+def _lacking(ask: Ask) -> int:
+    """Tokens of the context that its scorer has to read first."""
+    lacking = len(ask.context) - ask.stats.reach
+    if not _may_lack(ask):
+        return lacking
+    known = getattr(ask.scorer, "known", None)  # in the KV cache, also of other texts
+    return lacking if known is None else min(lacking, len(ask.context) - known(ask.context))
+
+
+def _gains(ask: Ask, lacking: int, other: Ask) -> bool:
+    """Whether less is to be read once the other one is read: they have a longer prefix in common than is known."""
+    if ask.scorer is not other.scorer:
+        return False
+    size = min(len(ask.context), len(other.context))
+    differs = np.flatnonzero(ask.context[:size] != other.context[:size])
+    common = int(differs[0]) if len(differs) else size
+    return common - (len(ask.context) - lacking) > _LITTLE

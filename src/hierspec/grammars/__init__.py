@@ -1,0 +1,1 @@
+"""What grammars allow: compiled for a tokenizer, and followed token by token."""

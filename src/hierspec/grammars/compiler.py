@@ -1,0 +1,106 @@
+"""Compiles grammars for a model's vocabulary, each once."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+from functools import cached_property
+from typing import Any
+
+from hierspec.core.errors import HierspecError
+from hierspec.core.grammar import Grammar
+from hierspec.core.text_files import shown
+from hierspec.grammars.constraint import GrammarConstraint
+from hierspec.grammars.token_bytes import TokenBytes
+from hierspec.text.tokenizer import Tokenizer
+
+_KEPT = 64  # compiled grammars; the least used go first
+# JSON as Python writes it: where spaces are free, small models write them without end. What is unknown is refused.
+_SPELLING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
+
+
+class GrammarCompiler:
+    """What a model's grammars share: its vocabulary by bytes, and what was compiled. Threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        self._tokenizer, self._vocabulary = tokenizer, vocabulary
+        self._matchers: OrderedDict[Grammar, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _bytes(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer, self._vocabulary)
+
+    @cached_property
+    def _llguidance(self) -> Any:
+        return self._bytes.for_llguidance()
+
+    def prepare(self) -> None:
+        """Read the vocabulary now, which takes up to a second, and not for the first grammar: a server has the time."""
+        with self._lock:
+            _ = self._llguidance
+
+    def constraint(
+        self, grammar: Grammar, model_stop_ids: Collection[int], other_stop_ids: Collection[int] = ()
+    ) -> GrammarConstraint:
+        """What a grammar allows, for one new request. Where it is complete, a text may end with one of these ids; those
+        of the others that have characters are text like any token."""
+        with self._lock:
+            matcher = self._matcher(grammar).deep_copy()
+            pieces = self._bytes.pieces
+        others = [token for token in other_stop_ids if 0 <= token < len(pieces) and not pieces[token]]
+        ends = [token for token in dict.fromkeys((*model_stop_ids, *others)) if 0 <= token < self._vocabulary]
+        if not ends:
+            raise HierspecError("This model has no stop token to end a grammar's text with; give one as stop_ids.")
+        return GrammarConstraint(matcher, self._vocabulary, ends, self._bytes.first_opening, self._bytes.opening_token)
+
+    def _matcher(self, grammar: Grammar) -> Any:
+        """A matcher at the beginning of a text; requests have copies of it."""
+        matcher = self._matchers.get(grammar)
+        if matcher is None:
+            matcher = self._matchers[grammar] = self._compiled(grammar)
+            if len(self._matchers) > _KEPT:
+                self._matchers.popitem(last=False)
+        self._matchers.move_to_end(grammar)
+        return matcher
+
+    def _compiled(self, grammar: Grammar) -> Any:
+        tokenizer = self._llguidance  # first: it says what is to be installed
+        from llguidance import LLMatcher
+
+        try:
+            matcher = LLMatcher(tokenizer, _source(grammar), log_level=0)
+        except ValueError as error:
+            raise _refused(grammar, str(error)) from None
+        if matcher.is_error():
+            raise _refused(grammar, matcher.get_error())
+        return matcher
+
+
+def _source(grammar: Grammar) -> str:
+    """The grammar in llguidance's own form."""
+    from llguidance import LLMatcher
+
+    source: str
+    match grammar.kind:
+        case "json_object":
+            source = LLMatcher.grammar_from_json_schema('{"type": "object"}', overrides=_SPELLING)
+        case "json_schema":
+            schema = "{}" if json.loads(grammar.text) is True else grammar.text  # both allow everything
+            source = LLMatcher.grammar_from_json_schema(schema, overrides=_SPELLING)
+        case "regex":
+            source = LLMatcher.grammar_from_regex(grammar.text)
+        case "lark":
+            source = LLMatcher.grammar_from_lark(grammar.text)
+        case _:
+            choices = dict.fromkeys(json.loads(grammar.text))
+            source = LLMatcher.grammar_from_regex("|".join(re.escape(choice) for choice in choices))
+    return source
+
+
+def _refused(grammar: Grammar, reason: str) -> HierspecError:
+    first = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
+    return HierspecError(f"The {grammar.kind} grammar cannot be used ({shown(first)}); change it.")

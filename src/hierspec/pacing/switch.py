@@ -1,0 +1,95 @@
+"""Whether anything is drafted at all: tokens a second with drafts against those without, by the clock.
+
+Everything else in this folder adds up what parts should take. That misses what no part shows: drafts displace weights
+from caches, deciding takes time too, and a plain pass right after drafting is not the plain pass of plain decoding. So
+both ways of writing are timed whole, in runs of rounds that follow each other, and the faster one is kept.
+"""
+
+from __future__ import annotations
+
+_SAMPLE = 4  # rounds without drafts, now and then: where drafts pay, each costs what a draft would have gained
+_FIRST_RUN = 16  # rounds with drafts before the next sample, where they gain nothing,
+_RUN_PER_GAIN = 400  # and so many more where they double the speed: samples cost a hundredth at most
+_PROBE = 12  # rounds with drafts after a break
+_BREAKS = (32, 512)  # rounds without drafts where those lose: at first, and at most, twice as long each time
+_LOOK_EVERY = 32  # rounds of a break after which one may draft,
+_LUCK = 3  # and so many tokens from it end the break: the text has become an easier one
+_SLOWER = 0.97  # of the speed without drafts: below it a run of drafts ends at once,
+_ENOUGH = 6  # when it has had so many rounds
+_MEMORY = {True: 0.97, False: 0.9}  # what a round with and without drafts counts for after the next
+_FADED = 0.3  # what rounds with drafts before a break count for after it
+_OUTLIER = 3.0  # times the usual: a round that took longer counts as this
+
+
+class Switch:
+    """Of one plan and of about so many requests that run together, which share it: all draft, or none does. Seconds are
+    in plain passes as measured once, so that rounds after short and long contexts can be compared."""
+
+    def __init__(self) -> None:
+        self._on = False
+        self._left = float(_SAMPLE)  # rounds of this run
+        self._rounds = 0.0  # that it has had
+        self._break = _BREAKS[0]
+        self._looks = False  # this round drafts though it is a break
+        self._counts = {True: [0.0, 0.0, 0.0], False: [0.0, 0.0, 0.0]}  # rounds, tokens and seconds, older ones decayed
+
+    def drafts(self) -> bool:
+        """Whether the round that begins may draft."""
+        self._looks = not self._on and self._left < self._break and self._left % _LOOK_EVERY == 1.0
+        return self._on or self._looks
+
+    def learn(self, tokens: int, seconds: float, requests: int = 1) -> None:
+        """What a round of one of so many requests brought, and how long it took with all that belongs to it."""
+        if self._looks:
+            self._left = 0 if tokens >= _LUCK else self._left - 1 / requests
+        else:
+            self._count(tokens, seconds)
+            self._left -= 1 / requests
+            self._rounds += 1 / requests
+            if self._on and self._rounds >= _ENOUGH and self._gain() < _SLOWER - 1:
+                self._left = 0
+        if self._left <= 0:
+            self._on, self._rounds = not self._on, 0
+            self._left = self._begin_drafts() if self._on else self._end_drafts()
+
+    def _begin_drafts(self) -> int:
+        gain = self._gain()
+        if gain >= 0:
+            return _FIRST_RUN + int(_RUN_PER_GAIN * min(gain, 1.0))
+        self._counts[True] = [_FADED * value for value in self._counts[True]]
+        return _PROBE
+
+    def _end_drafts(self) -> int:
+        """Rounds to be without: few where drafts are ahead, a break where they lose."""
+        if self._gain() >= 0:
+            self._break = _BREAKS[0]
+            return _SAMPLE
+        length = self._break
+        self._break = min(2 * length, _BREAKS[1])
+        return length
+
+    def _gain(self) -> float:
+        """By how much drafts are faster than plain decoding, as a share; 0 where one of them is unknown."""
+        (_, tokens, seconds), (_, plain_tokens, plain_seconds) = self._counts[True], self._counts[False]
+        if not (seconds and plain_seconds):
+            return 0.0
+        return tokens / seconds * plain_seconds / plain_tokens - 1
+
+    def _count(self, tokens: int, seconds: float) -> None:
+        counts = self._counts[self._on]
+        rounds, _, spent = counts
+        if rounds >= 1:
+            seconds = min(seconds, _OUTLIER * spent / rounds)
+        memory = _MEMORY[self._on]
+        self._counts[self._on] = [memory * old + new for old, new in zip(counts, (1.0, tokens, seconds), strict=True)]
+
+
+class Switches:
+    """Those of one plan: what pays for one request may not for eight."""
+
+    def __init__(self) -> None:
+        self._switches: dict[int, Switch] = {}
+
+    def of(self, requests: int) -> Switch:
+        """For so many requests together, or half as many again."""
+        return self._switches.setdefault(requests.bit_length(), Switch())

@@ -1,0 +1,59 @@
+"""The server as one application: its routes, and what stands before them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+import hierspec
+from hierspec.async_language_model import AsyncLanguageModel
+from hierspec.serve import (
+    anthropic_messages,
+    health,
+    metrics,
+    models,
+    openai_chat,
+    openai_completions,
+    page,
+    responses,
+    tokens,
+)
+from hierspec.serve.errors import add_handlers
+from hierspec.serve.keys import KeyCheck
+from hierspec.serve.limits import BodyLimit, Gate
+from hierspec.serve.openai_schemas import Error
+from hierspec.serve.responses_store import StoredResponses
+from hierspec.serve.settings import Settings
+
+_ABOUT = "Language models write faster without changing what they write. OpenAI's API; errors have OpenAI's shape."
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Error, "description": "What is wrong with the request, in one sentence."},
+    "5XX": {"model": Error, "description": "The server failed."},
+}
+
+
+def create_app(model: AsyncLanguageModel, settings: Settings) -> FastAPI:
+    """Serves this model. Whoever opened the model closes it."""
+    app = FastAPI(title="hierspec", version=hierspec.__version__, description=_ABOUT, redoc_url=None, responses=_ERRORS)
+    app.state.model, app.state.settings = model, settings
+    app.state.gate = Gate(settings.limits.running_answers)
+    app.state.metrics = model.worker.observer = metrics.Metrics(settings.model_name, model.model)
+    app.state.started = time.time()
+    app.state.responses = StoredResponses()
+    page.watch(app)
+    add_handlers(app)
+    for routes in (
+        openai_chat, openai_completions, responses, anthropic_messages, models, tokens, health, metrics, page
+    ):  # fmt: skip
+        app.include_router(routes.router)
+    # The last one added is the first that a request meets.
+    app.add_middleware(BodyLimit, limits=settings.limits)
+    app.add_middleware(KeyCheck, keys=settings.api_keys)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.cors_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    return app

@@ -1,0 +1,1 @@
+"""Servers under load: ours, and others that speak OpenAI's protocol."""

@@ -1,0 +1,191 @@
+"""How servers do under load: several ways to serve the same calls, interleaved, and every text compared with the same
+call alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hierspec.core.errors import HierspecError
+from hierspec.progress import Progress, silent
+from hierspec.prompts import BenchPrompt
+from hierspec_bench.serving.client import Address, Reply
+
+LEAST_CALLS = 8  # of a measurement, however few clients there are
+
+
+@dataclass(frozen=True)
+class Way:
+    """A server, and what it is told beside the call itself."""
+
+    name: str
+    address: Address
+    more: dict[str, Any] = field(default_factory=dict)
+    apart: bool = False  # each call in a namespace of its own: nothing is drafted from what earlier ones were answered
+    same_text_as: str = ""  # another way's name: its calls alone give the texts to compare with; "": its own
+
+
+@dataclass(frozen=True)
+class Load:
+    """Some calls by so many clients at once, one after another each."""
+
+    way: str
+    clients: int
+    seconds: float
+    replies: list[Reply]
+    different: list[int]  # calls whose text is not that of the same call alone
+
+    def figures(self) -> dict[str, Any]:
+        firsts = sorted(reply.first_seconds for reply in self.replies)
+        gaps = sorted(gap for reply in self.replies for gap in reply.gaps)
+        tokens = sum(reply.tokens for reply in self.replies)
+        median = statistics.median(gaps) if gaps else 0.0
+        return {
+            "way": self.way,
+            "clients": self.clients,
+            "calls": len(self.replies),
+            "tokens": tokens,
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": round(tokens / self.seconds, 2),
+            "first_ms": {"median": _ms(statistics.median(firsts)), "p99": _ms(quantile(firsts, 0.99))},
+            "gap_ms": {
+                "median": _ms(median),
+                "p99": _ms(quantile(gaps, 0.99)),
+                "longest": _ms(gaps[-1] if gaps else 0.0),
+                "longest_over_median": round(gaps[-1] / median, 2) if median else 0.0,
+            },
+            "errors": [reply.error for reply in self.replies if reply.error],
+            "different_texts": len(self.different),
+        }
+
+
+def calls_of(prompts: Sequence[BenchPrompt], count: int, max_tokens: int) -> list[dict[str, Any]]:
+    """Bodies of so many calls, each with a seed of its own; every other one is sampled."""
+    return [
+        {
+            "messages": [{"role": "user", "content": prompts[number % len(prompts)].turns[0]}],
+            "max_tokens": max_tokens,
+            "temperature": 0.8 if number % 2 else 0.0,
+            "seed": number,
+        }
+        for number in range(count)
+    ]
+
+
+async def served_name(address: Address) -> str:
+    """What a server calls its model: some want to be asked by that name."""
+    status, body = await address.get("/v1/models")
+    if status != 200:
+        raise HierspecError(f"{address.url} does not list its models (status {status}); is it an OpenAI server?")
+    return str(json.loads(body)["data"][0]["id"])
+
+
+class LoadTest:
+    """Measures ways to serve. Rounds are interleaved: what the machine does meanwhile meets all of them."""
+
+    def __init__(self, ways: Sequence[Way], calls: list[dict[str, Any]], progress: Progress = silent) -> None:
+        self.ways, self.calls, self.progress = list(ways), calls, progress
+        self._alone: dict[str, list[str]] = {}
+        self._names: dict[str, str] = {}
+        self._asked = 0
+
+    def run(self, clients: Sequence[int], rounds: int) -> Iterator[Load]:
+        for way in self.ways:
+            self._names[way.name] = asyncio.run(served_name(way.address))
+        for way in self.ways:
+            if not way.same_text_as:
+                self._alone[way.name] = self._texts_alone(way)
+        done, total = 0, len(clients) * rounds * len(self.ways)
+        for number in range(rounds):
+            for count in clients:
+                turned = number % len(self.ways)
+                for way in (*self.ways[turned:], *self.ways[:turned]):
+                    self.progress(f"Measuring {way.name} with {count} clients", done, total)
+                    yield self.one(way, count)
+                    done += 1
+
+    def one(self, way: Way, clients: int) -> Load:
+        bodies = self.calls[: max(clients, LEAST_CALLS)]
+        began = time.perf_counter()
+        replies = asyncio.run(self._all(way, bodies, clients))
+        seconds = time.perf_counter() - began
+        alone = self._alone[way.same_text_as or way.name]
+        different = [
+            index
+            for index, (reply, text) in enumerate(zip(replies, alone, strict=False))
+            if not reply.error and reply.text != text
+        ]
+        return Load(way.name, clients, seconds, replies, different)
+
+    def _texts_alone(self, way: Way) -> list[str]:
+        texts = []
+        for number, body in enumerate(self.calls):
+            self.progress(f"Asking {way.name} alone", number, len(self.calls))
+            [reply] = asyncio.run(self._all(way, [body], 1))
+            if reply.error:
+                raise HierspecError(f"{way.name} at {way.address.url} failed ({reply.error}).")
+            texts.append(reply.text)
+        return texts
+
+    async def _all(self, way: Way, bodies: Sequence[dict[str, Any]], clients: int) -> list[Reply]:
+        replies: dict[int, Reply] = {}
+        todo = iter(list(enumerate(bodies)))
+
+        async def client() -> None:
+            for index, body in todo:
+                self._asked += 1
+                more = way.more | ({"namespace": f"call {self._asked}"} if way.apart else {})
+                replies[index] = await way.address.chat({**body, **more, "model": self._names[way.name]})
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+        return [replies[index] for index in range(len(bodies))]
+
+
+def summary(loads: Sequence[Load], baseline: str) -> list[dict[str, Any]]:
+    """A row for each way and number of clients: medians over rounds, and the speed beside the baseline's round by
+    round."""
+    by_key: dict[tuple[int, str], list[Load]] = {}
+    for load in loads:
+        by_key.setdefault((load.clients, load.way), []).append(load)
+    rows = []
+    for (clients, way), of_it in by_key.items():
+        base = by_key.get((clients, baseline), [])
+        ratios = [_speed(load) / _speed(other) for load, other in zip(of_it, base, strict=False) if _speed(other)]
+        figures = [load.figures() for load in of_it]
+        rows.append(
+            {
+                "clients": clients,
+                "way": way,
+                "tokens_per_second": round(statistics.median(_speed(load) for load in of_it), 2),
+                "over_baseline": round(statistics.median(ratios), 3) if ratios else None,
+                "first_ms": _median(figures, "first_ms", "median"),
+                "gap_ms": _median(figures, "gap_ms", "median"),
+                "gap_p99_ms": _median(figures, "gap_ms", "p99"),
+                "longest_over_median": max(figure["gap_ms"]["longest_over_median"] for figure in figures),
+                "different_texts": sum(figure["different_texts"] for figure in figures),
+                "errors": sum(len(figure["errors"]) for figure in figures),
+            }
+        )
+    return rows
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The nearest of the ordered values."""
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+
+
+def _speed(load: Load) -> float:
+    return sum(reply.tokens for reply in load.replies) / load.seconds
+
+
+def _median(figures: Sequence[dict[str, Any]], name: str, key: str) -> float:
+    return round(statistics.median(figure[name][key] for figure in figures), 2)
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 2)

@@ -1,0 +1,147 @@
+"""Long prompts are read in pieces beside those who write: nobody waits long, nothing is read twice, no text changes."""
+
+import numpy as np
+import pytest
+
+from hierspec.core.engine import Engine
+from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.request import Request
+from hierspec.core.sampling import Sampling
+from hierspec.testing.fakes import FakeScorer
+
+BASE, EACH = 0.008, 0.0015  # seconds of a pass, and of each token in it that is not computed yet
+RANDOM = np.random.default_rng(3)
+
+
+class TimedScorer(FakeScorer):
+    """Remembers prefixes as a KV cache does, and moves a clock by what it computes."""
+
+    def __init__(self, name="fake", **options):
+        super().__init__(name, **options)
+        self.now = 0.0
+        self.kept = []  # contexts that are computed
+        self.rows = []  # of each pass
+
+    def known(self, context):
+        return max((_common(kept, context) for kept in self.kept), default=0)
+
+    def score(self, asks):
+        lacking = [max(len(ask.context) - self.known(ask.context), 1) + len(ask.proposal) for ask in asks]
+        self.rows.append(sum(lacking))
+        self.now += BASE + EACH * sum(lacking)
+        self.kept = [*self.kept, *(ask.context for ask in asks)][-64:]
+        return super().score(asks)
+
+
+def _common(one, other):
+    size = min(len(one), len(other))
+    differs = np.flatnonzero(one[:size] != other[:size])
+    return int(differs[0]) if len(differs) else size
+
+
+def prompt(length):
+    return RANDOM.integers(0, 16, length).astype(np.int32)
+
+
+def request_for(scorer, ids, tokens=10, seed=0):
+    return Request(ids, Sampling(max_tokens=tokens, temperature=1.0, seed=seed), Hierarchy((Tier(scorer),)))
+
+
+def written(ids, tokens, seed=0):
+    """What plain decoding writes alone."""
+    request = request_for(FakeScorer(), ids, tokens, seed)
+    list(Engine().run([request]))
+    return request.output
+
+
+def run(engine, scorer, late=()):
+    """Run to the end; (request, time) of every step. `late` are submitted after so many rounds each."""
+    times, rounds, late = [], 0, list(late)
+    while engine.busy or late:
+        while late and late[0][0] <= rounds:
+            engine.submit(late.pop(0)[1])
+        times += [(request, scorer.now) for request, _ in engine.step()]
+        rounds += 1
+    return times
+
+
+def test_a_long_prompt_makes_nobody_wait_long_and_is_soon_read():
+    scorer = TimedScorer()
+    engine = Engine(lambda: scorer.now, serving=True)
+    prompts = [prompt(20) for _ in range(8)]
+    streams = [request_for(scorer, ids, 250, seed) for seed, ids in enumerate(prompts)]
+    for request in streams:
+        engine.submit(request)
+    long = prompt(1000)
+    late = request_for(scorer, long, 5, 99)
+    submitted = []
+    late_ask, late.ask = late.ask, lambda answer: (submitted.append(scorer.now), late_ask(answer))[1]
+    times = run(engine, scorer, [(100, late)])
+    usual = BASE + 8 * EACH
+    for request in streams:
+        moments = [moment for each, moment in times if each is request]
+        after = moments[moments.index(next(m for m in moments if m > 60 * usual)) :]
+        assert max(np.diff(after)) <= 2.5 * usual
+    first = next(moment for each, moment in times if each is late)
+    assert first - submitted[0] <= 2 * (BASE + 1000 * EACH)
+    assert late.output == written(long, 5, 99)
+    for seed, (request, ids) in enumerate(zip(streams, prompts, strict=True)):
+        assert request.output == written(ids, 250, seed)
+
+
+def test_alone_a_prompt_takes_as_many_passes_as_it_needs_anyway():
+    scorer = TimedScorer()
+    engine = Engine(lambda: scorer.now, serving=True)
+    request = request_for(scorer, prompt(1200), 3)
+    engine.submit(request)
+    run(engine, scorer)
+    assert scorer.rows == [512, 512, 176, 1, 1]
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a stream"])
+def test_what_prompts_have_in_common_is_read_once(beside):
+    scorer = TimedScorer()
+    engine = Engine(lambda: scorer.now, serving=True)
+    shared = prompt(300)
+    prompts = [np.concatenate((shared, prompt(20))) for _ in range(4)] + [prompt(50)]
+    requests = [request_for(scorer, ids, 5, seed) for seed, ids in enumerate(prompts)]
+    stream = request_for(scorer, prompt(5), 200, 9)
+    engine.submit(stream if beside else requests[0])
+    late = [(10 if beside else 0, request) for request in requests if beside or request is not requests[0]]
+    run(engine, scorer, late)
+    tokens = 5 * 5 + 200 * beside
+    assert sum(scorer.rows) <= 300 + 4 * 20 + 50 + tokens + 5
+    for seed, (request, ids) in enumerate(zip(requests, prompts, strict=True)):
+        assert request.output == written(ids, 5, seed)
+
+
+def test_a_disturbed_pass_does_not_decide_how_much_is_read():
+    scorer = TimedScorer()
+    engine = Engine(lambda: scorer.now, serving=True)
+    stream = request_for(scorer, prompt(5), 400)
+    late = request_for(scorer, prompt(2000), 2)
+    score, calls = scorer.score, []
+
+    def disturbed(asks):
+        calls.append(len(asks))
+        if len(calls) == 40:
+            scorer.now += 5.0
+        return score(asks)
+
+    scorer.score = disturbed
+    engine.submit(stream)
+    run(engine, scorer, [(20, late)])
+    assert sum(rows > 1 for rows in scorer.rows) < 2000 / (1.4 * (BASE + EACH) / EACH) * 1.6
+
+
+def test_many_prompts_at_once_are_all_read_soon():
+    """Where many come together, reading is not held back by the first of them that writes."""
+    scorer = TimedScorer()
+    engine = Engine(lambda: scorer.now, serving=True)
+    for seed in range(48):
+        engine.submit(request_for(scorer, prompt(60), 60, seed))
+    times = run(engine, scorer)
+    firsts = {}
+    for request, moment in times:
+        firsts.setdefault(request, moment)
+    assert max(firsts.values()) <= 1.6 * (48 * 60 * EACH + BASE)

@@ -1,0 +1,86 @@
+"""Whether anything is drafted at all, by the clock: scripted rounds, no real time."""
+
+import random
+
+import pytest
+
+from hierspec.pacing.switch import Switch
+
+
+def write(switch, tokens, drafted, plain, easy=lambda written: True):
+    """Write so many tokens. `drafted()` and `plain()` give (tokens, seconds) of a round. Seconds in all, and the rounds
+    that drafted."""
+    written, seconds, modes = 0, 0.0, []
+    while written < tokens:
+        on = switch.drafts()
+        brought, took = drafted(written) if on else plain(written)
+        switch.learn(brought, took)
+        written, seconds = written + brought, seconds + took
+        modes.append(on)
+    return seconds, modes
+
+
+def noisy(dice, tokens, seconds):
+    return lambda written: (tokens, seconds * dice.lognormvariate(0, 0.05))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drafts_that_pay_are_hardly_left_out(seed):
+    dice = random.Random(seed)
+    seconds, modes = write(Switch(), 3000, noisy(dice, 2, 1.2), noisy(dice, 1, 1.0))
+    assert seconds < 1.03 * 3000 * 1.2 / 2
+    assert modes.count(False) < 0.03 * len(modes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("slower", [1.05, 1.15, 1.3])
+def test_drafts_that_cost_more_than_they_bring_cost_little(seed, slower):
+    """Not even in the first few hundred tokens, and hardly anything in the long run."""
+    dice = random.Random(seed)
+    switch = Switch()
+    seconds, _ = write(switch, 500, noisy(dice, 1, slower), noisy(dice, 1, 1.0))
+    assert seconds < (1.015 + (slower - 1) / 8) * 500
+    seconds, modes = write(switch, 4000, noisy(dice, 1, slower), noisy(dice, 1, 1.0))
+    assert seconds < (1.005 + (slower - 1) / 15) * 4000
+    assert modes.count(True) < 0.2 * len(modes)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_text_that_becomes_easy_is_drafted_again_soon(seed):
+    dice = random.Random(seed)
+    switch = Switch()
+    write(switch, 3000, noisy(dice, 1, 1.2), noisy(dice, 1, 1.0))
+    _, modes = write(switch, 2000, noisy(dice, 4, 1.3), noisy(dice, 1, 1.0))
+    assert all(modes[60:75])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_machine_that_slows_down_changes_nothing(seed):
+    """Both ways of writing take longer: what pays still pays."""
+    dice = random.Random(seed)
+
+    def slowing(tokens, seconds):
+        return lambda written: (tokens, seconds * (1 + written / 3000) * dice.lognormvariate(0, 0.05))
+
+    switch = Switch()
+    _, modes = write(switch, 3000, slowing(2, 1.5), slowing(1, 1.0))
+    assert modes.count(False) < 0.1 * len(modes)
+    switch = Switch()
+    _, modes = write(switch, 3000, slowing(1, 1.15), slowing(1, 1.0))
+    assert modes.count(True) < 0.2 * len(modes)
+
+
+def test_one_round_that_took_very_long_is_no_reason():
+    switch = Switch()
+    rounds = iter(range(10**6))
+
+    def drafted(written):
+        return 2, 100.0 if next(rounds) == 40 else 1.4
+
+    _, modes = write(switch, 1000, drafted, lambda written: (1, 1.0))
+    assert modes.count(False) < 0.1 * len(modes)
+
+
+def test_what_neither_gains_nor_loses_may_be_either():
+    seconds, _ = write(Switch(), 1000, lambda written: (1, 1.0), lambda written: (1, 1.0))
+    assert seconds == 1000

@@ -1,0 +1,104 @@
+"""The load test itself: what it measures, what it notices, and a short soak."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+
+import pytest
+from soak.serve_load import load, record_of
+
+from hierspec.core.errors import HierspecError
+from hierspec.prompts import BenchPrompt
+from hierspec_bench.cli import main as bench
+from hierspec_bench.serving.client import Address, Reply
+from hierspec_bench.serving.load import Load, LoadTest, Way, calls_of, summary
+from hierspec_bench.serving.process import ServerProcess
+
+PROMPTS = [BenchPrompt("qa", ("abc abc",)), BenchPrompt("qa", ("the dog",))]
+
+
+def ways(url: str) -> list[Way]:
+    address = Address(url)
+    return [
+        Way("plain", address, {"plan": "plain"}, True),
+        Way("auto", address, {"plan": "auto"}, True, "plain"),
+    ]
+
+
+def test_a_load_counts_every_token_and_finds_no_other_text(server):
+    calls = calls_of(PROMPTS, 8, 12)
+    loads = list(LoadTest(ways(server.url), calls).run([1, 4], rounds=2))
+    assert [(each.way, each.clients) for each in loads] == [
+        ("plain", 1), ("auto", 1), ("plain", 4), ("auto", 4), ("auto", 1), ("plain", 1), ("auto", 4), ("plain", 4),
+    ]  # fmt: skip
+    expected = sum(
+        len(server.language_model.generate(call["messages"], plan="plain", **options(call)).tokens) for call in calls
+    )
+    for each in loads:
+        figures = each.figures()
+        assert figures["tokens"] == expected
+        assert (figures["errors"], figures["different_texts"]) == ([], 0)
+    rows = summary(loads, "plain")
+    assert len(rows) == 4
+    assert all(row["over_baseline"] == 1 for row in rows if row["way"] == "plain")
+
+
+def options(call: dict) -> dict:
+    return {name: call[name] for name in ("max_tokens", "temperature", "seed")}
+
+
+def test_another_text_is_noticed(server):
+    test = LoadTest(ways(server.url), calls_of(PROMPTS, 8, 12))
+    list(test.run([1], rounds=1))
+    test._alone["plain"][3] += "!"
+    assert test.one(test.ways[1], 4).different == [3]
+
+
+def test_figures_by_hand():
+    reply = Reply("abc", "stop", 3, began=0.0, pieces=[1.0, 1.5, 3.5], finished=4.0)
+    figures = Load("plain", 1, 2.0, [reply], []).figures()
+    assert figures["tokens_per_second"] == 1.5
+    assert figures["first_ms"]["median"] == 1000
+    assert figures["gap_ms"] == {"median": 1250, "p99": 2000, "longest": 2000, "longest_over_median": 1.6}
+
+
+def test_a_client_that_vanishes_leaves_nothing_behind(server):
+    address = Address(server.url)
+    body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 300, "seed": 1, "temperature": 1.0}
+
+    async def vanish() -> list[Reply]:
+        return await asyncio.gather(*(address.chat(body, stop_after=1) for _ in range(8)))
+
+    assert all(not reply.error for reply in asyncio.run(vanish()))
+
+
+def test_a_short_soak_has_no_failure(server):
+    process = ServerProcess(Address(server.url), os.getpid())
+    soak = asyncio.run(load(process, random.Random(5), clients=8, seconds=3, distinct=12))
+    assert soak.failures == []
+    assert soak.answered > 0
+    assert record_of(soak)["memory_bytes"]["end"] >= 0
+
+
+def test_the_command_measures_a_server_that_runs(server, tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"task": "qa", "turns": ["abc abc"]}\n')
+    arguments = ["serve", server.url, "--clients", "2", "--rounds", "1", "--max-tokens", "6"]
+    others = ["--prompts", str(prompts), "--others", f"same={server.url}", "--json"]
+    assert bench.main([*arguments, *others]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["ways"] == ["plain", "auto", "same"]
+    assert document["command"].startswith("hierspec")
+    assert [row["clients"] for row in document["summary"]] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--clients", "0"], ["--clients", "a"], ["ftp://x"], ["--others", "nothing"], ["--rounds", "0"]]
+)
+def test_wrong_arguments_are_refused_in_a_sentence(arguments, server):
+    given = arguments if arguments[0].startswith("ftp") else [server.url, *arguments]
+    with pytest.raises(HierspecError):
+        bench.main(["serve", *given])
