@@ -48,6 +48,9 @@ LONG_WORK = (  # by the command that starts it
     "hierspec_bench.peers.open_peer",
     "hierspec.prompt_sets._fetch",
     "hierspec.serve.listening.serve",
+    "hierspec_bench.serving.process.our_server",
+    "hierspec_bench.serving.others.start_other",
+    "hierspec_bench.serving.load.LoadTest.run",
 )
 
 
