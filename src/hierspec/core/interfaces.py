@@ -31,6 +31,7 @@ class RequestView(Protocol):
     spent: float  # seconds of all passes of its engine up to its last one, with what lies between them
     prefilled: bool  # whether that one read more of the text than what was just written
     constraint: Constraint | None  # what its grammar allows; None: everything
+    ready: list[Answer]  # of the target, to asks that it has not made yet, the next one last
 
 
 class PassTime(NamedTuple):

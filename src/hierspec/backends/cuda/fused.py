@@ -10,7 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hierspec.backends.cuda.launching import arrives_last, begin, options, ordered_sum, overlaps
+from hierspec.backends.cuda.launching import (
+    arrives_last,
+    begin,
+    options,
+    ordered_sum,
+    overlaps,
+    prefetch_rows,
+    release_next,
+    wait_for_last,
+)
 from hierspec.backends.cuda.products import (
     Weight,
     keep_part,
@@ -39,6 +48,23 @@ def norm(hidden: Tensor, gain: Tensor, out: Tensor, rows: int, eps: float) -> No
     norm_kernel[(rows,)](hidden, gain, out, size, eps, width, overlaps(), **options(8 if width > 1024 else 4))
 
 
+@triton.jit(do_not_specialize_on_alignment=["index"])
+def gather_kernel(index, table, out, H, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
+    """out[row] = table[index[row]]; -1 is no token, and nobody reads what follows it."""
+    begin(OVERLAP)
+    row, h = tl.program_id(0), tl.arange(0, WIDTH)
+    line = tl.maximum(tl.load(index + row), 0).to(tl.int64)
+    numbers = tl.load(table + line * H + h, mask=h < H, other=0.0)
+    tl.store(out + row.to(tl.int64) * H + h, numbers.to(tl.float32), mask=h < H)
+
+
+def gather_rows(index: Tensor, table: Tensor, out: Tensor, rows: int) -> None:
+    """So many rows of a table [any, hidden], as float32."""
+    size = table.shape[-1]
+    width = triton.next_power_of_2(size)
+    gather_kernel[(rows,)](index, table, out, size, width, overlaps(), **options(8 if width > 1024 else 4))
+
+
 @triton.jit
 def finish_gated(gate, up, scales, out, outputs, tokens, N, M, SCALED: tl.constexpr):
     if SCALED:
@@ -56,12 +82,15 @@ def gated_kernel(
     BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out[token, N] = silu(gate) * up; w is [2 N, K], gate first."""
-    begin(OVERLAP)
+    release_next(OVERLAP)
     block, split, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     outputs = block * BN + tl.arange(0, BN)
     tokens = group * TOK + tl.arange(0, TOK)
     first, last = range_of_split(split, K, SPLITS, BK)
     rows = tl.minimum(outputs, N - 1)
+    prefetch_rows(w, rows, first, K, OVERLAP)
+    prefetch_rows(w, rows + N, first, K, OVERLAP)
+    wait_for_last(OVERLAP)
     gate, up, squares = multiplied_twice(
         w, rows, rows + N, x, gain, tokens < M, tokens, first, last, K, BN, TOK, BK, EVEN, NORM
     )
@@ -174,7 +203,7 @@ def qkv_kernel(
     SPLITS: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A program has P numbers of the first half of a head, and their partners in the second half."""
-    begin(OVERLAP)
+    release_next(OVERLAP)
     PER_HEAD: tl.constexpr = D // 2 // P
     block, split, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     head = FIRST + block // PER_HEAD
@@ -182,6 +211,9 @@ def qkv_kernel(
     outputs = head * D + d
     tokens = group * TOK + tl.arange(0, TOK)
     first, last = range_of_split(split, K, SPLITS, BK)
+    prefetch_rows(w, outputs, first, K, OVERLAP)
+    prefetch_rows(w, outputs + D // 2, first, K, OVERLAP)
+    wait_for_last(OVERLAP)
     a, b, squares = multiplied_twice(
         w, outputs, outputs + D // 2, x, gain, tokens < M, tokens, first, last, K, P, TOK, BK, EVEN, NORM
     )

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hierspec.backends.cuda.launching import begin, options, overlaps
+from hierspec.backends.cuda.launching import begin, options, overlaps, prefetch_rows, release_next, wait_for_last
 from hierspec.backends.cuda.products import Weight, multiplied
 from hierspec.backends.cuda.tiling import tokens_together
 
@@ -19,10 +19,13 @@ def listed_kernel(
     BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out[token, listed[n]] = row n of the weights, or row listed[n] (GATHER), times the token's state."""
-    begin(OVERLAP)
+    release_next(OVERLAP)
     block, group = tl.program_id(0), tl.program_id(1)
     n = block * BN + tl.arange(0, BN)
     tokens = group * TOK + tl.arange(0, TOK)
+    if not GATHER:
+        prefetch_rows(w, tl.minimum(n, N - 1), 0, K, OVERLAP)
+    wait_for_last(OVERLAP)
     size = tl.load(count) if GATHER else N
     if block * BN < size:
         column = tl.load(listed + n, mask=n < size, other=0)

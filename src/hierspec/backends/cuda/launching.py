@@ -17,8 +17,8 @@ try:
 except ImportError:  # an older Triton: launches do not overlap
     gdc_wait = gdc_launch_dependents = None
 
-# Let a kernel be set up while the one before it ends (programmatic dependent launch). Off until it is measured.
-OVERLAP = False
+# Let a kernel be set up, and ask for its weights, while the one before it runs (programmatic dependent launch).
+OVERLAP = True
 
 NOT_SEEN = tl.constexpr(-1e30)  # a score: smaller than any other, and finite, so that differences are numbers
 
@@ -43,12 +43,45 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+_LINE = tl.constexpr(64)  # weights of two bytes in what memory hands out at once
+_PREFETCHED = tl.constexpr(512)  # weights of a row that are asked for early: what memory brings while a kernel starts
+
+
 @triton.jit
 def begin(OVERLAP: tl.constexpr):
     """Before a program reads what the kernel before it wrote."""
+    release_next(OVERLAP)
+    wait_for_last(OVERLAP)
+
+
+@triton.jit
+def release_next(OVERLAP: tl.constexpr):
+    """The kernel after this one may be set up. It waits before it reads anything but weights."""
+    if OVERLAP:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_last(OVERLAP: tl.constexpr):
+    """Wait for the kernel before this one, and all before that."""
     if OVERLAP:
         gdc_wait()
-        gdc_launch_dependents()
+
+
+@triton.jit
+def prefetch(places):
+    """Ask memory for what is at these addresses, without waiting for it."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [places.to(tl.int64)], tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def prefetch_rows(w, rows, first, K, OVERLAP: tl.constexpr):
+    """The first inputs of these rows of weights, from `first` on: no other kernel writes those."""
+    if OVERLAP:
+        column = tl.minimum(first + tl.arange(0, _PREFETCHED // _LINE) * _LINE, K - 1)
+        prefetch(w + rows[:, None].to(tl.int64) * K + column[None, :])
 
 
 @triton.jit
