@@ -22,6 +22,7 @@ from hierspec.assembly.learnt import Learnt
 from hierspec.assembly.measured_costs import CostBook
 from hierspec.assembly.opening import runs_in_file_bits
 from hierspec.assembly.vocabulary import Vocabulary
+from hierspec.checkpoints.enlarged import load_enlarged
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.checkpoints.packs import Pack
 from hierspec.core.errors import HierspecError
@@ -56,6 +57,7 @@ def load(
     kv_memory: int = DEFAULT_KV_MEMORY,
     stores: str | Path | None = None,
     pack: str | Path | None = None,
+    enlarged: str = "",
     keep_learnt: bool = True,
     progress: Progress | bool | None = None,
 ) -> LanguageModel:
@@ -71,6 +73,8 @@ def load(
     kv_memory is the most bytes of KV cache and hidden states.
     stores is the folder of its databases on disk (default: one of the cache, by the model's name and vocabulary).
     pack is the folder of what was trained for it: exits, drafters (default: the one that ships, if any; "none": none).
+    enlarged is 1B, 8B, 32B or a list such as hidden=4096,heads=32,layers=32: the same function at the cost of such a
+    model, in zeros, to measure with.
     keep_learnt is whether `close` keeps for the next process how often which drafts were accepted (counts, no text).
     progress is True for a bar on stderr, or a function that is called with (what, units done, units in all).
     """
@@ -89,11 +93,16 @@ def load(
     with progress_bar(progress) as shown:
         dtypes = DtypeChooser(dtype, device, backend, weights, shown)
         asked = dtypes.choose if dtype == "auto" else DTYPES[dtype]
-        # A GGUF file runs in its own bits wherever it can, unless something else was asked for.
-        if_it_can = partial(runs_in_file_bits, device=device, backend=backend)
-        as_stored = if_it_can if (weights, dtype) == ("auto", "auto") else weights == "file"
-        checkpoint = load_checkpoint(source, asked, shown, pack, as_stored)
-        if checkpoint.file is not None:
+        if enlarged:
+            if weights == "file":
+                raise HierspecError("An enlarged model has no bits of a GGUF file (weights file): use weights auto.")
+            checkpoint = load_enlarged(source, enlarged, asked, device, shown, pack)
+        else:
+            # A GGUF file runs in its own bits wherever it can, unless something else was asked for.
+            if_it_can = partial(runs_in_file_bits, device=device, backend=backend)
+            as_stored = if_it_can if (weights, dtype) == ("auto", "auto") else weights == "file"
+            checkpoint = load_checkpoint(source, asked, shown, pack, as_stored)
+        if checkpoint.file is not None and not enlarged:
             why = "as asked" if weights == "file" else "since it is a GGUF file on a CPU"
             bits = f"with weights in the file's own bits, {why}: {checkpoint.weights}"
             weights, dtypes.choice = "file", DtypeChoice("float32", reason=bits)
@@ -101,7 +110,7 @@ def load(
         options = LoadOptions(dtypes.choice.dtype, device, backend, weights, kv_memory)
         catalogue = open_catalogue(checkpoint, options, shown)
     return LanguageModel(
-        catalogue, tokenizer, checkpoint.folder, options, stores, dtypes.choice, keep_learnt, checkpoint.file
+        catalogue, tokenizer, checkpoint.folder, options, stores, dtypes.choice, keep_learnt, checkpoint.file, enlarged
     )
 
 
@@ -117,18 +126,19 @@ class LanguageModel(Generates):
         stores: str | Path | None = None,
         choice: DtypeChoice | None = None,
         keep_learnt: bool = True,
-        file: Path | None = None,  # a GGUF file in whose bits it runs; then the folder has no weights
+        file: Path | None = None,  # a GGUF file that its weights stay in; then the folder has none
+        enlarged: str = "",  # the sizes that it was enlarged to
     ) -> None:
         self.turns = Turns()
         self.name, self.folder, self.file, self.tokenizer = catalogue.name, folder, file, tokenizer
         self.decoder, self.config = catalogue.decoder, catalogue.decoder.config
         self.dtype, self.backend, self.weights = options.dtype, options.backend, options.weights
         self.dtype_choice = choice or DtypeChoice(options.dtype)  # and why
-        self.kv_memory = options.kv_memory
+        self.kv_memory, self.enlarged = options.kv_memory, enlarged
         self.stop_ids = frozenset((*tokenizer.stop_ids, *self.config.eos_ids))
         vocabulary = Vocabulary(self.name, tokenizer, self.config.vocabulary)
         self.grammars = GrammarCompiler(tokenizer, self.config.vocabulary)
-        costs = CostBook(str(folder), self.dtype, self.weights)
+        costs = CostBook(str(folder), self.dtype, self.weights, *([enlarged] if enlarged else []))
         # Tells it from other models where something measured of it is saved.
         trained = () if catalogue.pack is None else catalogue.pack.hashes.values()
         self.about = (self.name, str(folder), self.dtype, self.weights, self.decoder.products, *trained)

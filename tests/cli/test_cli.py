@@ -203,3 +203,29 @@ def test_check_does_not_find_its_own_answer(tiny, capsys):
         assert main([*command, *options]) == 0
         passes.append(json.loads(capsys.readouterr().out)["tokens_per_pass"])
     assert passes[0] == passes[1]
+
+
+def test_an_enlarged_model_writes_the_same_and_says_what_it_is(tiny, capsys):
+    arguments = [
+        "generate",
+        tiny,
+        "-p",
+        "abc",
+        "--max-tokens",
+        "20",
+        "--plan",
+        "layerskip",
+        "--json",
+        "--dtype",
+        "float32",
+    ]
+    assert main(arguments) == 0
+    small = json.loads(capsys.readouterr().out)
+    assert main([*arguments, "--check", "--enlarged", "hidden=96,heads=12,kv-heads=4,layers=6"]) == 0
+    large = json.loads(capsys.readouterr().out)
+    assert large["identical"] is True
+    assert large["tokens"] == small["tokens"]
+    assert main([*arguments, "--enlarged", "9B"]) == 2
+    assert "cannot be enlarged to '9B'" in capsys.readouterr().err
+    assert main(["bench", "run", tiny, "--enlarged", "8B", "--peers", "transformers"]) == 2
+    assert "leave out --enlarged" in capsys.readouterr().err

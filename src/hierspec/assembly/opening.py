@@ -58,8 +58,10 @@ def open_decoder(
     if not reason:
         from hierspec.backends.cpu.backend import CpuBackend
 
+        # Of weights that are in no file nothing is kept in the cache either.
+        origin = None if checkpoint.enlarged else checkpoint
         compiled = CpuBackend(torch.get_num_threads(), matrix_units=backend != "compiled-vectors")
-        decoder = compiled.decoder(checkpoint.config, checkpoint.weights, format, checkpoint, progress)
+        decoder = compiled.decoder(checkpoint.config, checkpoint.weights, format, origin, progress)
         compiled.compile(draft_heads=checkpoint.pack is not None, progress=progress)
         return decoder
     gpu_reason = why_not_cuda(checkpoint.config, format, device, backend)

@@ -50,6 +50,7 @@ class Checkpoint:
     pack: Pack | None = None  # what was trained for it beside its weights
     variant: str = ""  # hash of a change to the weights that was made after reading them from the folder
     file: Path | None = None  # the GGUF file where its weights stay; then the folder has none
+    enlarged: str = ""  # the sizes that it was enlarged to (`enlarged`); then its weights are in no file
 
 
 def load_checkpoint(

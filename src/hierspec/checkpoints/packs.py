@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -115,6 +116,10 @@ class Pack:
     def read(self, file: str) -> dict[str, Tensor]:
         path = self.folder / file
         return from_eight_bits(path, loaded(path, self._content(file), _INSTEAD), _INSTEAD)
+
+    def matrix_size(self, name: str, shape: Sequence[int]) -> int:
+        """How many numbers a matrix of its files has where the model runs."""
+        return math.prod(shape)
 
     def exits(self) -> tuple[int, ...]:
         """Exits that have an adapter."""

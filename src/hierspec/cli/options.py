@@ -49,10 +49,11 @@ def add_device(parser: argparse._ActionsContainer) -> None:
     completes(parser.add_argument("--device", default="auto", help="cpu, cuda or auto"), ("auto", "cpu", "cuda"))
 
 
-def add_model(parser: argparse.ArgumentParser, weights_help: str = "") -> None:
+def add_model(parser: argparse.ArgumentParser, weights_help: str = "", enlarged: bool = True) -> None:
     """A model that runs: MODEL, and how.
 
     With `weights_help`, --weights is a list of formats that the command reads; then there is no --dtype.
+    `enlarged`: whether the command makes sense for a model that is enlarged.
     """
     add_source(parser)
     group = parser.add_argument_group("model")
@@ -84,10 +85,25 @@ def add_model(parser: argparse.ArgumentParser, weights_help: str = "") -> None:
         help="trained exits and drafters (default: the shipped ones; none: without any)",
     )
     completes(pack, (_NO_PACK,), files=True)
+    if enlarged:
+        add_enlarged(group)
+    else:
+        group.set_defaults(enlarged="")
     group.add_argument("--kv-memory", default="4G", metavar="SIZE", help="most memory for the KV cache (default 4G)")
     group.add_argument(
         "--no-learnt", action="store_true", help="do not use or keep how often drafts were accepted in earlier runs"
     )
+
+
+def add_enlarged(group: argparse._ActionsContainer) -> None:
+    action = group.add_argument(
+        "--enlarged",
+        default="",
+        type=text,
+        metavar="SIZE",
+        help="the same function at the cost of a larger model, to measure with: 1B, 8B, 32B or hidden=4096,heads=32,…",
+    )
+    completes(action, ("1B", "8B", "32B"))
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -208,6 +224,7 @@ def load_model(
             kv_memory=kv_memory,
             stores=arguments.stores,
             pack=arguments.pack,
+            enlarged=arguments.enlarged,
             keep_learnt=not arguments.no_learnt,
             progress=timings.reporting(progress),
         )

@@ -16,7 +16,7 @@ from hierspec.cli.console import note, progress_bars
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser)
+    options.add_model(parser, enlarged=False)
     options.add_prompts_file(parser, "JSON lines with turns", required=True)
     options.add_limit(parser)
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="of each answer (default 256)")

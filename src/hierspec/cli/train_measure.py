@@ -17,7 +17,7 @@ from hierspec.cli.report import Report, command_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser)
+    options.add_model(parser, enlarged=False)
     options.add_answered_prompts(parser, "JSON lines with task and turns", max_tokens=128, required=True)
     parser.add_argument(
         "--output", type=OutputFile, metavar="FILE", help="write the JSON document to a file too, and charts beside it"

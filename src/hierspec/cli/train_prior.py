@@ -18,7 +18,7 @@ from hierspec.cli.report import Report, command_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser)
+    options.add_model(parser, enlarged=False)
     options.add_answered_prompts(
         parser, "JSON lines with task and turns (default: the 36 of this project)", max_tokens=96
     )

@@ -16,7 +16,7 @@ from hierspec.cli.report import print_document
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser)
+    options.add_model(parser, enlarged=False)
     options.add_answered_prompts(parser, "JSON lines with turns (default: a few of ours)", max_tokens=64)
     parser.add_argument(
         "--output", type=OutputFile, metavar="FILE", help="write the plan to a TOML file, not to stdout"

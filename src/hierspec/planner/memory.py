@@ -6,7 +6,7 @@ From shapes alone: configurations of draft models and headers of safetensors fil
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,13 +54,14 @@ def _of_tier(model: LanguageModel, tier: TierPlan) -> tuple[str, int | None]:
     if tier.exit_layer is not None:
         added = pack is not None and tier.head != "shared" and not pack.is_variant and pack.has(EXITS)
         prefix = f"exit.{tier.exit_layer}."
-        size = _numbers([pack.folder / EXITS], prefix) if added and pack is not None else 0
+        size = _numbers([pack.folder / EXITS], prefix, pack.matrix_size) if added and pack is not None else 0
         return f"adapter of exit {tier.exit_layer}", _bytes(size, width)
     draft = tier.draft or ""
     for name, file in ((PACKED_FEATURE, FEATURE), (PACKED_SMALL, SMALL)):
         if draft == name:
             there = pack is not None and pack.has(file)
-            return draft, _bytes(_numbers([pack.folder / file]) if there and pack is not None else 0, width)
+            size = _numbers([pack.folder / file], "", pack.matrix_size) if there and pack is not None else 0
+            return draft, _bytes(size, width)
     if is_eagle(draft):
         files = sorted(Path(draft).expanduser().glob("*.safetensors"))
         return draft, _bytes(_numbers(files), float(model.decoder.dtype.itemsize))
@@ -81,15 +82,19 @@ def _width(model: LanguageModel, weights: str | None) -> float:
     return model.decoder.backend.bytes_per_weight(model.assembler.catalogue.format(weights))
 
 
-def _numbers(files: Iterable[Path], prefix: str = "") -> int | None:
+def _numbers(
+    files: Iterable[Path],
+    prefix: str = "",
+    matrix_size: Callable[[str, Sequence[int]], int] = lambda _, shape: math.prod(shape),
+) -> int | None:
     """How many numbers the matrices of these files hold; the rest is small."""
     total = 0
     try:
         for file in files:
             with safe_open(file, framework="pt", device="cpu") as opened:
                 names = [name for name in list(opened.keys()) if name.startswith(prefix)]
-                shapes = [opened.get_slice(name).get_shape() for name in names]
-            total += sum(math.prod(shape) for shape in shapes if len(shape) == 2)
+                shapes = {name: opened.get_slice(name).get_shape() for name in names}
+            total += sum(matrix_size(name, shape) for name, shape in shapes.items() if len(shape) == 2)
     except (SafetensorError, OSError):
         return None
     return total

@@ -65,6 +65,7 @@ def about_model(model: LanguageModel) -> dict[str, Any]:
     return {
         "command": command_line(),
         "model": model.name,
+        **({"enlarged": model.enlarged} if model.enlarged else {}),
         "dtype": model.dtype,
         "weights": model.weights,
         "decoder": type(model.decoder).__name__,

@@ -25,6 +25,8 @@ def check(arguments: argparse.Namespace, samplings: Sequence[Sampling]) -> None:
     """HierspecError for an unknown engine, one that was named and is not installed, and options that none is told."""
     if not arguments.peers:
         return
+    if getattr(arguments, "enlarged", ""):
+        raise HierspecError("An enlarged model is in no file that other engines could read: leave out --enlarged.")
     from hierspec_bench.peers import ENVIRONMENTS, chosen_kinds, not_handed_on, python_of
 
     if wrong := not_handed_on(samplings[0]):

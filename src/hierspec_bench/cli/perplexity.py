@@ -33,7 +33,8 @@ _USUAL = ("float32", "bfloat16", *_COMPILED)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_model(parser, weights_help=f"{', '.join(_USUAL)}, separated by commas (default: all that run here)")
+    help_text = f"{', '.join(_USUAL)}, separated by commas (default: all that run here)"
+    options.add_model(parser, weights_help=help_text, enlarged=False)
     parser.add_argument("--text", type=InputFile, required=True, metavar="FILE", help="plain text, such as a book")
     parser.add_argument("--tokens", type=int, default=8192, metavar="N", help="that are scored (default 8192)")
     help_text = "tokens of a window (default 1024, or the model's context)"

@@ -37,6 +37,7 @@ _LAYER_NAMES = {
 
 def gguf_of(model: LanguageModel, source: Path | None = None) -> Path:
     """The GGUF file that the model was read from."""
+    _check_not_enlarged(model)
     if model.file is not None:
         return model.file
     if source is not None and source.suffix == ".gguf":
@@ -48,7 +49,13 @@ def gguf_of(model: LanguageModel, source: Path | None = None) -> Path:
 
 def float_folder(model: LanguageModel) -> Path:
     """The model's folder with weights in it, for engines that read such; converted once where it has none."""
+    _check_not_enlarged(model)
     return model.folder if model.file is None else convert(model.file, torch.float32)
+
+
+def _check_not_enlarged(model: LanguageModel) -> None:
+    if model.enlarged:
+        raise HierspecError(f"{model.name} is in no file that other engines could read: leave out --enlarged.")
 
 
 def with_weights(path: Path, weights: str) -> Path:

@@ -55,7 +55,7 @@ def cost_table(
 
 def _file(model: LanguageModel, scorer: StateScorer, sampled: bool) -> KeptFile:
     pack = {} if model.pack is None else dict(model.pack.hashes)
-    about = [str(model.folder), model.dtype, model.weights, pack, scorer_key(scorer), scorer.layers]
+    about = [model.name, str(model.folder), model.dtype, model.weights, pack, scorer_key(scorer), scorer.layers]
     return KeptFile.here("costs", about, sampled, _VERSION, name="parts-{key}.json")
 
 
