@@ -198,6 +198,10 @@ class Backend(Protocol):
     exact: bool  # the bits of a row do not depend on the pass that it is in
     formats: tuple[str, ...]  # of weights
 
+    @property
+    def preparing(self) -> float:
+        """Seconds so far in which kernels were compiled and graphs recorded, which later passes find ready."""
+
     def refuses(self, config: DecoderConfig, format: str) -> str:
         """Why it cannot run a checkpoint with weights in this format; nothing where it can."""
 

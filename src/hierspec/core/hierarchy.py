@@ -38,6 +38,7 @@ Extension = Generator[Ask, Answer, Block]
 
 # Tokens that a target may write ahead where nothing is drafted for it: passes in one call, for backends that have that.
 _TARGET_AHEAD = 7
+_RESTING_AHEAD = 2  # where drafts rest: few, since their time counts as that of the first of them
 _WHATEVER_LEADS = np.ones((_TARGET_AHEAD, SUREST + 1), bool)
 
 
@@ -47,6 +48,9 @@ class FixedPace:
 
     def drafts(self, round: Round) -> bool:
         return True
+
+    def rests(self, round: Round) -> int:
+        return 0
 
     def route(self, round: Round) -> Block | None:
         return Block()
@@ -115,8 +119,8 @@ class Hierarchy:
         leads = level > 0 and not distributions
         logits = level == 0 and request.sampling.logprobs is not None
         # Where nothing is drafted for a tier, its scorer may go on from its own picks: those are the next answers.
-        bottom = level + 1 == len(self.tiers) and not (distributions or logits or tier.stores)
-        bottom = bottom and request.constraint is None
+        by_picks = not (distributions or logits or request.constraint is not None)
+        bottom = by_picks and level + 1 == len(self.tiers) and not tier.stores
         # The target hands up after every token, so what it wrote ahead waits with the request.
         answers: list[Answer] = [] if level else request.ready
         while True:
@@ -138,8 +142,11 @@ class Hierarchy:
             if not answers:
                 # Alone: several requests share passes, as long as they go on together.
                 ahead = None
-                if bottom and request.running_requests == 1:
+                if request.running_requests == 1 and bottom:
                     ahead = _ahead(tier, block) if level else _WHATEVER_LEADS[: max(round.room, 0)]
+                elif request.running_requests == 1 and by_picks and not level and not round.may_draft:
+                    rest = min(pace.rests(round) - 1, round.room, _RESTING_AHEAD)
+                    ahead = _WHATEVER_LEADS[: max(rest, 0)]
                 first = yield Ask(
                     tier.scorer, here, draft, request, tier.candidates, distributions, stats, leads, logits, ahead
                 )

@@ -205,6 +205,10 @@ class Pace(Protocol):
     def drafts(self, round: Round) -> bool:
         """Whether anything is drafted in the round that begins: where not, nobody is asked."""
 
+    def rests(self, round: Round) -> int:
+        """In how many rounds, from this one on, nothing will be drafted whatever comes; asked where nothing is in this
+        one."""
+
     def route(self, round: Round) -> Block | None:
         """Who drafts: the block that a tier below should write; None: nobody."""
 

@@ -60,6 +60,10 @@ class StateScorer(ABC):
     def vocabulary(self) -> int:
         return self.decoder.config.vocabulary
 
+    @property
+    def preparing(self) -> float:
+        return self.decoder.backend.preparing
+
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
         for ask in asks:
             if ask.stats.known is None:  # its first: what is computed of it was computed for others

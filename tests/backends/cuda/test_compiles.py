@@ -21,6 +21,7 @@ compiled = set()
 
 def compile_only(self, *arguments, grid, warmup, **options):
     signature, constants = {}, {}
+    arguments = *arguments, options.pop("OVERLAP")  # the last of all kernels
     for number, (parameter, value) in enumerate(zip(self.params, arguments)):
         if parameter.is_constexpr:
             signature[parameter.name], constants[number,] = "constexpr", value

@@ -39,6 +39,7 @@ class CpuBackend:
     name = "compiled"
     exact = True
     formats: tuple[str, ...] = ("float32", "bfloat16", "int8", "int4", "file")
+    preparing = 0.0
 
     def __init__(self, threads: int, matrix_units: bool = True) -> None:
         self.device = torch.device("cpu")

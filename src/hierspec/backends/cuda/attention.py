@@ -23,7 +23,6 @@ from hierspec.backends.cuda.launching import (
     arrives_last,
     options,
     ordered_sum,
-    overlaps,
     prefetch,
     release_next,
     wait_for_last,
@@ -216,6 +215,6 @@ def attend(
     attend_kernel[(kv_heads, pieces)](
         q, *cache, places.work, places.positions, places.limits, places.lengths, places.path_starts,
         places.own_pieces, places.paths, scratch.partial, scratch.stats, scratch.counters, out, slots, scale,
-        kv_heads, heads // kv_heads, size, KEYS, STEP, tile, STEP.bit_length() - 1, FIELDS, window, tree, overlaps(),
-        **options(warps, stages),
+        kv_heads, heads // kv_heads, size, KEYS, STEP, tile, STEP.bit_length() - 1, FIELDS, window, tree,
+        **options(warps, stages, heads * size),
     )  # fmt: skip

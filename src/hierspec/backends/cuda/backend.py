@@ -14,6 +14,7 @@ from hierspec.backends.base import Decoder, DraftWriter, Join, PassWriter, Short
 from hierspec.backends.cuda.attention import LARGEST_GROUP
 from hierspec.backends.cuda.decoder import CudaDecoder
 from hierspec.backends.cuda.drafting import CudaDraftWriter
+from hierspec.backends.cuda.graphs import Graphs
 from hierspec.backends.cuda.heads import CudaJoin, CudaShortlist
 from hierspec.backends.cuda.launching import interpreted
 from hierspec.backends.cuda.passes import CudaPassWriter
@@ -37,6 +38,10 @@ class CudaBackend:
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
         self.device = torch.device(device)  # a CPU only where kernels are interpreted, for tests
+
+    @property
+    def preparing(self) -> float:
+        return Graphs.preparing
 
     @cached_property
     def _picker(self) -> Picker:

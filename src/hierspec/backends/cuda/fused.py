@@ -15,7 +15,6 @@ from hierspec.backends.cuda.launching import (
     begin,
     options,
     ordered_sum,
-    overlaps,
     prefetch_rows,
     release_next,
     wait_for_last,
@@ -45,7 +44,7 @@ def norm_kernel(hidden, gain, out, H, eps, WIDTH: tl.constexpr, OVERLAP: tl.cons
 def norm(hidden: Tensor, gain: Tensor, out: Tensor, rows: int, eps: float) -> None:
     size = hidden.shape[-1]
     width = triton.next_power_of_2(size)
-    norm_kernel[(rows,)](hidden, gain, out, size, eps, width, overlaps(), **options(8 if width > 1024 else 4))
+    norm_kernel[(rows,)](hidden, gain, out, size, eps, width, **options(8 if width > 1024 else 4, 1, size))
 
 
 @triton.jit(do_not_specialize_on_alignment=["index"])
@@ -62,7 +61,7 @@ def gather_rows(index: Tensor, table: Tensor, out: Tensor, rows: int) -> None:
     """So many rows of a table [any, hidden], as float32."""
     size = table.shape[-1]
     width = triton.next_power_of_2(size)
-    gather_kernel[(rows,)](index, table, out, size, width, overlaps(), **options(8 if width > 1024 else 4))
+    gather_kernel[(rows,)](index, table, out, size, width, **options(8 if width > 1024 else 4, 1, size))
 
 
 @triton.jit
@@ -124,7 +123,7 @@ def gated(
     gated_kernel[grid](
         x, x if gain is None else gain, weight.matrix, weight.scales, out, *splitting, outputs, inputs, rows, eps,
         weight.scales.numel() > 0, gain is not None, inputs % tiles.inputs == 0, tiles.splits, together,
-        tiles.outputs, tiles.inputs, tiles.inputs.bit_length() - 1, overlaps(), **options(tiles.warps, tiles.stages),
+        tiles.outputs, tiles.inputs, tiles.inputs.bit_length() - 1, **options(tiles.warps, tiles.stages, inputs),
     )  # fmt: skip
 
 
@@ -265,6 +264,6 @@ def queries_keys_values(
         heads.eps,
         heads.heads, heads.kv_heads, heads.head_size, pairs, pairs.bit_length() - 1, weight.scales.numel() > 0,
         heads.bias is not None, heads.norms is not None, heads.rotary, gain is not None, inputs % tiles.inputs == 0,
-        tiles.splits, together, tiles.inputs, tiles.inputs.bit_length() - 1, overlaps(),
-        **options(tiles.warps, tiles.stages),
+        tiles.splits, together, tiles.inputs, tiles.inputs.bit_length() - 1,
+        **options(tiles.warps, tiles.stages, inputs),
     )  # fmt: skip

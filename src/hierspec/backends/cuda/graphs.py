@@ -6,6 +6,7 @@ one copy into a buffer that all graphs read. Where a graph ends with picks, that
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable
 
 import numpy as np
@@ -18,6 +19,8 @@ _WAITING = 8  # copies that may be on their way at once
 
 class Graphs:
     """Graphs by what they do."""
+
+    preparing = 0.0  # seconds in which kernels were compiled and graphs recorded, of all decoders
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -32,7 +35,9 @@ class Graphs:
         graph = self._graphs.get(key)
         if graph is not None:
             graph.replay()
-        elif key not in self._graphs:
+            return
+        began = time.perf_counter()
+        if key not in self._graphs:
             launch()  # compiles what was not compiled yet, which must not happen while a graph is recorded
             self._graphs[key] = None
         else:
@@ -41,6 +46,7 @@ class Graphs:
                 self._graphs.clear()
             self._graphs[key] = graph
             graph.replay()
+        Graphs.preparing += time.perf_counter() - began
 
     def _recorded(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """A graph of what is launched. `torch.cuda.graph` would collect garbage first, which takes longer than many

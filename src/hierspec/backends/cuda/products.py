@@ -19,7 +19,6 @@ from hierspec.backends.cuda.launching import (
     arrives_last,
     options,
     ordered_sum,
-    overlaps,
     prefetch_rows,
     release_next,
     wait_for_last,
@@ -228,8 +227,8 @@ def product(
         x, x if gain is None else gain, weight.matrix, weight.scales, weight.scales if bias is None else bias, out,
         states, slots, *splitting, outputs, inputs, rows, eps,
         end, weight.scales.numel() > 0, bias is not None, gain is not None, inputs % tiles.inputs == 0,
-        tiles.splits, together, tiles.outputs, tiles.inputs, tiles.inputs.bit_length() - 1, overlaps(),
-        **options(tiles.warps, tiles.stages),
+        tiles.splits, together, tiles.outputs, tiles.inputs, tiles.inputs.bit_length() - 1,
+        **options(tiles.warps, tiles.stages, min(outputs, inputs)),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ class TorchBackend:
     name = "torch"
     exact = False  # libraries choose other kernels for other widths
     formats: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    preparing = 0.0
 
     def __init__(self, device: torch.device | str = "cpu", pick: Callable[[Ask, Tensor], Answer] = answer) -> None:
         self.device = torch.device(device)
