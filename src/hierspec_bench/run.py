@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,8 +69,11 @@ class SideBySide:
     def total(self) -> int:
         return self.repeats * len(self.prompts)
 
-    def run(self, progress: Progress = silent, journal: Journal | None = None) -> list[dict[str, list[Result]]]:
-        """Runs what the journal does not hold yet. What it holds is not measured again, only learnt from."""
+    def run(
+        self, progress: Progress = silent, journal: Journal | None = None, over: Callable[[], bool] = lambda: False
+    ) -> list[dict[str, list[Result]]]:
+        """Runs what the journal does not hold yet. What it holds is not measured again, only learnt from. Where `over`
+        says so nothing new is begun."""
         past = _Past(() if journal is None else journal.entries)
         self._warm_up()
         step = math.lcm(*self.batches)  # so that every size fills its batches
@@ -79,6 +82,8 @@ class SideBySide:
             self._renew_peers(repeat)
             to_learn: dict[_Key, list[dict[str, Any]]] = {key: [] for key in runners}  # entries of the journal
             for start in range(0, len(self.prompts), step):
+                if over():
+                    return self.results
                 group = range(start, min(start + step, len(self.prompts)))
                 first = (repeat * len(self.prompts) + start) // step % len(runners)
                 keys = list(runners)

@@ -43,6 +43,7 @@ LONG_WORK = (  # by the command that starts it
     "hierspec.stores.corpus_build.build_corpus",
     "hierspec_bench.run.SideBySide.run",
     "hierspec_bench.passes.measure_passes",
+    "hierspec_bench.gpu.bench.GpuBench.run",
     "hierspec_bench.peers.install",
     "hierspec_bench.peers.open_peers",
     "hierspec_bench.peers.open_peer",

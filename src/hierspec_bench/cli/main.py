@@ -6,6 +6,7 @@ examples:
   hierspec bench peers --install                            other engines to compare with
   hierspec bench passes                                     how long single forward passes take
   hierspec bench perplexity --text book.txt                 what formats of weights cost
+  hierspec bench gpu --output gpu.json                      a GPU in one unattended run
   hierspec bench serve --clients 1,16                       a server under load
   hierspec bench compare before.json after.json             what changed between two records
 """
@@ -25,6 +26,7 @@ COMMANDS = {
     "passes": "measure single forward passes by width, context and part",
     "perplexity": "measure what formats of weights cost: perplexity on a text, and how often the best token changes",
     "compare": "show what changed between two records",
+    "gpu": "measure a GPU in one unattended run: limits, passes, plans, batches, other engines",
     "serve": "put servers under load: throughput, first token, gaps, and every text as alone",
     "peers": "list or install other engines to compare with",
 }

@@ -31,9 +31,13 @@ class Worker:
     def open(self, model: str, setting: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(int(setting.get("threads", 2)))
         dtype = setting.get("dtype", "float32")
+        self.device, self.cache = setting.get("device", "cpu"), None
         if self.key != (model, dtype):
-            self.model = self._read(model, dtype)
+            self.model = self._random(model, dtype) if setting.get("random") else self._read(model, dtype)
             self.key = model, dtype
+        if setting.get("cache") == "static":
+            # With such a cache `generate` compiles its passes on a GPU; a new one would be compiled for again.
+            self.cache = transformers.StaticCache(config=self.model.config, max_cache_len=setting["context"])
         self.options: dict[str, Any] = {}
         if "lookup_tokens" in setting:
             self.options["prompt_lookup_num_tokens"] = setting["lookup_tokens"]
@@ -52,10 +56,17 @@ class Worker:
         return {"version": version, "dtype": dtype, "weights": f"the file's, as {dtype}"}
 
     def _read(self, folder: str, dtype: str) -> Any:
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        return model.to(self.device).eval()
+
+    def _random(self, folder: str, dtype: str) -> Any:
+        """A model of the folder's configuration, which need hold no weights: it costs as much."""
+        config = transformers.AutoConfig.from_pretrained(folder)
+        with torch.device(self.device):
+            return transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
 
     def generate(self, request: dict[str, Any]) -> dict[str, Any]:
-        ids = torch.tensor([request["prompt"]])
+        ids = torch.tensor([request["prompt"]], device=self.device)
         options: dict[str, Any] = {**self.options, "repetition_penalty": 1.0}
         if request["temperature"] > 0:
             torch.manual_seed(request["seed"])
@@ -65,6 +76,9 @@ class Worker:
         options["streamer"] = first = _FirstToken()
         began = time.perf_counter()
         with torch.inference_mode():
+            if self.cache is not None:
+                self.cache.reset()
+                options["past_key_values"] = self.cache
             written = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),

@@ -1,4 +1,4 @@
-"""vLLM on the CPU, in its own process's thread: plain, n-grams, suffixes. Float32, for equality."""
+"""vLLM in its own process's thread: plain, n-grams, suffixes. On a CPU in float32, for equality."""
 
 import os
 import time
@@ -28,6 +28,10 @@ class Worker:
             }
             if setting["method"] == "ngram":
                 more["speculative_config"]["prompt_lookup_max"] = setting.get("lookup_ngram", 3)
+        if "gpu_memory" in setting:  # its share of the GPU's
+            more["gpu_memory_utilization"] = setting["gpu_memory"]
+        if setting.get("random"):  # weights of the folder's configuration, which need hold none
+            more |= {"load_format": "dummy", "skip_tokenizer_init": True}
         dtype = setting.get("dtype", "float32")
         self.engine = vllm.LLM(
             model,

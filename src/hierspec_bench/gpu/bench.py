@@ -1,0 +1,238 @@
+"""The whole run on a GPU: parts in the order of what they matter, each with its share of the time.
+
+A part that takes less leaves the rest to those after it; one that fails says why, and the next begins. What was
+measured so far is handed out after every part, so that a run which is cut off has it.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from hierspec.core.errors import HierspecError
+from hierspec.core.plan import Plan
+from hierspec.core.sampling import Sampling
+from hierspec.language_model import LanguageModel
+from hierspec.machine import machine
+from hierspec.progress import Progress, silent
+from hierspec.prompts import BenchPrompt
+from hierspec_bench.document import document_of
+from hierspec_bench.gpu.engines import gpu_engines, open_engines, token_times
+from hierspec_bench.gpu.roofline import roofline
+from hierspec_bench.gpu.shape_passes import CONTEXTS, WIDTHS, measure_shape
+from hierspec_bench.gpu.timing import Deadline
+from hierspec_bench.provenance import bandwidth, provenance, versions
+from hierspec_bench.run import SideBySide
+
+AUTO = "auto"
+_BATCH_TOKENS = 64  # of each answer in batches: there are many
+_WARM_UP = 2  # prompts that are answered before time counts: passes of many widths are recorded
+_ERROR_LETTERS = 500
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured."""
+
+    device: torch.device
+    seconds: float
+    prompts: Sequence[BenchPrompt]
+    plans: Sequence[str]
+    sizes: Sequence[str] = ("", "8B")  # of the model: "" is as it is, others enlarged
+    temperatures: Sequence[float] = (0.0, 1.0)
+    batches: Sequence[int] = (1, 4, 16, 64)
+    max_tokens: int = 128
+    shapes: Sequence[str] = ("default", "8B")
+    contexts: Sequence[int] = CONTEXTS
+    widths: Sequence[int] = WIDTHS
+    engines: bool = True
+
+    @property
+    def format(self) -> str:
+        return "bfloat16" if self.device.type == "cuda" else "float32"
+
+
+@dataclass
+class _Part:
+    title: str
+    weight: float  # of the time, relative to the others'
+    least: float  # share of all the time: with less left it is not begun
+    measure: Callable[[Deadline], bool]  # whether it came to its end
+
+
+@dataclass
+class GpuBench:
+    """`load` opens the model at a size. `document` has what was measured so far."""
+
+    settings: Settings
+    load: Callable[[str], LanguageModel]
+    about: Mapping[str, Any]  # the beginning of the record: the command
+    document: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._models: dict[str, LanguageModel] = {}
+        self.document = {
+            "kind": "gpu",
+            "version": 1,
+            "complete": False,
+            **self.about,
+            "machine": machine(),
+            "versions": versions(),
+            "seconds": self.settings.seconds,
+            "passes": [],
+            "runs": [],
+            "batches": [],
+            "engines": [],
+            "parts": [],
+        }
+
+    def run(self, progress: Progress = silent, measured: Callable[[], None] = lambda: None) -> None:
+        """`measured` is called after every part."""
+        parts = list(self._parts())
+        whole, complete = Deadline(self.settings.seconds), True
+        for number, part in enumerate(parts):
+            progress(part.title, number, len(parts))
+            share = part.weight / sum(other.weight for other in parts[number:])
+            deadline = whole.until(share * whole.left)
+            began = time.perf_counter()
+            row: dict[str, Any] = {"part": part.title}
+            if whole.left < part.least * self.settings.seconds:
+                row["left_out"] = "There was no time left."
+            else:
+                try:
+                    row["complete"] = part.measure(deadline)
+                except Exception as error:  # one part that fails must not take the others with it
+                    row["error"] = f"{type(error).__name__}: {error}"[:_ERROR_LETTERS]
+            row["seconds"] = round(time.perf_counter() - began, 1)
+            complete = complete and bool(row.get("complete"))
+            self.document["parts"].append(row)
+            measured()
+            gc.collect()  # weights of shapes that were measured
+            if self.settings.device.type == "cuda":
+                torch.cuda.empty_cache()
+        self.document["complete"] = complete
+        progress("Measured", len(parts), len(parts))
+        measured()
+
+    @property
+    def different(self) -> bool:
+        """Whether some plan that promises plain decoding's text wrote another one."""
+        for run in (*self.document["runs"], *self.document["batches"]):
+            for figures in run["plans"].values():
+                if figures["promises_text"] and figures["prompts"] > figures["identical"] + figures["ties"]:
+                    return True
+        return False
+
+    def _parts(self) -> Iterator[_Part]:
+        settings = self.settings
+        yield _Part("roofline", 1, 0.0, self._roofline)
+        for shape in settings.shapes:
+            yield _Part(f"passes, {shape}", 8, 0.03, partial(self._passes, shape))
+        for number, temperature in enumerate(settings.temperatures):
+            for size in settings.sizes:
+                title = f"plans, {_named(size)}, temperature {temperature:g}"
+                weight = (18 if size else 12) / (number + 1)  # the first temperature is the one that others compare
+                yield _Part(title, weight, 0.03, partial(self._plans, size, temperature))
+        for size in settings.sizes if settings.batches else ():
+            # It cannot be stopped half way.
+            yield _Part(f"batches, {_named(size)}", 8 if size else 4, 0.08, partial(self._batches, size))
+        for size in settings.sizes if settings.engines else ():
+            # The first compiles longest.
+            yield _Part(f"other engines, {_named(size)}", 6 if size else 10, 0.05, partial(self._engines, size))
+
+    def _roofline(self, deadline: Deadline) -> bool:
+        self.document["roofline"] = roofline(self.settings.device)
+        return True
+
+    def _passes(self, shape: str, deadline: Deadline) -> bool:
+        settings, before = self.settings, len(self.document["passes"])
+        for result in measure_shape(
+            shape, settings.device, settings.format, settings.contexts, deadline, settings.widths
+        ):
+            self.document["passes"].append(result)
+        return len(self.document["passes"]) - before == len(settings.contexts)
+
+    def _plans(self, size: str, temperature: float, deadline: Deadline) -> bool:
+        model = self._model(size)
+        plans, absent = self._usable_plans(model)
+        sampling = Sampling(max_tokens=self.settings.max_tokens, temperature=temperature, seed=0)
+        for prompt in self.settings.prompts[:_WARM_UP]:
+            for plan in plans.values():
+                model.apart().generate(prompt.turns[0], plan=plan, sampling=sampling)
+        bench = SideBySide(model, self.settings.prompts, plans, [sampling])
+        return self._run("runs", bench, {"absent_plans": absent}, deadline)
+
+    def _batches(self, size: str, deadline: Deadline) -> bool:
+        model, most = self._model(size), max(self.settings.batches)
+        plans, _ = self._usable_plans(model, (AUTO,))
+        prompts = self.settings.prompts
+        # Where there are fewer prompts than a batch holds they come again.
+        repeated = [replace(prompts[n % len(prompts)], turns=prompts[n % len(prompts)].turns[:1]) for n in range(most)]
+        sampling = Sampling(max_tokens=min(_BATCH_TOKENS, self.settings.max_tokens), seed=0)
+        sizes = [batch for batch in self.settings.batches if batch > 1]
+        return self._run("batches", SideBySide(model, repeated, plans, [sampling], batches=sizes), {}, deadline)
+
+    def _run(self, key: str, bench: SideBySide, about: Mapping[str, Any], deadline: Deadline) -> bool:
+        bench.run(over=lambda: deadline.over)
+        if bench.done:
+            whole = document_of(bench, self._about(bench.model, bench.plans) | dict(about))
+            del whole["texts"], whole["machine"]  # long, and said above
+            self.document[key].append(whole)
+        return bench.done == bench.total
+
+    def _engines(self, size: str, deadline: Deadline) -> bool:
+        settings, model = self.settings, self._model(size)
+        kinds = gpu_engines(settings.device, settings.format)
+        if size:  # it is in no file: as many random weights cost as much
+            for row in token_times(kinds, model.config, settings.contexts, deadline):
+                self.document["engines"].append({"model": model.name, **row})
+            return True
+        engines, absent = open_engines(kinds, model, deadline)
+        try:
+            sampling = Sampling(max_tokens=settings.max_tokens, seed=0)
+            bench = SideBySide(model, settings.prompts, {}, [sampling], engines)
+            return self._run("runs", bench, {"absent_engines": absent}, deadline)
+        finally:
+            for engine in engines:
+                engine.close()
+
+    def _model(self, size: str) -> LanguageModel:
+        if size not in self._models:
+            self._models[size] = self.load(size)
+        return self._models[size]
+
+    def _usable_plans(
+        self, model: LanguageModel, names: Sequence[str] | None = None
+    ) -> tuple[dict[str, Plan], dict[str, str]]:
+        """Plans that this model can run, and why not others: some need a pack or a corpus."""
+        plans, absent = {}, {}
+        for name in self.settings.plans if names is None else names:
+            try:
+                plan = model.plan(name)
+                model.hierarchy(plan)
+                plans[name] = plan
+            except HierspecError as error:
+                absent[name] = str(error)
+        return plans, absent
+
+    def _about(self, model: LanguageModel, plans: Mapping[str, Plan]) -> dict[str, Any]:
+        return {
+            "model": model.name,
+            "enlarged": model.enlarged,
+            "dtype": model.dtype,
+            "weights": model.weights,
+            "decoder": type(model.decoder).__name__,
+            "products": model.decoder.products,
+            **provenance(model, plans.values()),
+            "bandwidth": bandwidth(model),
+        }
+
+
+def _named(size: str) -> str:
+    return f"enlarged to {size}" if size else "the model"
