@@ -19,13 +19,13 @@ from hierspec.core.request import Request
 
 
 class RecordingEngine(Engine):
-    """Records the answers of every batched pass, its time and the time before it. Distributions are too large to
-    record: then there is no transcript."""
+    """Records the answers of every batched pass, its time, the time before it, and whether it prepared something.
+    Distributions are too large to record: then there is no transcript."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._passes: list[tuple[tuple[float, float], list[Answer]]] = []
-        self._times = (0.0, 0.0)  # of the last pass, and before it
+        self._passes: list[tuple[tuple[float, float, bool], list[Answer]]] = []
+        self._times = (0.0, 0.0, False)  # of the last pass, before it, and whether something was prepared
         self._complete = True
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
@@ -37,14 +37,19 @@ class RecordingEngine(Engine):
         return answers
 
     def _note(
-        self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], seconds: float, between: float
+        self,
+        group: list[tuple[Request, Ask]],
+        answers: Sequence[Answer],
+        seconds: float,
+        between: float,
+        prepared: bool,
     ) -> None:
-        self._times = (seconds, between)
-        super()._note(group, answers, seconds, between)
+        self._times = (seconds, between, prepared)
+        super()._note(group, answers, seconds, between, prepared)
 
     def transcript(self) -> list[list[Any]] | None:
-        """For every pass its seconds and those before it, then for every ask: picks, leads where they were asked for,
-        and the same of the answers ahead."""
+        """For every pass its seconds, those before it and whether something was prepared; then for every ask: picks,
+        leads where they were asked for, and the same of the answers ahead."""
         if not self._complete:
             return None
         return [[*times, *(_to_json(answer) for answer in answers)] for times, answers in self._passes]
@@ -58,7 +63,7 @@ class Playback(Engine):
         self._passes = iter(transcript)
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
-        seconds, between, *recorded = next(self._passes, (0.0, 0.0))
+        seconds, between, prepared, *recorded = next(self._passes, (0.0, 0.0, False))
         answers = [_from_json(answer) for answer in recorded]
         fits = len(answers) == len(group) and all(
             answer.picks is not None and len(answer.picks) == 1 + len(ask.proposal)
@@ -66,7 +71,7 @@ class Playback(Engine):
         )
         if not fits:
             raise HierspecError("What was recorded of the run does not fit this program; start over with --restart.")
-        self._note(group, answers, float(seconds), float(between))
+        self._note(group, answers, float(seconds), float(between), bool(prepared))
         return answers
 
 

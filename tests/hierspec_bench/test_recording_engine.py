@@ -38,7 +38,7 @@ def test_a_run_is_played_back_without_its_scorers():
     recorded, drafter = RecordingEngine(), Ahead("drafter", 8, seed=1, noise=0.3)
     first, times = run(recorded, FakeScorer("target", 8, seed=1), drafter)
     transcript = recorded.transcript()
-    assert any(len(answer) > 2 for _, _, *answers in transcript for answer in answers)  # something was written ahead
+    assert any(len(answer) > 2 for _, _, _, *answers in transcript for answer in answers)  # something was written ahead
     target, other = FakeScorer("target", 8, seed=5), Ahead("drafter", 8, seed=5)  # would answer otherwise
     again, played_times = run(Playback(transcript), target, other)
     assert again.output == first.output

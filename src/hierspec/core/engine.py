@@ -103,17 +103,24 @@ class Engine:
                 return [*answered, *[None] * (len(group) - half)]
             # One by one, so that only a request that cannot be answered fails.
             return [answer for pair in group for answer in self._answers([pair])]
-        seconds = max(self._clock() - began - (_preparing(scorer) - prepared), 0.0)
+        preparing = _preparing(scorer) - prepared
+        seconds = max(self._clock() - began - preparing, 0.0)
         if self._reader is not None and reading is not None:
             self._reader.learn(scorer, reading, seconds)
-        self._note(group, answers, seconds, sum(request.between for request, _ in group))
+        self._note(group, answers, seconds, sum(request.between for request, _ in group), preparing > 0)
         return answers
 
     def _note(
-        self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], seconds: float, between: float
+        self,
+        group: list[tuple[Request, Ask]],
+        answers: Sequence[Answer],
+        seconds: float,
+        between: float,
+        prepared: bool,
     ) -> None:
         """Tell the requests of a pass its time, which they share. What lies between passes is part of it: it is not the
-        same where something was drafted, and where passes are fast it is much of the time."""
+        same where something was drafted, and where passes are fast it is much of the time. Of one for which something
+        was prepared there is no telling: the device worked meanwhile."""
         self._together.learn(group[0][1].scorer, seconds)
         self._spent += between + seconds
         rows, contexts, usual = 0, 0, True
@@ -124,7 +131,7 @@ class Engine:
             request.spent = self._spent
             # Prefill, also of what a drafter was not asked about for a while, says nothing about the rows asked for.
             # Of a drafter's block its last token is new to it, and the token that was written after the block.
-            request.prefilled = len(ask.context) > stats.reach + 2
+            request.prefilled = prepared or len(ask.context) > stats.reach + 2
             usual = usual and not request.prefilled
             stats.reach = len(ask.context) + len(ask.proposal) + len(answer.ahead)
             rows += 1 + len(ask.proposal)
