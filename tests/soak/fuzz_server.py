@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import shlex
 import sys
 import tempfile
@@ -148,7 +149,8 @@ def request(chance: random.Random) -> tuple[bytes, bool]:
     length = len(data) if chance.random() < 0.98 else chance.choice([0, len(data) // 2, 10**12])
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: {kind}\r\n"
     sent = head.encode() + f"Content-Length: {length}\r\n\r\n".encode() + data
-    breaks_off = length > len(data) or chance.random() < 0.05
+    # What comes behind a body that said to be shorter is not read: the reply may be lost with it.
+    breaks_off = length != len(data) or chance.random() < 0.05
     return sent[: chance.randrange(len(sent))] if breaks_off and chance.random() < 0.5 else sent, breaks_off
 
 
@@ -172,7 +174,7 @@ def complaint(received: bytes, method: bytes) -> str:
     status = int(head[9:12])
     if status >= 500:
         return f"status {status}: {content[:500]!r}"
-    if b"event-stream" in head and b'"error"' in content:
+    if b"event-stream" in head and re.search(rb'"error": *[{"]', content):  # Responses say "error": null
         return f"an error amid a stream: {content[-500:]!r}"
     if status >= 400 and method != b"HEAD" and b"application/json" in head:
         error = json.loads(content)["error"]
