@@ -93,7 +93,8 @@ def test_the_same_blocks_and_decisions_as_token_by_token(seed, temperature, gath
     stepping, told_stepping, most_calls = written(SteppingScorer, seed, sampling, gather, requests)
     assert ahead == stepping
     assert sorted(told) == sorted(told_stepping)
-    assert calls <= most_calls
+    if requests == 1:  # else who goes on alone, and when, differs too
+        assert calls <= most_calls
 
 
 def test_a_pace_that_goes_on_is_soon_foreseen():

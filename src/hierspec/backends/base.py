@@ -166,6 +166,30 @@ class DraftWriter(Protocol):
         pick, while there is room. Of the tokens but the last keys and values are kept, and no states."""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class PassRows:
+    """The rows of a pass that ends with picks, each of them asked about."""
+
+    memory: Memory
+    batch: Batch
+    tokens: np.ndarray  # [rows]
+    start: int  # layers start..stop; where `start` is no bottom, states after it are in the memory
+    stop: int
+    norm: Tensor | None  # before the head, where it is not the decoder's
+    room: np.ndarray  # slots for tokens that are written after the last row, where it may go on by itself
+
+
+class PassWriter(Protocol):
+    """Passes of a decoder in one call: tokens in, layers, head, picks out, the same as one part after the other."""
+
+    def takes(self, asks: Sequence[Ask], rows: int) -> bool:
+        """Whether it can answer these, with so many rows."""
+
+    def answers(self, asks: Sequence[Ask], rows: PassRows) -> list[Answer] | None:
+        """Answers to asks that it takes; None where the rows are too much for one pass. To one that allows it, also
+        what follows each pick, while there is room: the states of those tokens are kept too."""
+
+
 class Backend(Protocol):
     """One way to run layers on one device."""
 
@@ -173,6 +197,10 @@ class Backend(Protocol):
     device: torch.device
     exact: bool  # the bits of a row do not depend on the pass that it is in
     formats: tuple[str, ...]  # of weights
+
+    @property
+    def preparing(self) -> float:
+        """Seconds so far in which kernels were compiled and graphs recorded, which later passes find ready."""
 
     def refuses(self, config: DecoderConfig, format: str) -> str:
         """Why it cannot run a checkpoint with weights in this format; nothing where it can."""
@@ -207,6 +235,9 @@ class Backend(Protocol):
         """For a drafter of these layers beside a decoder. `joins`: with states of the checkpoint, their norms; with its
         own, their norms. `head`: the shortlist, its norm. None where it has nothing better than one part after the
         other."""
+
+    def pass_writer(self, decoder: Decoder) -> PassWriter | None:
+        """For passes of this decoder; None where it has nothing better than one part after the other."""
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
         """Answers to all asks of a pass, from logits [rows, vocabulary]: 1 + nodes rows for each ask, in order. The

@@ -88,7 +88,7 @@ class Engine:
         scorer: Scorer = group[0][1].scorer
         asks = [ask for _, ask in group]
         reading = None if self._reader is None else self._reader.reading(asks)
-        began = self._clock()
+        began, prepared = self._clock(), _preparing(scorer)
         try:
             answers = scorer.score(asks)
         except Exception as error:
@@ -103,7 +103,7 @@ class Engine:
                 return [*answered, *[None] * (len(group) - half)]
             # One by one, so that only a request that cannot be answered fails.
             return [answer for pair in group for answer in self._answers([pair])]
-        seconds = self._clock() - began
+        seconds = max(self._clock() - began - (_preparing(scorer) - prepared), 0.0)
         if self._reader is not None and reading is not None:
             self._reader.learn(scorer, reading, seconds)
         self._note(group, answers, seconds, sum(request.between for request, _ in group))
@@ -149,6 +149,12 @@ class Engine:
             except BaseException:  # it was interrupted between two asks, and cannot go on from there
                 request.cancel()
                 raise
+
+
+def _preparing(scorer: Scorer) -> float:
+    """Seconds so far in which a scorer made ready what later passes find ready, where it has such things (compiled
+    kernels, recorded graphs): no cost of the pass that needed them first."""
+    return getattr(scorer, "preparing", 0.0)
 
 
 def _with_room(requests: list[Request]) -> list[Request]:

@@ -36,6 +36,11 @@ from hierspec.core.verify import BY_DISTRIBUTION, RULES
 
 Extension = Generator[Ask, Answer, Block]
 
+# Tokens that a target may write ahead where nothing is drafted for it: passes in one call, for backends that have that.
+_TARGET_AHEAD = 7
+_RESTING_AHEAD = 2  # where drafts rest: few, since their time counts as that of the first of them
+_WHATEVER_LEADS = np.ones((_TARGET_AHEAD, SUREST + 1), bool)
+
 
 class FixedPace:
     """The pace of a fixed plan, which knows no costs: the next tier always drafts, all drafts that the budget holds are
@@ -43,6 +48,9 @@ class FixedPace:
 
     def drafts(self, round: Round) -> bool:
         return True
+
+    def rests(self, round: Round) -> int:
+        return 0
 
     def route(self, round: Round) -> Block | None:
         return Block()
@@ -111,8 +119,10 @@ class Hierarchy:
         leads = level > 0 and not distributions
         logits = level == 0 and request.sampling.logprobs is not None
         # Where nothing is drafted for a tier, its scorer may go on from its own picks: those are the next answers.
-        bottom = leads and level + 1 == len(self.tiers) and not tier.stores and request.constraint is None
-        answers: list[Answer] = []
+        by_picks = not (distributions or logits or request.constraint is not None)
+        bottom = by_picks and level + 1 == len(self.tiers) and not tier.stores
+        # The target hands up after every token, so what it wrote ahead waits with the request.
+        answers: list[Answer] = [] if level else request.ready
         while True:
             if level and write_certain(context, room, block, request):
                 return block
@@ -131,11 +141,16 @@ class Hierarchy:
             round.draft = draft = pace.choose(round)
             if not answers:
                 # Alone: several requests share passes, as long as they go on together.
-                ahead = _ahead(tier, block) if bottom and request.running_requests == 1 else None
+                ahead = None
+                if request.running_requests == 1 and bottom:
+                    ahead = _ahead(tier, block) if level else _WHATEVER_LEADS[: max(round.room, 0)]
+                elif request.running_requests == 1 and by_picks and not level and not round.may_draft:
+                    rest = min(pace.rests(round) - 1, round.room, _RESTING_AHEAD)
+                    ahead = _WHATEVER_LEADS[: max(rest, 0)]
                 first = yield Ask(
                     tier.scorer, here, draft, request, tier.candidates, distributions, stats, leads, logits, ahead
                 )
-                answers = [*reversed(first.ahead), first]
+                answers += [*reversed(first.ahead), first]
             stopped = self._write(round, answers.pop())
             pace.learn(round)
             block.seconds += round.seconds
@@ -143,7 +158,7 @@ class Hierarchy:
             if stopped:
                 return block
             ends = pace.hands_up(round)
-            if bottom and len(written) < block.gather:
+            if level and bottom and len(written) < block.gather:
                 tier.foresight.learn(len(written), _least_lead(block), not ends)
             if ends:
                 if level:

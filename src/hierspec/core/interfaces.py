@@ -31,6 +31,7 @@ class RequestView(Protocol):
     spent: float  # seconds of all passes of its engine up to its last one, with what lies between them
     prefilled: bool  # whether that one read more of the text than what was just written
     constraint: Constraint | None  # what its grammar allows; None: everything
+    ready: list[Answer]  # of the target, to asks that it has not made yet, the next one last
 
 
 class PassTime(NamedTuple):
@@ -203,6 +204,10 @@ class Pace(Protocol):
 
     def drafts(self, round: Round) -> bool:
         """Whether anything is drafted in the round that begins: where not, nobody is asked."""
+
+    def rests(self, round: Round) -> int:
+        """In how many rounds, from this one on, nothing will be drafted whatever comes; asked where nothing is in this
+        one."""
 
     def route(self, round: Round) -> Block | None:
         """Who drafts: the block that a tier below should write; None: nobody."""

@@ -82,6 +82,7 @@ class Request:
         self.running_requests = 1
         self.last_pass: PassTime | None = None
         self.spent, self.prefilled = 0.0, True
+        self.ready: list[Answer] = []
         self.between = 0.0  # seconds from its last answer to its next ask
         self.stores: dict[str, Store] = {}
         for tier in hierarchy.tiers:

@@ -36,6 +36,10 @@ class AdaptivePace(FixedPace):
         switch = self._switch(round)
         return switch is None or switch.drafts()
 
+    def rests(self, round: Round) -> int:
+        switch = self._switch(round)
+        return 0 if switch is None else switch.rests()
+
     def route(self, round: Round) -> Block | None:
         if self.router is None:
             return Block()

@@ -38,6 +38,12 @@ class Switch:
         self._looks = not self._on and self._left < self._break and self._left % _LOOK_EVERY == 1.0
         return self._on or self._looks
 
+    def rests(self) -> int:
+        """In how many rounds, from the one that begins on, nothing is drafted for sure."""
+        if self._on or self._looks:
+            return 0
+        return int(min(self._left, (self._left - 1) % _LOOK_EVERY or _LOOK_EVERY))
+
     def learn(self, tokens: int, seconds: float, requests: int = 1) -> None:
         """What a round of one of so many requests brought, and how long it took with all that belongs to it."""
         if self._looks:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from hierspec.backends.arena import is_refused
-from hierspec.backends.base import Decoder
+from hierspec.backends.base import Decoder, PassRows, PassWriter
 from hierspec.core.errors import out_of_memory
 from hierspec.core.interfaces import Answer, Ask, RequestView
-from hierspec.scorers.climb import advance, states_after
+from hierspec.scorers.climb import advance, joined_batch, states_after
 from hierspec.scorers.masks import mask
 from hierspec.scorers.pool import StaircasePool
 
@@ -59,6 +59,10 @@ class StateScorer(ABC):
     @property
     def vocabulary(self) -> int:
         return self.decoder.config.vocabulary
+
+    @property
+    def preparing(self) -> float:
+        return self.decoder.backend.preparing
 
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
         for ask in asks:
@@ -131,8 +135,52 @@ def _raw(asks: Sequence[Ask], logits: Tensor) -> list[np.ndarray | None]:
     return [part.cpu().numpy().copy() if ask.logits else None for ask, part in zip(asks, parts, strict=True)]
 
 
+@dataclass(frozen=True, eq=False)
 class ModelScorer(StateScorer):
     """Judges with the first `layers` layers of the checkpoint."""
+
+    writer: PassWriter | None = None  # layers, head and picks in one call, where the backend has that
+
+    def in_one_call(self, asks: Sequence[Ask]) -> bool:
+        if self.writer is None or any(ask.logits or ask.request.constraint is not None for ask in asks):
+            return False
+        return self.writer.takes(asks, sum(1 + len(ask.proposal) for ask in asks))
+
+    def _score(self, asks: Sequence[Ask]) -> list[Answer]:
+        answers = self._written(asks) if self.in_one_call(asks) else None
+        return super()._score(asks) if answers is None else answers
+
+    def _written(self, asks: Sequence[Ask]) -> list[Answer] | None:
+        """The answers in one call; None where more is lacking than the rows that are asked about."""
+        assert self.writer is not None
+        assert isinstance(self.head, WholeHead)
+        staircases = self.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in asks])
+        asked = [np.arange(staircase.chain - 1, staircase.used) for staircase in staircases]
+        heights = [staircase.heights[entries] for staircase, entries in zip(staircases, asked, strict=True)]
+        start = max(int(each.max()) for each in heights)
+        if start >= self.layers or any((s.heights[: s.chain - 1] < self.layers).any() for s in staircases):
+            return None
+        if any((each < start).any() for each in heights):  # some have come further, mostly for an exit
+            advance(self.decoder, staircases, start, among=asked)
+        alone = staircases[0] if len(staircases) == 1 and not asks[0].proposal.tokens else None
+        rows = PassRows(
+            staircases[0].memory,
+            joined_batch(list(zip(staircases, asked, strict=True))),
+            np.concatenate([staircase.tokens[entries] for staircase, entries in zip(staircases, asked, strict=True)]),
+            start,
+            self.layers,
+            self.head.norm,
+            np.empty(0, np.int64) if alone is None else alone.slots[alone.chain :],
+        )
+        answers = self.writer.answers(asks, rows)
+        if answers is None:
+            return None
+        for staircase, entries in zip(staircases, asked, strict=True):
+            staircase.heights[entries] = self.layers
+        if alone is not None and answers[0].ahead:
+            picked = [int(each.picks[0, 0]) for each in (answers[0], *answers[0].ahead) if each.picks is not None]
+            self.pool.add_computed(alone, alone.chain - 1, picked[:-1], self.layers)
+        return answers
 
     def states(self, asks: Sequence[Ask]) -> Tensor:
         staircases = self.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in asks])

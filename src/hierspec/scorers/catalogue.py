@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import Decoder, Join, Shortlist
+from hierspec.backends.base import Decoder, Join, PassWriter, Shortlist
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.eagle import Eagle3Branch, read_eagle
@@ -37,6 +37,10 @@ class ScorerCatalogue:
         self._shortlists: dict[tuple[str, bytes], Shortlist] = {}  # by the format of weights and the tokens
         self._bytes = 0
 
+    @cached_property
+    def _writer(self) -> PassWriter | None:
+        return self.decoder.backend.pass_writer(self.decoder)
+
     def whole(self, layers: int) -> ModelScorer:
         """The model itself, or its exit after so many layers, through the last norm and the whole head."""
         config = self.decoder.config
@@ -46,7 +50,8 @@ class ScorerCatalogue:
         if key not in self._scorers:
             self.pool.add_tap(layers)
             name = "target" if layers == config.layers else f"exit {layers}"
-            self._scorers[key] = ModelScorer(name, self.decoder, self.pool, layers, WholeHead(self.decoder))
+            head = WholeHead(self.decoder)
+            self._scorers[key] = ModelScorer(name, self.decoder, self.pool, layers, head, writer=self._writer)
         scorer = self._scorers[key]
         assert isinstance(scorer, ModelScorer)
         return scorer
@@ -74,7 +79,10 @@ class ScorerCatalogue:
             if head == "shared":
                 norm = self.decoder.norm if norm is None else norm.to(self.decoder.norm)
                 exit_head = self.head(norm, small, weights)
-                scorer: StateScorer = ModelScorer(shared.name, self.decoder, self.pool, layers, exit_head, kind)
+                writer = self._writer if isinstance(exit_head, WholeHead) else None
+                scorer: StateScorer = ModelScorer(
+                    shared.name, self.decoder, self.pool, layers, exit_head, kind, writer=writer
+                )
             else:
                 if self.pack is None:
                     raise HierspecError(

@@ -89,12 +89,13 @@ def _climb(
         return
     # What is read may be a view of the memory, and a decoder may write over what it is given.
     hidden = torch.cat(inputs) if len(inputs) > 1 else inputs[0].clone() if start else inputs[0]
-    decoder.run(climbing[0][0].memory, _batch(climbing), hidden, start, stop)
+    decoder.run(climbing[0][0].memory, joined_batch(climbing), hidden, start, stop)
     for staircase, entries in climbing:
         staircase.heights[entries] = stop
 
 
-def _batch(climbing: Sequence[tuple[Staircase, np.ndarray]]) -> Batch:
+def joined_batch(climbing: Sequence[tuple[Staircase, np.ndarray]]) -> Batch:
+    """The batch of entries of several texts, one text after the other."""
     parts = [batch_of(staircase, entries) for staircase, entries in climbing]
     if len(parts) == 1:
         return parts[0]

@@ -116,6 +116,7 @@ def test_wide_tiles_have_the_bits_of_narrow_ones(device, monkeypatch):
     batch = batch_of([chain(text, positions)])
     narrow = attended(batch, text.queries[positions], cache_of([text]), device)
     monkeypatch.setattr(planning, "WIDE_ROWS", 32)
+    monkeypatch.setattr(planning, "WIDE_FROM", KEYS)
     assert work_of(batch, GROUP, 0, 0).tile == 32
     assert torch.equal(attended(batch, text.queries[positions], cache_of([text]), device), narrow)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hierspec import compiling
-from hierspec.backends.base import Decoder, DraftWriter, Join, Shortlist
+from hierspec.backends.base import Decoder, DraftWriter, Join, PassWriter, Shortlist
 from hierspec.backends.cpu import amx
 from hierspec.backends.cpu.answers import answer
 from hierspec.backends.cpu.decoder import CpuDecoder
@@ -39,6 +39,7 @@ class CpuBackend:
     name = "compiled"
     exact = True
     formats: tuple[str, ...] = ("float32", "bfloat16", "int8", "int4", "file")
+    preparing = 0.0
 
     def __init__(self, threads: int, matrix_units: bool = True) -> None:
         self.device = torch.device("cpu")
@@ -111,6 +112,9 @@ class CpuBackend:
         return CpuDraftWriter(
             decoder.embedding, layers, (first, first_norms), (then, norms), head[0], head[1], self.team
         )
+
+    def pass_writer(self, decoder: Decoder) -> PassWriter | None:
+        return None
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
         if len(asks) == 1:

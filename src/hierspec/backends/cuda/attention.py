@@ -18,15 +18,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hierspec.backends.cuda.launching import NOT_SEEN, arrives_last, begin, options, ordered_sum, overlaps
+from hierspec.backends.cuda.launching import (
+    NOT_SEEN,
+    arrives_last,
+    options,
+    ordered_sum,
+    prefetch,
+    release_next,
+    wait_for_last,
+)
 from hierspec.backends.cuda.memory import PAGE
 
 KEYS = 256  # of a block
 ROWS = 16  # of a tile
-# Of a tile in a pass over many tokens, so that fewer tiles read the same keys. Sums of a row are made in the same order
-# in either, as far as Triton goes; whether matrix units agree (64 rows are another instruction) only a GPU tells, so
-# this stays at 16 until `experiments/gpu_passes.py` has shown the same bits with more.
-WIDE_ROWS = 16
+# Of a tile in a pass over many tokens after a long context, so that fewer tiles read the same keys. Sums of a row are
+# made in the same order in either: an H200 gave the same bits for tiles of 16, 32 and 64 rows. 64 tokens after 2,048,
+# heads of an 8B model: 36 us with tiles of 16 rows, 25 with 64; after 128 tokens 7.6 and 10.1.
+WIDE_ROWS = 64
+WIDE_FROM = 1024  # positions, from which on tiles are wide
 STEP = PAGE  # keys that are multiplied at once: those of one page
 # A piece of work: its first row, how many, the block, whether it is a row's own; then of the tile that it belongs to:
 # first row, rows, first piece, first block, last block, pieces, its number; then the pages of the block.
@@ -52,10 +61,15 @@ def attend_kernel(
     LOG_STEP: tl.constexpr, FIELDS: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One block of keys for the rows of one piece of work, and one key head. `scale` is for powers of two."""
-    begin(OVERLAP)
+    release_next(OVERLAP)
     kv, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    # The work was there before the first kernel of the pass, and so was all of the cache but its own tokens.
     fields = work + piece * FIELDS
     count = tl.load(fields + _COUNT)
+    if OVERLAP:
+        prefetch_block(keys, fields, count, kv * SLOTS, D, KEYS, STEP)
+        prefetch_block(values, fields, count, kv * SLOTS, D, KEYS, STEP)
+    wait_for_last(OVERLAP)
     if count > 0:
         block, own = tl.load(fields + _BLOCK), tl.load(fields + _OWN)
         r, d, step = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, STEP)
@@ -104,6 +118,17 @@ def attend_kernel(
         counter = counters + tl.load(fields + _TILE) * KH + kv
         if arrives_last(counter, tl.load(fields + _TILE_PIECES)):
             merge(fields, positions, lengths, own_pieces, partial, stats, out, kv, KH, G, D, KEYS, ROWS, WINDOW, TREE)
+
+
+@triton.jit
+def prefetch_block(numbers, fields, count, head, D: tl.constexpr, KEYS: tl.constexpr, STEP: tl.constexpr):
+    """Keys or values of a block, on its pages, where the piece of work is not empty."""
+    LINES: tl.constexpr = D // 64 if D >= 64 else 1
+    step, line = tl.arange(0, STEP), tl.arange(0, LINES) * 64
+    if count > 0:
+        for at in tl.static_range(0, KEYS, STEP):
+            slot = tl.load(fields + _PAGES + at // STEP).to(tl.int64) * STEP + step
+            prefetch(numbers + ((head + slot) * D)[:, None] + line[None, :])
 
 
 @triton.jit
@@ -190,6 +215,6 @@ def attend(
     attend_kernel[(kv_heads, pieces)](
         q, *cache, places.work, places.positions, places.limits, places.lengths, places.path_starts,
         places.own_pieces, places.paths, scratch.partial, scratch.stats, scratch.counters, out, slots, scale,
-        kv_heads, heads // kv_heads, size, KEYS, STEP, tile, STEP.bit_length() - 1, FIELDS, window, tree, overlaps(),
-        **options(warps, stages),
+        kv_heads, heads // kv_heads, size, KEYS, STEP, tile, STEP.bit_length() - 1, FIELDS, window, tree,
+        **options(warps, stages, heads * size),
     )  # fmt: skip

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import Decoder, DraftWriter, Join, Shortlist
+from hierspec.backends.base import Decoder, DraftWriter, Join, PassWriter, Shortlist
 from hierspec.backends.cuda.attention import LARGEST_GROUP
 from hierspec.backends.cuda.decoder import CudaDecoder
 from hierspec.backends.cuda.drafting import CudaDraftWriter
+from hierspec.backends.cuda.graphs import Graphs
 from hierspec.backends.cuda.heads import CudaJoin, CudaShortlist
 from hierspec.backends.cuda.launching import interpreted
+from hierspec.backends.cuda.passes import CudaPassWriter
 from hierspec.backends.cuda.pick import Picker
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
@@ -36,6 +38,10 @@ class CudaBackend:
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
         self.device = torch.device(device)  # a CPU only where kernels are interpreted, for tests
+
+    @property
+    def preparing(self) -> float:
+        return Graphs.preparing
 
     @cached_property
     def _picker(self) -> Picker:
@@ -92,6 +98,9 @@ class CudaBackend:
         assert isinstance(then, CudaJoin)
         assert isinstance(head[0], CudaShortlist)
         return CudaDraftWriter(layers, (first, first_norms), (then, norms), head[0], head[1], self._picker)
+
+    def pass_writer(self, decoder: Decoder) -> PassWriter | None:
+        return CudaPassWriter(decoder) if isinstance(decoder, CudaDecoder) else None
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
         return self._picker.answers(asks, logits)

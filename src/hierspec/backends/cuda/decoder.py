@@ -75,7 +75,7 @@ class CudaDecoder:
         self._made = 0  # memories so far
         self._memories: WeakKeyDictionary[CudaMemory, int] = WeakKeyDictionary()  # numbers, for keys of graphs
         self._norms: dict[int, tuple[Tensor, Tensor]] = {}
-        self._logits: Tensor | None = None
+        self._logits: dict[int, Tensor] = {}  # by rows
         self._tokens = Inbox(_TOKENS, torch.int64, self.device)
 
     def _layer(self, number: int, weights: Mapping[str, Tensor], format: str) -> Layer:
@@ -155,7 +155,8 @@ class CudaDecoder:
     def replay(self, memory: CudaMemory, work: Work, start: int, stop: int) -> None:
         """Layers start..stop over the rows whose numbers and states are in the scratch memory."""
         key = self.number_of(memory), start, stop, work.width, work.pieces, work.tree, work.tile
-        self.graphs.run(key, lambda: self.launch(memory, work, start, stop))
+        places = self.scratch.places
+        self.graphs.run(key, lambda: self.launch(memory, work, start, stop, places(work.width, work.pieces)))
 
     def number_of(self, memory: CudaMemory) -> int:
         """Of a memory, for keys of graphs: they have its addresses in them."""
@@ -165,8 +166,8 @@ class CudaDecoder:
             number = self._memories[memory] = self._made
         return number
 
-    def launch(self, memory: CudaMemory, work: Work, start: int, stop: int) -> None:
-        places = self.scratch.places(work.width, work.pieces)
+    def launch(self, memory: CudaMemory, work: Work, start: int, stop: int, places: Places) -> None:
+        """Layers start..stop over the rows whose states are in the scratch memory."""
         for number in range(start, stop):
             tap = None
             if number + 1 in memory.taps:
@@ -233,27 +234,35 @@ class CudaDecoder:
 
     def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:
         """Good until the next call, unless there are many rows."""
-        gain = self._floats(self.norm if norm is None else norm)
-        rows, most = states.shape[0], _LOGIT_ROWS[-1]
-        if self._logits is None:
-            self._logits = torch.zeros((most, self.head_weight.shape[0]), device=self.device)
+        gain, rows, most = self.gain(norm), states.shape[0], _LOGIT_ROWS[-1]
         if rows <= most:
             return self._head(states, gain)
         return torch.cat([self._head(states[first : first + most], gain).clone() for first in range(0, rows, most)])
 
     def _head(self, states: Tensor, gain: Tensor) -> Tensor:
-        head, out, rows = self.head, self._logits, states.shape[0]
+        rows = states.shape[0]
         width = bucket(rows, _LOGIT_ROWS)
-        assert head is not None
-        assert out is not None
+        out = self.room_for_logits(width)
         self.scratch.hidden[:rows].copy_(states)
-
-        def launch() -> None:
-            x, applied = self.entering(gain, head, width)
-            product(x, head, out, width, self.scratch.splitting, gain=applied, eps=self.config.norm_eps)
-
-        self.graphs.run(("head", gain.data_ptr(), width), launch)
+        self.graphs.run(("head", gain.data_ptr(), width), lambda: self.launch_head(gain, width, out))
         return out[:rows]
+
+    def launch_head(self, gain: Tensor, rows: int, out: Tensor) -> None:
+        """Logits of the states in the scratch memory."""
+        assert self.head is not None
+        x, applied = self.entering(gain, self.head, rows)
+        product(x, self.head, out, rows, self.scratch.splitting, gain=applied, eps=self.config.norm_eps)
+
+    def room_for_logits(self, rows: int) -> Tensor:
+        """Memory for the logits of so many rows, always the same."""
+        most = bucket(rows, (_LOGIT_ROWS[-1], MOST_ROWS))
+        if most not in self._logits:
+            self._logits[most] = torch.zeros((most, self.head_weight.shape[0]), device=self.device)
+        return self._logits[most]
+
+    def gain(self, norm: Tensor | None) -> Tensor:
+        """A norm before the head, by default the last one, as kernels read it."""
+        return self._floats(self.norm if norm is None else norm)
 
     def _floats(self, norm: Tensor) -> Tensor:
         """A norm as kernels read it, always at the same address."""

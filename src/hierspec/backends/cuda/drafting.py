@@ -7,34 +7,42 @@ next step reads it, and all steps run that an ask allows; where it would have en
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hierspec.backends.base import Batch, DraftRows, ExtraRows, Memory
-from hierspec.backends.cuda.attention import Places
+from hierspec.backends.cuda.ahead import steps_allowed, steps_wanted
+from hierspec.backends.cuda.attention import FIELDS, ROWS
 from hierspec.backends.cuda.decoder import CudaDecoder
 from hierspec.backends.cuda.filters import changes_logits
-from hierspec.backends.cuda.graphs import Inbox
+from hierspec.backends.cuda.graphs import Exchange, rounded_up
 from hierspec.backends.cuda.head_kernels import gathered_product, listed_product
 from hierspec.backends.cuda.heads import CudaJoin, CudaShortlist, room_for
 from hierspec.backends.cuda.memory import CudaMemory
 from hierspec.backends.cuda.pick import Picker, PickScratch, parameters, unpacked
 from hierspec.backends.cuda.pick_kernels import PARAMETERS, launch_picks
 from hierspec.backends.cuda.scratch import places_at
-from hierspec.backends.cuda.work import Work, bucket, in_passes, work_of
+from hierspec.backends.cuda.work import (
+    MOST_NUMBERS,
+    MOST_PIECES,
+    ROW_ARRAYS,
+    Steps,
+    Work,
+    bucket,
+    in_passes,
+    steps_of,
+    work_of,
+)
 from hierspec.backends.torch.pick import picks_wanted
-from hierspec.core.foresight import LEADS
 from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.sampling import noise_keys
 
 _NormedJoin = tuple[CudaJoin, Tensor | None]  # and the norms of its features
 _MOST_STEPS = 16
 _COUNTS = (2, 4, 8)  # picks of a step: two at least, since how far the first is ahead decides whether to go on
-_INBOX = 1 << 17  # numbers of a call
-_WORDS = 2  # of the inbox in a number of 64 bits
+_WORDS = 2  # of 32 bits in a number of 64
 _NO_PATHS = np.zeros(0, np.int64)
 
 
@@ -57,9 +65,9 @@ class CudaDraftWriter:
         device, (vocabulary, hidden) = layers.device, shortlist.table.shape
         self._x = torch.zeros((1, hidden), dtype=torch.bfloat16, device=device)
         self._logits = torch.full((1, vocabulary), -math.inf, device=device)
-        self._inbox = Inbox(_INBOX, torch.int32, device)
+        given = _MOST_STEPS * (PARAMETERS * _WORDS + ROW_ARRAYS + MOST_PIECES * FIELDS) + MOST_NUMBERS
+        self._exchange = Exchange(rounded_up(given), _MOST_STEPS * (_COUNTS[-1] + 1), device)
         self._scratch = PickScratch(1, _COUNTS[-1], vocabulary, device)
-        self._out = torch.zeros(_MOST_STEPS * (_COUNTS[-1] + 1), dtype=torch.int64, device=device)
         self._extra: ExtraRows | None = None
         self._extras = torch.zeros(vocabulary + 1, dtype=torch.int32, device=device)
         self._extra_count = torch.zeros(1, dtype=torch.int32, device=device)
@@ -84,30 +92,29 @@ class CudaDraftWriter:
         assert isinstance(features, CudaMemory)
         # What needs more than the largest of logit and noise is picked afterwards, and then there is one token a call.
         picked = not (ask.distributions or changes_logits(ask) or picks_wanted(ask) > _COUNTS[-1])
-        ahead: Sequence[np.ndarray] = ()
-        if picked and ask.ahead is not None:
-            ahead = list(ask.ahead[: min(len(rows.slots) - count, _MOST_STEPS - 1)])
-        steps = 1 + len(ahead)
-        layers.have_positions(rows.first + count + steps)
-        works = [self._work(rows, 0, count, memory)]
-        works += [self._work(rows, count + step, 1, memory) for step in range(steps - 1)]
+        ahead = steps_allowed([ask], len(rows.slots) - count, _MOST_STEPS) if picked else ()
+        layers.have_positions(rows.first + count + len(ahead) + 1)
+        work = self._work(rows, count, memory)
+        later = None
+        if ahead:
+            slots, windows = rows.slots[count : count + len(ahead)], layers.config.windows
+            later = steps_of(rows.first + count, slots, rows.table, windows)
         wanted = bucket(max(picks_wanted(ask), 2), _COUNTS) if picked else 0
         self._use_extras(extra)
         most = room_for(len(extra.tokens), len(self._shortlist.table)) if len(extra.tokens) else 0
-        self._inbox.put(self._numbers(ask, rows, works, picked))
-        shapes = tuple((work.width, work.pieces, work.tile) for work in works)
+        size = self._put(ask, rows, work, later, picked)
+        shape = work.width, work.pieces, work.tile, len(ahead), 0 if later is None else later.pieces
         numbers = layers.number_of(memory), layers.number_of(features)
         layers.graphs.run(
-            ("draft", id(self), numbers, rows.own, rows.taps, count, shapes, wanted, most),
-            lambda: self._launch(rows, memory, features, works, wanted, most),
+            ("draft", id(self), numbers, rows.own, rows.taps, count, shape, wanted, most, size),
+            lambda: self._launch(rows, work, later, wanted, most, size),
         )
         if not picked:
             layers.layer_rows += count * layers.config.layers
             return self._picker.answers([ask], self._logits)[0]
-        picks, leads = unpacked(
-            self._out[: steps * (wanted + 1)].to("cpu", copy=True).numpy().reshape(steps, wanted + 1)
-        )
-        written = _steps_wanted(ask, picks[:, 0], leads, ahead)
+        steps = 1 + len(ahead)
+        picks, leads = unpacked(self._exchange.wait(steps * (wanted + 1)).reshape(steps, wanted + 1))
+        written = steps_wanted(ask, picks[:, 0], leads, ahead)
         layers.layer_rows += (count + written - 1) * layers.config.layers
         parts = [
             Answer(picks[step : step + 1, : picks_wanted(ask)], leads=leads[step : step + 1] if ask.leads else None)
@@ -115,13 +122,13 @@ class CudaDraftWriter:
         ]
         return Answer(parts[0].picks, leads=parts[0].leads, ahead=tuple(parts[1:]))
 
-    def _work(self, rows: DraftRows, start: int, count: int, memory: CudaMemory) -> Work:
-        """Of some rows of the text, of which each sees all before it."""
-        positions = np.arange(rows.first + start, rows.first + start + count)
+    def _work(self, rows: DraftRows, count: int, memory: CudaMemory) -> Work:
+        """Of the first rows of the text, of which each sees all before it."""
+        positions = np.arange(rows.first, rows.first + count)
         config = self._layers.config
         batch = Batch(
             positions=positions,
-            slots=rows.slots[start : start + count],
+            slots=rows.slots[:count],
             text_starts=np.array([0, count]),
             tables=rows.table[None],
             lengths=positions + 1,
@@ -132,15 +139,23 @@ class CudaDraftWriter:
         window = max(config.windows) if all(config.windows) else 0
         return work_of(batch, config.heads // config.kv_heads, window, memory.spare)
 
-    def _numbers(self, ask: Ask, rows: DraftRows, works: Sequence[Work], picked: bool) -> np.ndarray:
-        """All that a call copies to the device: what picks need, tokens, slots of features, the rows of all steps."""
-        keys = np.zeros((len(works), PARAMETERS), np.int64)
+    def _put(self, ask: Ask, rows: DraftRows, work: Work, later: Steps | None, picked: bool) -> int:
+        """All that a call copies to the device: what picks need, tokens, slots of features, the rows of all steps. How
+        many numbers those are, rounded up."""
+        steps = 1 if later is None else 1 + len(later.numbers)
+        keys = np.zeros((steps, PARAMETERS), np.int64)
         if picked:
             keys[:] = parameters(ask, False)
             if ask.request.sampling.temperature > 0:
-                keys[:, :2] = [noise_keys(ask.request.seed, len(ask.context) + step) for step in range(len(works))]
-        given = np.concatenate((rows.tokens, rows.feature_slots)).astype(np.int32)
-        return np.concatenate((keys.ravel().view(np.int32), given, *(work.numbers for work in works)))
+                keys[:, :2] = [noise_keys(ask.request.seed, len(ask.context) + step) for step in range(steps)]
+        parts = [keys.ravel().view(np.int32), rows.tokens, rows.feature_slots, work.numbers]
+        if later is not None:
+            parts.append(later.numbers.ravel())
+        at, numbers = 0, self._exchange.numbers
+        for part in parts:
+            numbers[at : at + len(part)] = part
+            at += len(part)
+        return rounded_up(at)
 
     def _use_extras(self, extra: ExtraRows) -> None:
         """Let these be the extra tokens, at the addresses that graphs have."""
@@ -152,45 +167,35 @@ class CudaDraftWriter:
         self._extra_count.copy_(extra.rows[-1:])
         self._extra = extra
 
-    def _launch(
-        self,
-        rows: DraftRows,
-        memory: CudaMemory,
-        features: CudaMemory,
-        works: Sequence[Work],
-        wanted: int,
-        most: int,
-    ) -> None:
-        layers, numbers, count = self._layers, self._inbox.buffer, works[0].rows
-        hidden, at = layers.scratch.hidden, len(works) * PARAMETERS * _WORDS
+    def _launch(self, rows: DraftRows, work: Work, later: Steps | None, wanted: int, most: int, size: int) -> None:
+        layers, numbers, count, memory = self._layers, self._exchange.given, work.rows, rows.memory
+        assert isinstance(memory, CudaMemory)
+        assert isinstance(rows.features, CudaMemory)
+        self._exchange.copy_in(size)
+        steps = 1 if later is None else 1 + len(later.numbers)
+        hidden, at = layers.scratch.hidden, steps * PARAMETERS * _WORDS
         keys = numbers[:at].view(torch.int64)
         tokens, slots = numbers[at : at + count], numbers[at + count : at + 2 * count]
         at += 2 * count
         join, norms = self._then if rows.own else self._first
-        states, taps = (memory, (0,)) if rows.own else (features, rows.taps)
+        states, taps = (memory, (0,)) if rows.own else (rows.features, rows.taps)
         join.launch(tokens, states.all_states, join.taps(taps), slots, join.floats(norms), hidden, count)
         last = count - 1
-        for step, work in enumerate(works):
+        for step in range(steps):
             places, at = places_at(numbers, at, work.width, work.pieces)
-            self._launch_layers(memory, work, places)
+            layers.launch(memory, work, 0, layers.config.layers, places)
             self._launch_head(hidden[last : last + 1], most)
             if not wanted:
                 return
-            out = self._out[step * (wanted + 1) :]
+            out = self._exchange.answered[step * (wanted + 1) :]
             launch_picks(self._logits, keys[step * PARAMETERS :], self._scratch.arrays, out, 1, wanted)
-            if step + 1 < len(works):
+            if later is not None and step + 1 < steps:
                 join, norms = self._then
                 slots = places.slots[last : last + 1]
                 join.launch(out, memory.all_states, join.taps((0,)), slots, join.floats(norms), hidden, 1)
+                work = Work(1, 1, later.pieces, False, ROWS, work.numbers)
             last = 0
-
-    def _launch_layers(self, memory: CudaMemory, work: Work, places: Places) -> None:
-        layers = self._layers
-        for number in range(layers.config.layers):
-            tap = None
-            if number + 1 in memory.taps:
-                tap = memory.all_states[memory.taps.index(number + 1)], places.slots
-            layers.launch_layer(memory, number, work, places, tap)
+        self._exchange.copy_out(steps * (wanted + 1))
 
     def _launch_head(self, state: Tensor, most: int) -> None:
         shortlist = self._shortlist
@@ -198,16 +203,3 @@ class CudaDraftWriter:
         listed_product(self._x, shortlist.weight, shortlist.listed, self._logits, 1)
         if most:
             gathered_product(self._x, shortlist.table, self._extras, self._extra_count, self._logits, 1, most)
-
-
-def _steps_wanted(ask: Ask, picks: np.ndarray, leads: np.ndarray, ahead: Sequence[np.ndarray]) -> int:
-    """How many steps are answered: up to the first that ends the text, or after which the ask wants no more."""
-    least = len(LEADS)
-    for step, allowed in enumerate(ahead):
-        token = int(picks[step])
-        if token < 0 or token in ask.request.stop_ids:
-            return step + 1
-        least = min(least, sum(bool(leads[step] >= bound) for bound in LEADS))
-        if not allowed[least]:
-            return step + 1
-    return 1 + len(ahead)

@@ -10,7 +10,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hierspec.backends.cuda.launching import arrives_last, begin, options, ordered_sum, overlaps
+from hierspec.backends.cuda.launching import (
+    arrives_last,
+    begin,
+    options,
+    ordered_sum,
+    prefetch_rows,
+    release_next,
+    wait_for_last,
+)
 from hierspec.backends.cuda.products import (
     Weight,
     keep_part,
@@ -36,7 +44,24 @@ def norm_kernel(hidden, gain, out, H, eps, WIDTH: tl.constexpr, OVERLAP: tl.cons
 def norm(hidden: Tensor, gain: Tensor, out: Tensor, rows: int, eps: float) -> None:
     size = hidden.shape[-1]
     width = triton.next_power_of_2(size)
-    norm_kernel[(rows,)](hidden, gain, out, size, eps, width, overlaps(), **options(8 if width > 1024 else 4))
+    norm_kernel[(rows,)](hidden, gain, out, size, eps, width, **options(8 if width > 1024 else 4, 1, size))
+
+
+@triton.jit(do_not_specialize_on_alignment=["index"])
+def gather_kernel(index, table, out, H, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
+    """out[row] = table[index[row]]; -1 is no token, and nobody reads what follows it."""
+    begin(OVERLAP)
+    row, h = tl.program_id(0), tl.arange(0, WIDTH)
+    line = tl.maximum(tl.load(index + row), 0).to(tl.int64)
+    numbers = tl.load(table + line * H + h, mask=h < H, other=0.0)
+    tl.store(out + row.to(tl.int64) * H + h, numbers.to(tl.float32), mask=h < H)
+
+
+def gather_rows(index: Tensor, table: Tensor, out: Tensor, rows: int) -> None:
+    """So many rows of a table [any, hidden], as float32."""
+    size = table.shape[-1]
+    width = triton.next_power_of_2(size)
+    gather_kernel[(rows,)](index, table, out, size, width, **options(8 if width > 1024 else 4, 1, size))
 
 
 @triton.jit
@@ -56,12 +81,15 @@ def gated_kernel(
     BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out[token, N] = silu(gate) * up; w is [2 N, K], gate first."""
-    begin(OVERLAP)
+    release_next(OVERLAP)
     block, split, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     outputs = block * BN + tl.arange(0, BN)
     tokens = group * TOK + tl.arange(0, TOK)
     first, last = range_of_split(split, K, SPLITS, BK)
     rows = tl.minimum(outputs, N - 1)
+    prefetch_rows(w, rows, first, K, OVERLAP)
+    prefetch_rows(w, rows + N, first, K, OVERLAP)
+    wait_for_last(OVERLAP)
     gate, up, squares = multiplied_twice(
         w, rows, rows + N, x, gain, tokens < M, tokens, first, last, K, BN, TOK, BK, EVEN, NORM
     )
@@ -95,7 +123,7 @@ def gated(
     gated_kernel[grid](
         x, x if gain is None else gain, weight.matrix, weight.scales, out, *splitting, outputs, inputs, rows, eps,
         weight.scales.numel() > 0, gain is not None, inputs % tiles.inputs == 0, tiles.splits, together,
-        tiles.outputs, tiles.inputs, tiles.inputs.bit_length() - 1, overlaps(), **options(tiles.warps, tiles.stages),
+        tiles.outputs, tiles.inputs, tiles.inputs.bit_length() - 1, **options(tiles.warps, tiles.stages, inputs),
     )  # fmt: skip
 
 
@@ -174,7 +202,7 @@ def qkv_kernel(
     SPLITS: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A program has P numbers of the first half of a head, and their partners in the second half."""
-    begin(OVERLAP)
+    release_next(OVERLAP)
     PER_HEAD: tl.constexpr = D // 2 // P
     block, split, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     head = FIRST + block // PER_HEAD
@@ -182,6 +210,9 @@ def qkv_kernel(
     outputs = head * D + d
     tokens = group * TOK + tl.arange(0, TOK)
     first, last = range_of_split(split, K, SPLITS, BK)
+    prefetch_rows(w, outputs, first, K, OVERLAP)
+    prefetch_rows(w, outputs + D // 2, first, K, OVERLAP)
+    wait_for_last(OVERLAP)
     a, b, squares = multiplied_twice(
         w, outputs, outputs + D // 2, x, gain, tokens < M, tokens, first, last, K, P, TOK, BK, EVEN, NORM
     )
@@ -233,6 +264,6 @@ def queries_keys_values(
         heads.eps,
         heads.heads, heads.kv_heads, heads.head_size, pairs, pairs.bit_length() - 1, weight.scales.numel() > 0,
         heads.bias is not None, heads.norms is not None, heads.rotary, gain is not None, inputs % tiles.inputs == 0,
-        tiles.splits, together, tiles.inputs, tiles.inputs.bit_length() - 1, overlaps(),
-        **options(tiles.warps, tiles.stages),
+        tiles.splits, together, tiles.inputs, tiles.inputs.bit_length() - 1,
+        **options(tiles.warps, tiles.stages, inputs),
     )  # fmt: skip

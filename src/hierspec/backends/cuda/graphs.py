@@ -1,11 +1,12 @@
 """Sequences of kernels as CUDA graphs: launched one by one the first time, recorded the second, replayed ever after.
 
 A graph has addresses in it: everything that its kernels read and write stays where it is. Numbers of a pass come in by
-one copy into a buffer that all graphs read.
+one copy into a buffer that all graphs read. Where a graph ends with picks, that copy and the one back are part of it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable
 
 import numpy as np
@@ -18,6 +19,8 @@ _WAITING = 8  # copies that may be on their way at once
 
 class Graphs:
     """Graphs by what they do."""
+
+    preparing = 0.0  # seconds in which kernels were compiled and graphs recorded, of all decoders
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -32,7 +35,9 @@ class Graphs:
         graph = self._graphs.get(key)
         if graph is not None:
             graph.replay()
-        elif key not in self._graphs:
+            return
+        began = time.perf_counter()
+        if key not in self._graphs:
             launch()  # compiles what was not compiled yet, which must not happen while a graph is recorded
             self._graphs[key] = None
         else:
@@ -41,6 +46,7 @@ class Graphs:
                 self._graphs.clear()
             self._graphs[key] = graph
             graph.replay()
+        Graphs.preparing += time.perf_counter() - began
 
     def _recorded(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """A graph of what is launched. `torch.cuda.graph` would collect garbage first, which takes longer than many
@@ -76,6 +82,7 @@ class Inbox:
         self._sources = [torch.zeros(size, dtype=dtype, pin_memory=self._on_gpu) for _ in range(count)]
         self._arrays: list[np.ndarray] = [source.numpy() for source in self._sources]
         self._copied = [torch.cuda.Event() for _ in range(count)] if self._on_gpu else []
+        self._index = device.index or 0  # a number is looked up faster
         self._used = [False] * count
 
     def put(self, numbers: np.ndarray) -> None:
@@ -86,9 +93,46 @@ class Inbox:
         self._arrays[turn][:size] = numbers
         self.buffer[:size].copy_(self._sources[turn][:size], non_blocking=True)
         if self._on_gpu:
-            self._copied[turn].record()
+            self._copied[turn].record(torch.cuda.current_stream(self._index))
             self._used[turn] = True
             self._turn = (turn + 1) % len(self._sources)
+
+
+class Exchange:
+    """Numbers that a graph copies in when it begins, and those that it copies out when it ends.
+
+    The host's memory for both stays where it is, so one call at a time: `wait` comes before the next numbers.
+    """
+
+    def __init__(self, given: int, answered: int, device: torch.device) -> None:
+        """Room for so many numbers of 32 bits in, and of 64 bits out."""
+        on_gpu = device.type == "cuda"
+        self.given = torch.zeros(given, dtype=torch.int32, device=device)
+        self.answered = torch.zeros(answered, dtype=torch.int64, device=device)
+        self._source = torch.zeros(given, dtype=torch.int32, pin_memory=on_gpu)
+        self._target = torch.zeros(answered, dtype=torch.int64, pin_memory=on_gpu)
+        self.numbers: np.ndarray = self._source.numpy()
+        self._answers: np.ndarray = self._target.numpy()
+        self._index = (device.index or 0) if on_gpu else None  # a number is looked up faster
+
+    def copy_in(self, size: int) -> None:
+        """Part of a graph: the first so many numbers of the host come to the device."""
+        self.given[:size].copy_(self._source[:size], non_blocking=True)
+
+    def copy_out(self, size: int) -> None:
+        """Part of a graph: the first so many answers go to the host."""
+        self._target[:size].copy_(self.answered[:size], non_blocking=True)
+
+    def wait(self, size: int) -> np.ndarray:
+        """The first so many answers, when they are there; a copy."""
+        if self._index is not None:
+            torch.cuda.current_stream(self._index).synchronize()
+        return self._answers[:size].copy()
+
+
+def rounded_up(size: int, least: int = 64) -> int:
+    """To a power of two, so that few graphs copy numbers of all sizes."""
+    return max(least, 1 << (size - 1).bit_length())
 
 
 def on_device(numbers: np.ndarray, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hierspec.backends.cuda.launching import begin, options, overlaps
+from hierspec.backends.cuda.launching import begin, options, prefetch_rows, release_next, wait_for_last
 from hierspec.backends.cuda.products import Weight, multiplied
 from hierspec.backends.cuda.tiling import tokens_together
 
@@ -19,10 +19,13 @@ def listed_kernel(
     BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out[token, listed[n]] = row n of the weights, or row listed[n] (GATHER), times the token's state."""
-    begin(OVERLAP)
+    release_next(OVERLAP)
     block, group = tl.program_id(0), tl.program_id(1)
     n = block * BN + tl.arange(0, BN)
     tokens = group * TOK + tl.arange(0, TOK)
+    if not GATHER:
+        prefetch_rows(w, tl.minimum(n, N - 1), 0, K, OVERLAP)
+    wait_for_last(OVERLAP)
     size = tl.load(count) if GATHER else N
     if block * BN < size:
         column = tl.load(listed + n, mask=n < size, other=0)
@@ -41,7 +44,7 @@ def listed_product(x: Tensor, weight: Weight, listed: Tensor, out: Tensor, rows:
     listed_kernel[(triton.cdiv(outputs, tiles.outputs), triton.cdiv(rows, together))](
         x, weight.matrix, weight.scales, listed, listed, out, inputs, rows, out.stride(0), outputs,
         False, weight.scales.numel() > 0, inputs % tiles.inputs == 0, together, tiles.outputs, tiles.inputs,
-        overlaps(), **options(tiles.warps, tiles.stages),
+        **options(tiles.warps, tiles.stages, inputs),
     )  # fmt: skip
 
 
@@ -55,7 +58,7 @@ def gathered_product(
     inputs, together = table.shape[1], tokens_together(rows)
     listed_kernel[(triton.cdiv(most, _EXTRA_ROWS), triton.cdiv(rows, together))](
         x, table, x, listed, count, out, inputs, rows, out.stride(0), most,
-        True, False, inputs % _EXTRA_DEPTH == 0, together, _EXTRA_ROWS, _EXTRA_DEPTH, overlaps(), **options(2, 4),
+        True, False, inputs % _EXTRA_DEPTH == 0, together, _EXTRA_ROWS, _EXTRA_DEPTH, **options(2, 4, inputs),
     )  # fmt: skip
 
 
@@ -98,5 +101,5 @@ def join_inputs(
     width = triton.next_power_of_2(hidden)
     join_inputs_kernel[(rows, 1 + count)](
         tokens, embedding, states, taps, slots, states if gains is None else gains, out, states.stride(0) // hidden,
-        hidden, eps, 1 + count, gains is not None, width, overlaps(), **options(8 if width > 1024 else 4),
+        hidden, eps, 1 + count, gains is not None, width, **options(8 if width > 1024 else 4, 1, hidden),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hierspec.backends.cuda.launching import arrives_last, begin, options, overlaps
+from hierspec.backends.cuda.launching import arrives_last, begin, options
 
 BLOCK = 1024  # tokens of a program
 PARAMETERS = 4  # of a row: two words of the noise's key, what is done with it, and the temperature's bits
@@ -108,5 +108,5 @@ def launch_picks(
     blocks = blocks_of(vocabulary)
     pick_kernel[(rows, blocks)](
         logits, logits.stride(0), parameters, *scratch, out, vocabulary,
-        count, BLOCK, blocks, triton.next_power_of_2(blocks * count), overlaps(), **options(4),
+        count, BLOCK, blocks, triton.next_power_of_2(blocks * count), **options(4, 1, 0),
     )  # fmt: skip

@@ -15,7 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hierspec.backends.cuda.launching import arrives_last, begin, options, ordered_sum, overlaps
+from hierspec.backends.cuda.launching import (
+    arrives_last,
+    options,
+    ordered_sum,
+    prefetch_rows,
+    release_next,
+    wait_for_last,
+)
 from hierspec.backends.cuda.tiling import Tiles, tiles_for, tokens_together
 
 
@@ -177,14 +184,15 @@ def product_kernel(
     SPLITS: tl.constexpr, TOK: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    begin(OVERLAP)
+    release_next(OVERLAP)
     block, split, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     outputs = block * BN + tl.arange(0, BN)
     tokens = group * TOK + tl.arange(0, TOK)
     first, last = range_of_split(split, K, SPLITS, BK)
-    acc, squares = multiplied(
-        w, tl.minimum(outputs, N - 1), x, gain, tokens < M, tokens, first, last, K, BN, TOK, BK, EVEN, NORM
-    )
+    rows = tl.minimum(outputs, N - 1)
+    prefetch_rows(w, rows, first, K, OVERLAP)
+    wait_for_last(OVERLAP)
+    acc, squares = multiplied(w, rows, x, gain, tokens < M, tokens, first, last, K, BN, TOK, BK, EVEN, NORM)
     if NORM:
         acc = normed(acc, squares, K, eps, TOK, BK, STEPS)
     if SPLITS == 1:
@@ -219,8 +227,8 @@ def product(
         x, x if gain is None else gain, weight.matrix, weight.scales, weight.scales if bias is None else bias, out,
         states, slots, *splitting, outputs, inputs, rows, eps,
         end, weight.scales.numel() > 0, bias is not None, gain is not None, inputs % tiles.inputs == 0,
-        tiles.splits, together, tiles.outputs, tiles.inputs, tiles.inputs.bit_length() - 1, overlaps(),
-        **options(tiles.warps, tiles.stages),
+        tiles.splits, together, tiles.outputs, tiles.inputs, tiles.inputs.bit_length() - 1,
+        **options(tiles.warps, tiles.stages, min(outputs, inputs)),
     )  # fmt: skip
 
 

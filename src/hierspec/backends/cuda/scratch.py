@@ -9,7 +9,7 @@ import torch
 from hierspec.backends.cuda.attention import FIELDS, WIDE_ROWS, AttentionScratch, Places
 from hierspec.backends.cuda.graphs import Inbox
 from hierspec.backends.cuda.products import Weight, parts_needed
-from hierspec.backends.cuda.work import MOST_PATHS, MOST_PIECES, MOST_ROWS, ROW_ARRAYS
+from hierspec.backends.cuda.work import MOST_NUMBERS, MOST_PIECES, MOST_ROWS, ROW_ARRAYS
 from hierspec.checkpoints.config import DecoderConfig
 
 
@@ -36,7 +36,7 @@ class Scratch:
                 needed = parts_needed(weight.matrix.shape[0], weight.tiles, rows, halves)
                 floats, counters = max(floats, needed[0]), max(counters, needed[1])
         self.splitting = room(floats, dtype=torch.float32), room(counters, dtype=torch.int32)
-        self.inbox = Inbox(ROW_ARRAYS * MOST_ROWS + pieces * FIELDS + MOST_PATHS, torch.int32, device)
+        self.inbox = Inbox(MOST_NUMBERS, torch.int32, device)
 
     def places(self, width: int, pieces: int) -> Places:
         """The numbers of a pass with so many rows and pieces of work, as views of the inbox."""

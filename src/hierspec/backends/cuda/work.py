@@ -8,16 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from hierspec.backends.base import Batch
-from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS, ROWS, WIDE_ROWS
+from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS, ROWS, WIDE_FROM, WIDE_ROWS
 from hierspec.backends.cuda.memory import PAGE
 
 ROW_ARRAYS = 7  # positions, slots, drafted, limits, lengths, path starts, own pieces: as `Places` names them
 MOST_ROWS = 256  # of a pass
 MOST_PIECES = 2048  # of attention's work in a pass
 MOST_PATHS = 64 * MOST_ROWS  # slots of all paths of a pass
+MOST_NUMBERS = ROW_ARRAYS * MOST_ROWS + MOST_PIECES * FIELDS + MOST_PATHS  # of a pass
 _PAGES_OF_BLOCK = KEYS // PAGE
-_WIDTHS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, MOST_ROWS)
-_PIECES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, MOST_PIECES)
+# Few sizes: a graph is launched kernel by kernel once and recorded once before it is fast, and rows or pieces that only
+# fill up take next to no time.
+_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, MOST_ROWS)
+_PIECES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, MOST_PIECES)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,20 +42,29 @@ def bucket(size: int, sizes: tuple[int, ...]) -> int:
 
 def in_passes(batch: Batch, group: int) -> Iterator[tuple[slice, Batch]]:
     """A batch in pieces that fit into a pass, in order: later rows see what earlier ones have written."""
-    rows = len(batch.positions)
-    longest = int(batch.positions.max()) + 1 if rows else 0
-    blocks = -(-longest // KEYS)
-    # As many rows as have room even if each is a tile of its own, or has two blocks of its own.
-    most = min(MOST_ROWS, max(MOST_PIECES // (blocks + 2), 1))
-    if not len(batch.paths) and len(batch.tables) == 1:
-        most = min(MOST_ROWS, max((MOST_PIECES // max(blocks, 1) - 1) * (ROWS // group), 1))
-    if len(batch.paths) > MOST_PATHS:
-        most = min(most, max(MOST_PATHS // int(np.diff(batch.path_starts).max()), 1))
+    rows, most = len(batch.positions), _rows_of_a_pass(batch, group)
     if rows <= most:
         yield slice(0, rows), batch
         return
     for first in range(0, rows, most):
         yield slice(first, min(first + most, rows)), _cut(batch, first, min(first + most, rows))
+
+
+def fits(batch: Batch, group: int) -> bool:
+    """Whether all of it is one pass."""
+    return len(batch.positions) <= _rows_of_a_pass(batch, group)
+
+
+def _rows_of_a_pass(batch: Batch, group: int) -> int:
+    """As many as have room even if each is a tile of its own, or has two blocks of its own."""
+    longest = int(batch.positions.max()) + 1 if len(batch.positions) else 0
+    blocks = -(-longest // KEYS)
+    most = min(MOST_ROWS, max(MOST_PIECES // (blocks + 2), 1))
+    if not len(batch.paths) and len(batch.tables) == 1:
+        most = min(MOST_ROWS, max((MOST_PIECES // max(blocks, 1) - 1) * (ROWS // group), 1))
+    if len(batch.paths) > MOST_PATHS:
+        most = min(most, max(MOST_PATHS // int(np.diff(batch.path_starts).max()), 1))
+    return most
 
 
 def _cut(batch: Batch, first: int, last: int) -> Batch:
@@ -82,7 +94,8 @@ def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
     rows = len(batch.positions)
     width = bucket(rows, _WIDTHS)
     tree = len(batch.paths) > 0
-    tile = WIDE_ROWS if rows * group >= 2 * WIDE_ROWS else ROWS
+    wide = rows * group >= 2 * WIDE_ROWS and int(batch.positions.max()) >= WIDE_FROM
+    tile = WIDE_ROWS if wide else ROWS
     if rows == 1 and not tree:
         pieces, own = _one_row(batch, window), np.zeros(0, np.int64)
     else:
@@ -102,6 +115,36 @@ def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
     numbers[ROW_ARRAYS * width : ROW_ARRAYS * width + pieces.size] = pieces.ravel()
     numbers[ROW_ARRAYS * width + count * FIELDS :] = batch.paths
     return Work(rows, width, count, tree, tile, numbers)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Steps:
+    """Passes over one row each, one after the other: a text that grows by a token a pass."""
+
+    pieces: int  # of each
+    numbers: np.ndarray  # [steps, numbers of a `Work` of one row]
+
+
+def steps_of(position: int, slots: np.ndarray, table: np.ndarray, windows: tuple[int, ...]) -> Steps:
+    """The next tokens of a text, from this position on, one for each slot."""
+    steps = len(slots)
+    positions = np.arange(position, position + steps)
+    lasts = positions // KEYS
+    first = max(position - max(windows) + 1, 0) // KEYS if all(windows) else 0
+    blocks = int(lasts[-1]) + 1 - first
+    pieces = bucket(blocks, _PIECES)
+    numbers = np.zeros((steps, ROW_ARRAYS + pieces * FIELDS), np.int32)
+    numbers[:, 0], numbers[:, 1], numbers[:, 3] = positions, slots, positions + 1
+    work = numbers[:, ROW_ARRAYS:].reshape(steps, pieces, FIELDS)[:, :blocks]
+    one = np.zeros((blocks, FIELDS), np.int32)
+    one[:, 1] = one[:, 5] = 1
+    one[:, 2], one[:, 7] = np.arange(first, first + blocks), first
+    _put_pages(one, table, first)
+    work[:] = one
+    work[:, :, 8], work[:, :, 9] = lasts[:, None], lasts[:, None] + 1 - first
+    if lasts[0] != lasts[-1]:  # what the first steps do not see yet is no work
+        work[one[None, :, 2] > lasts[:, None]] = 0
+    return Steps(pieces, numbers)
 
 
 def _one_row(batch: Batch, window: int) -> np.ndarray:

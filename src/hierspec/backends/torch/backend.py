@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import Decoder, DraftWriter, Join, Rows, Shortlist
+from hierspec.backends.base import Decoder, DraftWriter, Join, PassWriter, Rows, Shortlist
 from hierspec.backends.torch.decoder import TorchDecoder
 from hierspec.backends.torch.heads import TorchJoin, TorchShortlist
 from hierspec.backends.torch.pick import answer
@@ -25,6 +25,7 @@ class TorchBackend:
     name = "torch"
     exact = False  # libraries choose other kernels for other widths
     formats: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    preparing = 0.0
 
     def __init__(self, device: torch.device | str = "cpu", pick: Callable[[Ask, Tensor], Answer] = answer) -> None:
         self.device = torch.device(device)
@@ -60,6 +61,9 @@ class TorchBackend:
         joins: tuple[Join, Tensor | None, Join, Tensor | None],
         head: tuple[Shortlist, Tensor | None],
     ) -> DraftWriter | None:
+        return None
+
+    def pass_writer(self, decoder: Decoder) -> PassWriter | None:
         return None
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
