@@ -19,6 +19,7 @@ from hierspec_bench.gpu.random_models import SHAPES, RandomWeights, shape_config
 from hierspec_bench.gpu.roofline import roofline
 from hierspec_bench.gpu.shape_passes import Passes, chain, measure_shape, tree
 from hierspec_bench.gpu.timing import Deadline
+from hierspec_bench.peers.opening import WorkerPeer
 
 CPU = torch.device("cpu")
 LARGER = "hidden=96,layers=8"
@@ -38,14 +39,14 @@ def folder(tmp_path_factory):
 def settings(**changes):
     chosen = {"seconds": 3600.0, "plans": ("lookup",), "sizes": ("",), "temperatures": (0.0,), "batches": ()}
     chosen |= {"prompts": [BenchPrompt("a", ("word word",)), BenchPrompt("b", ("more words",))], "max_tokens": 8}
-    chosen |= {"shapes": ("tiny",), "contexts": (8,), "widths": (1, 4), "engines": False}
+    chosen |= {"shapes": ("tiny",), "contexts": (8,), "widths": (1, 4), "engines": ()}
     return Settings(device=CPU, **{**chosen, **changes})
 
 
 def test_the_command_measures_everything(folder, tmp_path, capsys):
     output = tmp_path / "gpu.json"
     arguments = ["--pack", str(folder / "pack"), "--prompts", str(folder / "prompts.jsonl"), "--output", str(output)]
-    arguments += ["--device", "cpu", "--dtype", "float32", "--seconds", "3600", "--enlarged", LARGER, "--no-engines"]
+    arguments += ["--device", "cpu", "--dtype", "float32", "--seconds", "3600", "--enlarged", LARGER, "--engines", ""]
     arguments += ["--shapes", "tiny", "--contexts", "8,24", "--widths", "1,2,4", "--batch", "1,2,4"]
     arguments += ["--plans", ",".join(PLANS), "--max-tokens", "8", "--limit", "3", "--no-learnt"]
     assert main(["bench", "gpu", str(folder / "tiny"), *arguments]) == 0
@@ -93,6 +94,8 @@ def test_without_a_gpu_it_says_so(folder, monkeypatch, capsys):
         ("--shapes 9B", "There is no shape '9B'"),
         ("--enlarged 9B", "cannot be enlarged to '9B'"),
         ("--plans nothing", "nothing"),
+        ("--engines tgi", "There is no engine 'tgi'"),
+        ("--parts all", "There is no part 'all'"),
         ("--temperature x", "--temperature takes numbers"),
     ],
 )
@@ -177,20 +180,77 @@ def test_limits_of_the_device_are_measured():
     assert all(value for value in roofline(CPU).values())
 
 
+def test_only_some_parts_are_measured(folder):
+    bench = GpuBench(settings(parts=("passes",)), lambda size: pytest.fail("loaded"), {})
+    bench.run()
+    assert [part["part"] for part in bench.document["parts"]] == ["passes, tiny"]
+    assert bench.document["complete"]
+
+
 def test_other_engines_run_in_processes_of_their_own(folder):
-    kinds = gpu_engines(CPU, "float32")
-    assert list(kinds) == ["transformers"]
+    engines = gpu_engines(("vllm", "transformers"), CPU, "float32")
+    assert list(engines) == ["transformers"]
 
     def load(size):
         return hierspec.load(folder / "tiny", dtype="float32", device="cpu", keep_learnt=False)
 
-    bench = GpuBench(settings(engines=True, shapes=()), load, {})
+    bench = GpuBench(settings(engines=("transformers",), parts=("engines",), batches=(1, 2)), load, {})
     bench.run()
-    run = bench.document["runs"][-1]
+    [run] = bench.document["runs"]
     assert run["absent_engines"] == run["absent_peers"] == {}
     assert run["peers"]["transformers"]["identical"] == 2
     assert run["peers"]["transformers"]["about"]["setting"]["cache"] == "static"
-    rows = list(token_times(kinds, shape_config("tiny"), (8,), Deadline(600)))
+    rows = list(token_times(engines, shape_config("tiny"), (8,), (2,), Deadline(600)))
     assert [(row["engine"], row["context"]) for row in rows] == [("transformers", 8)]
     assert rows[0]["token_ms"] > 0
-    assert list(token_times(kinds, shape_config("tiny"), (8,), Deadline(0))) == []
+    assert list(token_times(engines, shape_config("tiny"), (8,), (), Deadline(0))) == []
+
+
+def test_batches_of_an_engine_are_counted_after_once_untimed(folder, monkeypatch):
+    """Stands in for vLLM, which is not here."""
+    asked = []
+
+    class Answering:
+        name = "vllm"
+
+        def __init__(self, *arguments):
+            pass
+
+        def ask(self, request, timeout):
+            asked.append(request)
+            if request["do"] == "open":
+                return {"version": "1"}
+            if "prompts" in request:
+                return {"counts": [request["max_tokens"]] * len(request["prompts"]), "seconds": 2.0}
+            return {"tokens": [5] * request["max_tokens"], "seconds": 0.25 * request["max_tokens"]}
+
+        def close(self):
+            asked.append("closed")
+
+    monkeypatch.setattr("hierspec_bench.gpu.engines.Worker", Answering)
+    monkeypatch.setattr("hierspec_bench.gpu.engines._imports", lambda python, package: package == "vllm")
+    engines = gpu_engines(("vllm", "vllm-exact", "transformers"), torch.device("cuda"), "bfloat16", "python-of-vllm")
+    assert list(engines) == ["vllm", "vllm-exact"]
+    assert engines["vllm-exact"].environment["VLLM_BATCH_INVARIANT"] == "1"
+    assert engines["vllm"].command[0] == "python-of-vllm"
+    del engines["vllm-exact"]
+    rows = list(token_times(engines, shape_config("tiny"), (8,), (1, 4), Deadline(600)))
+    assert [row.get("token_ms") for row in rows] == [250.0, None, None]
+    assert [(row["batch"], row["tokens_per_second"]) for row in rows[1:]] == [(1, 36.0), (4, 144.0)]
+    assert asked[0]["setting"]["random"]
+    assert asked[-1] == "closed"
+
+    monkeypatch.setattr("hierspec_bench.gpu.bench.gpu_engines", lambda *arguments: engines)
+    monkeypatch.setattr(WorkerPeer, "close", lambda peer: None)
+    model = hierspec.load(folder / "tiny", dtype="float32", device="cpu", keep_learnt=False)
+    bench = GpuBench(settings(engines=("vllm",), parts=("engines",), batches=(1, 2)), lambda size: model, {})
+    bench.run()
+    assert bench.document["parts"][0].get("error") is None
+    assert [row["tokens_per_second"] for row in bench.document["engines"]] == [4.0, 8.0]
+
+
+def test_engines_that_there_are_not_are_refused():
+    with pytest.raises(HierspecError, match="There is no engine 'tgi' for a GPU"):
+        gpu_engines(("tgi",), CPU, "float32")
+    with pytest.raises(HierspecError, match="cannot be run to look for transformers"):
+        gpu_engines(("transformers",), CPU, "float32", "/nowhere/python")

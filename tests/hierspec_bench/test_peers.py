@@ -257,7 +257,7 @@ def test_room_is_made_for_the_longest_conversation(fake):
     kind = PeerKind("fake", "fake", "with_fake", ({},), "folder")
 
     def room(longest, most):
-        small = SimpleNamespace(config=SimpleNamespace(context=most), folder=Path(), file=None)
+        small = SimpleNamespace(enlarged="", config=SimpleNamespace(context=most), folder=Path(), file=None)
         return WorkerPeer(kind, small, fake, None, longest)._resolved({})[0]["context"]
 
     assert [room(0, 8192), room(6000, 8192), room(9000, 8192), room(0, 2048)] == [4096, 6000, 8192, 2048]
@@ -492,10 +492,10 @@ def test_native_llama_writes_the_same_with_lookup_and_after_a_beginning_it_kept(
 def test_a_model_in_the_bits_of_its_file_is_converted_for_engines_that_read_folders(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(files, "convert", lambda path, dtype: asked.append((path, dtype)) or tmp_path / "floats")
-    in_floats = SimpleNamespace(folder=tmp_path / "folder", file=None, name="m")
+    in_floats = SimpleNamespace(enlarged="", folder=tmp_path / "folder", file=None, name="m")
     assert files.float_folder(in_floats) == tmp_path / "folder"
     assert asked == []
-    as_stored = SimpleNamespace(folder=tmp_path / "no weights", file=tmp_path / "m.gguf", name="m")
+    as_stored = SimpleNamespace(enlarged="", folder=tmp_path / "no weights", file=tmp_path / "m.gguf", name="m")
     assert files.float_folder(as_stored) == tmp_path / "floats"
     assert asked == [(tmp_path / "m.gguf", torch.float32)]
     assert files.gguf_of(as_stored) == tmp_path / "m.gguf"

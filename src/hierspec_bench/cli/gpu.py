@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from hierspec.cli import options
 from hierspec.cli.console import progress_bars
 from hierspec.cli.options import names
-from hierspec.cli.parser import completes, text
+from hierspec.cli.parser import completes, name, text
 from hierspec.cli.report import Report, command_line, write_document
 from hierspec.cli.status import DIFFERENT
 from hierspec.core.errors import HierspecError
@@ -28,6 +28,7 @@ from hierspec_bench.cli import common
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
 
+_PARTS = ("roofline", "passes", "plans", "batches", "engines")
 _MOST_SECONDS, _LARGEST = 1e6, 1 << 16
 _PLANS = "lookup,hd+,draft,eagle,eagle+,layerskip,hispec+,auto"
 
@@ -58,9 +59,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--widths", default="1,2,4,8,16,32,64", metavar="N,…", help="tokens of passes (default 1 to 64)"
     )
-    parser.add_argument(
-        "--no-engines", action="store_true", help="without other engines, even where they can be imported"
+    engines = parser.add_argument(
+        "--engines",
+        default="vllm,transformers",
+        metavar="NAMES",
+        help="other engines beside ours, where they can be imported: vllm, vllm-exact (its batch-invariant mode), "
+        'transformers (default vllm,transformers; "": none)',
     )
+    completes(engines, ("vllm", "vllm-exact", "transformers"))
+    parser.add_argument(
+        "--engine-python",
+        type=name,
+        default="",
+        metavar="FILE",
+        help="a Python that can import them (default: this one)",
+    )
+    parts = parser.add_argument(
+        "--parts", default=",".join(_PARTS), metavar="NAMES", help=f"only some of {', '.join(_PARTS)}"
+    )
+    completes(parts, _PARTS)
     common.add_output(parser)
 
 
@@ -71,14 +88,19 @@ def run(arguments: argparse.Namespace) -> int:
     temperatures = [sampling.temperature for sampling in options.chosen_samplings(arguments)]
     numbers = {option: _numbers(option, getattr(arguments, option)) for option in ("batch", "contexts", "widths")}
     plans = common.chosen_plans(arguments)
+    parts, engines = names(arguments.parts), names(arguments.engines)
+    if wrong := [part for part in parts if part not in _PARTS]:
+        raise HierspecError(f"There is no part {wrong[0]!r}; choose some of {', '.join(_PARTS)}.")
     _, prompts = common.chosen_prompts(arguments)
     import torch
 
     from hierspec.checkpoints.larger_sizes import read_sizes
     from hierspec_bench.gpu.bench import GpuBench, Settings
+    from hierspec_bench.gpu.engines import gpu_engines
     from hierspec_bench.gpu.random_models import shape_config
     from hierspec_bench.gpu.table import show
 
+    gpu_engines(engines, torch.device("cpu"), "float32", arguments.engine_python)  # refuses names
     for shape in names(arguments.shapes):
         shape_config(shape)
     sizes = _sizes(arguments.enlarged)
@@ -98,7 +120,9 @@ def run(arguments: argparse.Namespace) -> int:
         shapes=names(arguments.shapes),
         contexts=numbers["contexts"],
         widths=numbers["widths"],
-        engines=not arguments.no_engines,
+        engines=engines,
+        engine_python=arguments.engine_python,
+        parts=parts,
     )
 
     def load(size: str) -> LanguageModel:

@@ -7,6 +7,7 @@ measured so far is handed out after every part, so that a run which is cut off h
 from __future__ import annotations
 
 import gc
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from hierspec.machine import machine
 from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
 from hierspec_bench.document import document_of
-from hierspec_bench.gpu.engines import gpu_engines, open_engines, token_times
+from hierspec_bench.gpu.engines import USUAL_ENGINES, gpu_engines, open_peers, token_times
 from hierspec_bench.gpu.roofline import roofline
 from hierspec_bench.gpu.shape_passes import CONTEXTS, WIDTHS, measure_shape
 from hierspec_bench.gpu.timing import Deadline
@@ -31,6 +32,7 @@ from hierspec_bench.provenance import bandwidth, provenance, versions
 from hierspec_bench.run import SideBySide
 
 AUTO = "auto"
+PARTS = ("roofline", "passes", "plans", "batches", "engines")
 _BATCH_TOKENS = 64  # of each answer in batches: there are many
 _WARM_UP = 2  # prompts that are answered before time counts: passes of many widths are recorded
 _ERROR_LETTERS = 500
@@ -51,7 +53,9 @@ class Settings:
     shapes: Sequence[str] = ("default", "8B")
     contexts: Sequence[int] = CONTEXTS
     widths: Sequence[int] = WIDTHS
-    engines: bool = True
+    engines: Sequence[str] = USUAL_ENGINES
+    engine_python: str = ""  # that can import them; "": this one
+    parts: Sequence[str] = PARTS
 
     @property
     def format(self) -> str:
@@ -130,6 +134,12 @@ class GpuBench:
         return False
 
     def _parts(self) -> Iterator[_Part]:
+        """Those that are wanted."""
+        for part in self._all_parts():
+            if part.title.split(",")[0] in self.settings.parts:
+                yield part
+
+    def _all_parts(self) -> Iterator[_Part]:
         settings = self.settings
         yield _Part("roofline", 1, 0.0, self._roofline)
         for shape in settings.shapes:
@@ -144,7 +154,7 @@ class GpuBench:
             yield _Part(f"batches, {_named(size)}", 8 if size else 4, 0.08, partial(self._batches, size))
         for size in settings.sizes if settings.engines else ():
             # The first compiles longest.
-            yield _Part(f"other engines, {_named(size)}", 6 if size else 10, 0.05, partial(self._engines, size))
+            yield _Part(f"engines, {_named(size)}", 6 if size else 10, 0.05, partial(self._engines, size))
 
     def _roofline(self, deadline: Deadline) -> bool:
         self.document["roofline"] = roofline(self.settings.device)
@@ -169,14 +179,20 @@ class GpuBench:
         return self._run("runs", bench, {"absent_plans": absent}, deadline)
 
     def _batches(self, size: str, deadline: Deadline) -> bool:
-        model, most = self._model(size), max(self.settings.batches)
+        model = self._model(size)
         plans, _ = self._usable_plans(model, (AUTO,))
-        prompts = self.settings.prompts
-        # Where there are fewer prompts than a batch holds they come again.
-        repeated = [replace(prompts[n % len(prompts)], turns=prompts[n % len(prompts)].turns[:1]) for n in range(most)]
-        sampling = Sampling(max_tokens=min(_BATCH_TOKENS, self.settings.max_tokens), seed=0)
         sizes = [batch for batch in self.settings.batches if batch > 1]
-        return self._run("batches", SideBySide(model, repeated, plans, [sampling], batches=sizes), {}, deadline)
+        bench = SideBySide(model, self._batch_prompts(), plans, [self._batch_sampling], batches=sizes)
+        return self._run("batches", bench, {}, deadline)
+
+    def _batch_prompts(self) -> list[BenchPrompt]:
+        """As many as the largest batch holds, one turn each. Where there are fewer prompts they come again."""
+        prompts = itertools.islice(itertools.cycle(self.settings.prompts), max(self.settings.batches, default=0))
+        return [replace(prompt, turns=prompt.turns[:1]) for prompt in prompts]
+
+    @property
+    def _batch_sampling(self) -> Sampling:
+        return Sampling(max_tokens=min(_BATCH_TOKENS, self.settings.max_tokens), seed=0)
 
     def _run(self, key: str, bench: SideBySide, about: Mapping[str, Any], deadline: Deadline) -> bool:
         bench.run(over=lambda: deadline.over)
@@ -187,20 +203,27 @@ class GpuBench:
         return bench.done == bench.total
 
     def _engines(self, size: str, deadline: Deadline) -> bool:
-        settings, model = self.settings, self._model(size)
-        kinds = gpu_engines(settings.device, settings.format)
+        settings, model, rows = self.settings, self._model(size), self.document["engines"]
+        engines = gpu_engines(settings.engines, settings.device, settings.format, settings.engine_python)
         if size:  # it is in no file: as many random weights cost as much
-            for row in token_times(kinds, model.config, settings.contexts, deadline):
-                self.document["engines"].append({"model": model.name, **row})
-            return True
-        engines, absent = open_engines(kinds, model, deadline)
+            for row in token_times(engines, model.config, settings.contexts, settings.batches, deadline):
+                rows.append({"model": model.name, **row})
+            return not deadline.over
+        peers, absent = open_peers(engines, model, deadline)
         try:
             sampling = Sampling(max_tokens=settings.max_tokens, seed=0)
-            bench = SideBySide(model, settings.prompts, {}, [sampling], engines)
-            return self._run("runs", bench, {"absent_engines": absent}, deadline)
+            bench = SideBySide(model, settings.prompts, {}, [sampling], peers)
+            complete = self._run("runs", bench, {"absent_engines": absent}, deadline)
+            asked = [model.encode(prompt.turns[0]) for prompt in self._batch_prompts()]
+            for peer in peers:
+                if engines[peer.name].batches and peer.name not in bench.failed:
+                    for batch in settings.batches:
+                        row = peer.together(asked[:batch], self._batch_sampling.max_tokens)
+                        rows.append({"model": model.name, **row})
+            return complete
         finally:
-            for engine in engines:
-                engine.close()
+            for peer in peers:
+                peer.close()
 
     def _model(self, size: str) -> LanguageModel:
         if size not in self._models:

@@ -17,8 +17,12 @@ def show(document: Mapping[str, Any], report: Report) -> None:
     for run in (*document["runs"], *document["batches"]):
         _plans(run, report)
     for row in document["engines"]:
-        figure = row.get("error") or f"{row['token_ms']} ms a token after {row['context']} tokens"
-        report.line(f"{row['engine']}, shape of {row['model']}: {figure}")
+        figure = row.get("error") or (
+            f"{row['tokens_per_second']} tokens/s in batches of {row['batch']}"
+            if "batch" in row
+            else f"{row['token_ms']} ms a token after {row['context']} tokens"
+        )
+        report.line(f"{row['engine']}, {row['model']}: {figure}")
     for part in document["parts"]:
         if told := part.get("error") or part.get("left_out") or ("" if part.get("complete") else "cut off by the time"):
             report.line(f"{part['part']}: {told}")

@@ -37,7 +37,7 @@ class Worker:
             model,
             dtype=dtype,
             max_model_len=int(setting.get("context", 4096)),
-            max_num_seqs=1,
+            max_num_seqs=int(setting.get("together", 1)),
             enable_prefix_caching=True,
             enforce_eager=bool(setting.get("eager", False)),
             disable_log_stats=False,  # else it does not tell when the first token was there
@@ -57,7 +57,12 @@ class Worker:
         )
         if request["fresh"]:
             self.engine.reset_prefix_cache()
+        prompts = [{"prompt_token_ids": prompt} for prompt in request.get("prompts", ())]
         began = time.perf_counter()
+        if prompts:
+            results = self.engine.generate(prompts, sampling, use_tqdm=False)
+            seconds = time.perf_counter() - began
+            return {"counts": [len(each.outputs[0].token_ids) for each in results], "seconds": seconds}
         [result] = self.engine.generate([{"prompt_token_ids": request["prompt"]}], sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
         answer: dict[str, Any] = {"tokens": list(result.outputs[0].token_ids), "seconds": seconds}
