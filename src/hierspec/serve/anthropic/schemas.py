@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from hierspec.serve.http.schemas import Body
+from hierspec.serve.http.schemas import EVENT, Body
 
 _LARGEST = 2**63 - 1
 
@@ -81,7 +81,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"model": AnthropicError, "description": "What is wrong with the request, in one sentence."},
     "5XX": {"model": AnthropicError, "description": "The server failed."},
 }
-_EVENTS = {"schema": {"type": "string"}, "example": 'event: message_stop\ndata: {"type": "message_stop"}\n\n'}
+_EVENTS = {"schema": EVENT, "example": 'event: message_stop\ndata: {"type": "message_stop"}\n\n'}
 REPLIES: dict[int | str, dict[str, Any]] = {
     200: {
         "model": AnthropicReply,

@@ -3,7 +3,15 @@ are ignored, as compatible servers do."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
+
+EVENT: dict[str, Any] = {  # one of a stream of server-sent events
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 
 
 class Body(BaseModel):

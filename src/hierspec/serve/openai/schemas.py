@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hierspec.serve.http.schemas import Body
+from hierspec.serve.http.schemas import EVENT, Body
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _LARGEST = 2**63 - 1
@@ -73,7 +73,9 @@ class SamplingFields(Body):
     )
     timings: bool | None = Field(None, description="Also give the time taken and how many drafts were accepted.")
     timings_per_token: bool | None = Field(None, description="The same, with every chunk.")
-    return_token_ids: bool | None = Field(None, description="Also give token ids, of prompt and answer.")
+    return_token_ids: bool | None = Field(
+        None, description="Also give token ids: the answer's, and whole the prompt's."
+    )
 
 
 class Message(BaseModel):
@@ -179,7 +181,7 @@ class CompletionReply(Reply):
 
 def _responses(reply: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     events = {
-        "schema": {"type": "string"},
+        "schema": EVENT,
         "example": 'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}\n\ndata: [DONE]\n\n',
     }
     described = "The answer; with `stream`, chunks of it as server-sent events, the last of which is `[DONE]`."

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from hierspec.serve.http.schemas import Body
+from hierspec.serve.http.schemas import EVENT, Body
 
 _LARGEST = 2**63 - 1
 
@@ -81,7 +81,7 @@ class Deleted(BaseModel):
     deleted: bool
 
 
-_EVENTS = {"schema": {"type": "string"}, "example": 'event: response.output_text.delta\ndata: {"delta": "Hi"}\n\n'}
+_EVENTS = {"schema": EVENT, "example": 'event: response.output_text.delta\ndata: {"delta": "Hi"}\n\n'}
 REPLIES: dict[int | str, dict[str, Any]] = {
     200: {
         "model": ResponsesReply,
