@@ -41,3 +41,13 @@ def test_what_is_neither_is_refused(server, body):
 
 def test_an_id_outside_the_vocabulary_is_refused(server):
     assert post(server, "/detokenize", {"tokens": [10**6]}).status_code == 400
+
+
+def test_want_of_memory_is_one_sentence(server, monkeypatch):
+    def refuse(*arguments, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(server.language_model.tokenizer, "decode", refuse)
+    reply = post(server, "/detokenize", {"tokens": [65]})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "out_of_memory")
+    assert reply.json()["error"]["message"].startswith("There is not enough memory left for this request;")

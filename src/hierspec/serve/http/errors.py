@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from hierspec.core.errors import Busy, HierspecError, OutOfMemory
+from hierspec.core.errors import Busy, HierspecError, OutOfMemory, out_of_memory
 
 _KINDS = {
     401: "authentication_error",
@@ -85,6 +85,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(StarletteHTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _wrong_body)
     app.add_exception_handler(HierspecError, _refused)
+    app.add_exception_handler(MemoryError, _no_memory)
     app.add_exception_handler(Exception, _defect)
 
 
@@ -113,6 +114,10 @@ def _wrong_body(request: Request, error: Exception) -> JSONResponse:
 def _refused(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HierspecError)
     return error_response(refusal(error), request.url.path)
+
+
+def _no_memory(request: Request, error: Exception) -> JSONResponse:
+    return error_response(failure(out_of_memory()), request.url.path)
 
 
 def _defect(request: Request, error: Exception) -> JSONResponse:
