@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import accumulate
 
 import httpx
 import openai
@@ -155,6 +156,37 @@ def test_timings_count_drafts_as_the_request_did(server, client):
     assert timings["predicted_per_second"] > 0
     plain = client.chat.completions.create(**options, extra_body={"plan": "plain", "timings": True})
     assert plain.model_extra["timings"]["draft_n"] == 0
+
+
+def test_timings_and_token_ids_come_with_every_chunk_where_asked_for(server, client):
+    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 60, "temperature": 0}
+    extra = {"plan": "lookup", "timings_per_token": True, "return_token_ids": True}
+    alone = server.language_model.generate(MESSAGES, max_tokens=60, plan="plain")
+    whole = client.chat.completions.create(**options, extra_body=extra)
+    assert whole.choices[0].model_extra["token_ids"] == list(alone.tokens)
+    assert whole.model_extra["prompt_token_ids"] == server.language_model.encode(MESSAGES)
+    assert whole.model_extra["timings"]["predicted_n"] == len(alone.tokens)
+    chunks = list(client.chat.completions.create(**options, stream=True, extra_body=extra))
+    written = [chunk for chunk in chunks if "token_ids" in chunk.choices[0].model_extra]
+    ids = [chunk.choices[0].model_extra["token_ids"] for chunk in written]
+    assert [token for some in ids for token in some] == list(alone.tokens)
+    assert len(ids) > 2
+    assert [chunk.model_extra["timings"]["predicted_n"] for chunk in written] == list(accumulate(map(len, ids)))
+    for unasked in client.chat.completions.create(**options, stream=True):
+        assert "timings" not in unasked.model_extra
+        assert "token_ids" not in unasked.choices[0].model_extra
+
+
+def test_tokens_of_a_prompt_that_were_computed_before_are_counted(server, client):
+    options = {"model": "tiny", "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
+    server.language_model.forget()
+    first, again = [client.chat.completions.create(**options, extra_body={"plan": "plain"}) for _ in range(2)]
+    assert first.usage.prompt_tokens_details.cached_tokens == 0
+    assert first.usage.prompt_tokens - 1 <= again.usage.prompt_tokens_details.cached_tokens <= again.usage.prompt_tokens
+    assert again.choices[0].message.content == first.choices[0].message.content
+    longer = [{"role": "user", "content": MESSAGES[0]["content"] + " and other things"}]
+    partly = client.chat.completions.create(**{**options, "messages": longer}, extra_body={"plan": "plain"}).usage
+    assert 0 < partly.prompt_tokens_details.cached_tokens < first.usage.prompt_tokens
 
 
 def test_details_of_every_pass_add_up_to_the_text(client):

@@ -48,6 +48,10 @@ class ChatCall(OpenAICall):
         self._prompt = prompt
         self._readers: dict[int, AnswerReader] = {}  # of streamed answers
 
+    async def whole(self) -> dict[str, Any]:
+        reply = await super().whole()
+        return reply | ({"prompt_token_ids": self._prompt.ids} if self.body.return_token_ids else {})
+
     def choice(self, index: int, answer: Generation) -> dict[str, Any]:
         reader = self._prompt.reader()
         message = chat_message([*reader.add(answer.text), *reader.finish()])
