@@ -8,7 +8,7 @@ demo: .venv/ready
 	@$(BIN)/hierspec generate --colour --check --max-tokens 200 -f examples/demo_prompt.txt
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Minutes. Each run prints its seed; the same one attacks the same places again: make soak SEED=7
 soak: .venv/ready

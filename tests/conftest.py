@@ -1,5 +1,7 @@
 """Shared by all tests."""
 
+import os
+
 import pytest
 import torch
 
@@ -9,13 +11,28 @@ from hierspec.assembly.measured_costs import CostBook
 from hierspec.pacing.costs import Costs, Prefill
 from hierspec.scorers.base import StateScorer
 
+# For this process, beside its siblings (`pytest -n`). The threads of a pass wait for each other: where there are more
+# of them than cores, a pass takes many times as long.
+_CORES = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _threads_of_started_processes():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("OMP_NUM_THREADS", str(_CORES))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _threads_of_models(request):
+    """Tiny models run faster on one thread, also those that a file shares; real ones get all cores. Tests of threads
+    ask for as many as they need."""
+    torch.set_num_threads(_CORES if "real" in request.path.parts else 1)
+
 
 @pytest.fixture(autouse=True)
-def _threads(request):
-    """Tiny models run faster on one thread; the real one gets all."""
+def _threads_as_before():
     before = torch.get_num_threads()
-    if "default_model" not in request.fixturenames:
-        torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
@@ -67,4 +84,9 @@ def _clock_where_it_is_tested(request, monkeypatch):
 @pytest.fixture(scope="session")
 def default_model():
     """The real default model, fetched and converted on first use."""
-    return hierspec.load()
+    before = torch.get_num_threads()
+    torch.set_num_threads(_CORES)
+    try:
+        return hierspec.load()
+    finally:
+        torch.set_num_threads(before)

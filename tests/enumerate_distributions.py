@@ -8,6 +8,7 @@ Nothing is estimated: what differs from plain decoding by more than rounding is 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
@@ -40,6 +41,8 @@ class Branches:
         self.leaves = 0
         self.intervals: dict[int, tuple[float, float]] = {}  # position -> where its uniform number may still be
         self._most = most
+        self._visited = 0.0  # the part of the tree that is done, where every branch of a choice counts the same
+        self._widths: list[int] = []  # for every choice, how many branches it has
         self._trail: list[list[tuple[int, float]]] = []  # for every choice the branches still to do, the current last
         self._depth = 0
 
@@ -49,7 +52,8 @@ class Branches:
             self.weight, self._depth, self.intervals = 1.0, 0, {}
             yield self
             self.leaves += 1
-            if self.leaves > self._most:
+            self._visited += 1 / math.prod(self._widths)
+            if self.leaves > self._most or self._looks_hopeless():
                 raise TooManyBranches
             assert self._depth == len(self._trail), "the program did not repeat itself"
             while self._trail:
@@ -57,13 +61,20 @@ class Branches:
                 if self._trail[-1]:
                     break
                 self._trail.pop()
+                self._widths.pop()
             if not self._trail:
                 return
+
+    def _looks_hopeless(self) -> bool:
+        """After a tenth of what the test pays for: whether there seems to be twice as much. Else most of the time would
+        go into cases that are given up."""
+        return self.leaves > self._most / 10 and self.leaves / self._visited > 2 * self._most
 
     def choose(self, weights: Sequence[float]) -> int:
         """An index of `weights`, with that probability."""
         if self._depth == len(self._trail):
             self._trail.append([(index, weight) for index, weight in enumerate(weights) if weight > RARE])
+            self._widths.append(len(self._trail[-1]))
         index, weight = self._trail[self._depth][-1]
         self._depth += 1
         self.weight *= weight

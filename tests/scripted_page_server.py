@@ -13,8 +13,8 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from hierspec.serve import page
 from hierspec.serve.listening import listen
+from hierspec.serve.page import routes as page
 
 EVIL = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>" + "w" * 300
 _TARGET = {"name": "target", "layers": 30, "stores": ["copy"], "block": 1}

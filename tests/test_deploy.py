@@ -11,7 +11,7 @@ import yaml
 
 import hierspec
 from hierspec.cli import main as command_line
-from hierspec.serve.metrics import Metrics
+from hierspec.serve.monitoring.metrics import Metrics
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 DEPLOY = Path(__file__).parents[1] / "deploy"

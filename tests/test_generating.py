@@ -9,12 +9,14 @@ import torch
 
 import hierspec
 from hierspec import Chat, Failure, Generation, HierspecError, Plan, Proposal, Sampling, SomeFailed, TierPlan
+from hierspec.core.errors import OutOfMemory
 from hierspec.core.interfaces import Ask
 from hierspec.core.stats import TierStats
 from hierspec.generation import Piece
 from hierspec.scorers.base import WholeHead
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec.testing.fakes import FakeStore
+from hierspec.text.stream import StopStrings
 
 PROMPTS = ["abab abab", "the dog ran", "abab abab abab", "12"]
 EXITS = Plan(stores=("context",), merge=True, tiers=(TierPlan(exit_layer=3, gather=3, candidates=2),))
@@ -225,6 +227,24 @@ def test_answers_to_one_prompt_are_kept_beside_one_that_failed(compiled):
     expected = compiled.generate("abc", n=3, plan="plain", temperature=1.0, seed=4, max_tokens=6)
     assert isinstance(raised.value.results[1], Failure)
     assert [raised.value.results[index].tokens for index in (0, 2)] == [expected[0].tokens, expected[2].tokens]
+
+
+def test_want_of_memory_for_a_text_fails_that_answer_alone_in_one_sentence(compiled, monkeypatch):
+    add, prompts = StopStrings.add, ["abab abab", "the dog ran"]
+
+    def refused(stops, text):
+        if stops._stops:
+            raise MemoryError
+        return add(stops, text)
+
+    alone = compiled.generate(prompts[1], plan="plain", max_tokens=9)
+    monkeypatch.setattr(StopStrings, "add", refused)
+    samplings = [Sampling(max_tokens=9, stop=("broken",)), Sampling(max_tokens=9)]
+    failure, other = compiled.generate_many(prompts, plan="lookup", sampling=samplings, errors="return")
+    assert str(failure.error).startswith("There is not enough memory left for this request;")
+    assert other.tokens == alone.tokens
+    with pytest.raises(OutOfMemory, match="There is not enough memory left"):
+        list(compiled.stream(prompts[0], sampling=samplings[0]))
 
 
 # Streams of several

@@ -117,7 +117,11 @@ def test_a_failing_request_fails_alone(model):
     worker.close()
 
 
-def test_a_text_that_cannot_be_made_fails_alone(model, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [(ValueError("cannot"), "please report this defect"), (MemoryError(), "There is not enough memory left")],
+)
+def test_a_text_that_cannot_be_made_fails_alone(model, monkeypatch, error, sentence):
     worker = Worker(model)
     job, events = job_for(model, "abc", max_tokens=9, stop=("broken",))
     other, heard = job_for(model, "abd", max_tokens=9)
@@ -125,13 +129,13 @@ def test_a_text_that_cannot_be_made_fails_alone(model, monkeypatch):
 
     def breaks(stops, text):
         if stops._stops:
-            raise ValueError("cannot")
+            raise error
         return add(stops, text)
 
     monkeypatch.setattr(StopStrings, "add", breaks)
     worker.submit(job)
     worker.submit(other)
-    assert "please report this defect" in str(result_of(events).error)
+    assert sentence in str(result_of(events).error)
     assert result_of(heard).ended in ("length", "stop")
     worker.close()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 
-from hierspec.core.engine import Engine
+from hierspec.core.engine import Engine, failure_of
+from hierspec.core.request import Step
 from hierspec.generation import Failure, Generation, TextStep, Writer, shortened
 from hierspec.turns import Turns
 
@@ -27,7 +28,7 @@ def write_together(writers: Sequence[Writer], turns: Turns) -> Generator[tuple[i
         while any(writer.request.ended is None for writer in writers):
             with turns.turn():
                 steps = [(index_of[id(request)], step) for request, step in engine.step()]
-                written = [(index, writers[index].add(step)) for index, step in steps]
+                added = [(index, _added(writers[index], step)) for index, step in steps]
                 still_waiting: list[Writer] = []
                 for writer in waiting:
                     first = first_of[writer.request.prompt.tobytes()]
@@ -36,11 +37,20 @@ def write_together(writers: Sequence[Writer], turns: Turns) -> Generator[tuple[i
                     else:
                         still_waiting.append(writer)
                 waiting = still_waiting
-            yield from written
+            yield from ((index, step) for index, step in added if step is not None)
     finally:
         for writer in writers:
             if writer.request.ended is None:
                 turns.cancel(writer.request)
+
+
+def _added(writer: Writer, step: Step) -> TextStep | None:
+    """The step as text. Where none can be made of it, for want of memory, that request fails and the others go on."""
+    try:
+        return writer.add(step)
+    except Exception as error:
+        writer.request.fail(failure_of("The request", error))
+        return None
 
 
 class Stream:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hierspec.core.engine import Engine
+from hierspec.core.engine import Engine, failure_of
 from hierspec.core.errors import Busy, HierspecError, OutOfMemory
 from hierspec.core.request import Step
 from hierspec.core.room import room_at_most, room_likely
@@ -166,7 +166,7 @@ class Worker:
                     "cache; shorten the prompt, lower max_tokens, or raise --kv-memory."
                 )
         except Exception as error:  # whatever it is, the others go on
-            self._end(job, Failure(_expected(error)))
+            self._end(job, Failure(failure_of("The request", error)))
             return False
         return True
 
@@ -210,7 +210,7 @@ class Worker:
             text_step = writer.add(step)
         except Exception as error:  # its text cannot be made of its tokens: the others go on
             with self.model.turn():
-                writer.request.fail(_expected(error))
+                writer.request.fail(failure_of("The request", error))
             return
         if first:
             self._notify("on_first", job)
@@ -233,12 +233,3 @@ class Worker:
             job.listener(event)
         except Exception:  # its event loop may be closed: nobody listens any more
             job.cancel()
-
-
-def _expected(error: Exception) -> HierspecError:
-    """What users are told: an error that is not one of ours is a defect."""
-    if isinstance(error, HierspecError):
-        return error
-    failure = HierspecError(f"The request failed ({type(error).__name__}: {error}); please report this defect.")
-    failure.__cause__ = error
-    return failure

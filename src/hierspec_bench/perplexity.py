@@ -126,11 +126,18 @@ class Measured:
 
 
 def measure(
-    model: LanguageModel, text: str, tokens: int = TOKENS, window: int = WINDOW, progress: Progress = silent
+    model: LanguageModel, text: str, tokens: int = TOKENS, window: int | None = None, progress: Progress = silent
 ) -> Measured:
-    """At most `tokens` tokens of the text, in windows of `window` tokens or of the model's context."""
+    """At most `tokens` tokens of the text, in windows of `window` tokens. None: of 1,024, or of the model's context
+    where that is smaller."""
     opening, ids = _ids(model, text)
-    window = min(window, model.config.context)
+    if window is None:
+        window = min(WINDOW, model.config.context)
+    elif window > model.config.context:
+        raise HierspecError(
+            f"A window of {window:,} tokens is more than the model's context of {model.config.context:,}; give a "
+            "smaller one (--window)."
+        )
     if len(opening) + len(ids) < window:
         raise HierspecError(
             f"The text has {len(ids):,} tokens, fewer than a window of {window:,}: give a longer text, or a smaller "

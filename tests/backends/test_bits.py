@@ -7,6 +7,7 @@ import pytest
 import torch
 from texts import Texts, states
 
+import hierspec
 from hierspec.backends.base import Decoder
 from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.cpu.packing import KINDS, pack_in_memory
@@ -93,8 +94,10 @@ def test_the_number_of_threads_changes_nothing(tmp_path):
 
 
 @pytest.mark.model
-def test_the_default_model(default_model):
-    if not default_model.decoder.backend.exact:
+def test_the_default_model():
+    torch.set_num_threads(2)
+    model = hierspec.load()
+    if not model.decoder.backend.exact:
         pytest.skip("the default model does not run on the compiled decoder here")
     text = "The lighthouse keeper climbed the narrow stairs. " * 8
-    check_anything_goes(default_model.decoder, default_model.encode(text)[:90], random.Random(3), rounds=20)
+    check_anything_goes(model.decoder, model.encode(text)[:90], random.Random(3), rounds=20)

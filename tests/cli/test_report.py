@@ -20,6 +20,8 @@ COMMANDS = [["bench", "compare", RECORD, RECORD], ["cache"], ["bench", "peers"]]
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2]))
 def test_documents_go_to_programs_and_tables_to_people(command, terminal, monkeypatch, tmp_path):
     monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path))
+    (tmp_path / "plans").mkdir()  # an empty cache is no table
+    (tmp_path / "plans" / "plan.json").write_text("{}")
     assert main(command) == 0
     out, err = terminal.readouterr()
     assert "{" not in out

@@ -161,6 +161,15 @@ def test_the_first_format_is_the_reference_where_float32_is_left_out():
     assert compare([*formats, Measured("float32", about, 500, 64, scores)])["reference"] == "float32"
 
 
+def test_the_usual_window_fits_the_model_and_a_larger_one_is_refused(folder):
+    model = hierspec.load(folder, device="cpu")
+    context = model.config.context
+    assert context < 1024
+    assert measure(model, TEXT, tokens=64).window == context
+    with pytest.raises(HierspecError, match=f"A window of {context + 1:,} tokens is more than the model's context"):
+        measure(model, TEXT, tokens=64, window=context + 1)
+
+
 # The command
 
 

@@ -41,6 +41,23 @@ def test_every_path_is_described_with_its_errors(brief_server):
     assert streamed.keys() == {"application/json", "text/event-stream"}
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {"max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_streams_are_what_the_schema_says(brief_server, path, body):
+    schema = schemathesis.openapi.from_url(f"{brief_server.url}/openapi.json")
+    case = schema[path]["POST"].Case(body={"model": "tiny", "stream": True, **body}, media_type="application/json")
+    reply = case.call(base_url=brief_server.url, timeout=60)
+    assert reply.headers["content-type"][0].startswith("text/event-stream")
+    case.validate_response(reply, checks=CHECKS.get_by_names(CHECKED))
+
+
 def test_replies_are_what_the_schema_says(brief_server):
     checks = CHECKS.get_by_names(CHECKED)
     schema = schemathesis.openapi.from_url(f"{brief_server.url}/openapi.json")

@@ -92,7 +92,7 @@ class Engine:
         try:
             answers = scorer.score(asks)
         except Exception as error:
-            failure = _failure(f"The scorer {scorer.name}", error)
+            failure = failure_of(f"The scorer {scorer.name}", error)
             if len(group) == 1:
                 group[0][0].fail(failure)
                 return [None]
@@ -152,7 +152,7 @@ class Engine:
                 self._steps.append((request, outcome))
                 answer = None
             except Exception as error:  # only this request fails
-                request.fail(_failure("The request", error))
+                request.fail(failure_of("The request", error))
             except BaseException:  # it was interrupted between two asks, and cannot go on from there
                 request.cancel()
                 raise
@@ -174,7 +174,7 @@ def _with_room(requests: list[Request]) -> list[Request]:
     return requests
 
 
-def _failure(who: str, error: Exception) -> HierspecError:
+def failure_of(who: str, error: Exception) -> HierspecError:
     """What a request fails with. The cause of an unexpected error is kept."""
     if isinstance(error, HierspecError):
         return error

@@ -10,22 +10,16 @@ from fastapi.middleware.cors import CORSMiddleware
 
 import hierspec
 from hierspec.async_language_model import AsyncLanguageModel
-from hierspec.serve import (
-    anthropic_messages,
-    health,
-    metrics,
-    models,
-    openai_chat,
-    openai_completions,
-    page,
-    responses,
-    tokens,
-)
-from hierspec.serve.errors import add_handlers
-from hierspec.serve.keys import KeyCheck
-from hierspec.serve.limits import BodyLimit, Gate
-from hierspec.serve.openai_schemas import Error
-from hierspec.serve.responses_store import StoredResponses
+from hierspec.serve.anthropic import messages
+from hierspec.serve.http.errors import add_handlers
+from hierspec.serve.http.keys import KeyCheck
+from hierspec.serve.http.limits import BodyLimit, Gate
+from hierspec.serve.http.schemas import Error
+from hierspec.serve.monitoring import health, metrics
+from hierspec.serve.openai import chat, completions, models, tokens
+from hierspec.serve.page import routes as page
+from hierspec.serve.responses import routes as responses
+from hierspec.serve.responses.store import StoredResponses
 from hierspec.serve.settings import Settings
 
 _ABOUT = "Language models write faster without changing what they write. OpenAI's API; errors have OpenAI's shape."
@@ -45,9 +39,7 @@ def create_app(model: AsyncLanguageModel, settings: Settings) -> FastAPI:
     app.state.responses = StoredResponses()
     page.watch(app)
     add_handlers(app)
-    for routes in (
-        openai_chat, openai_completions, responses, anthropic_messages, models, tokens, health, metrics, page
-    ):  # fmt: skip
+    for routes in (chat, completions, responses, messages, models, tokens, health, metrics, page):
         app.include_router(routes.router)
     # The last one added is the first that a request meets.
     app.add_middleware(BodyLimit, limits=settings.limits)

@@ -37,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model(parser, weights_help=help_text, enlarged=False)
     parser.add_argument("--text", type=InputFile, required=True, metavar="FILE", help="plain text, such as a book")
     parser.add_argument("--tokens", type=int, default=8192, metavar="N", help="that are scored (default 8192)")
-    help_text = "tokens of a window (default 1024, or the model's context)"
-    parser.add_argument("--window", type=int, default=1024, metavar="N", help=help_text)
+    help_text = "tokens of a window (default 1024, or the model's context where that is smaller)"
+    parser.add_argument("--window", type=int, metavar="N", help=help_text)
     common.add_output(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     options.at_least_one(arguments, "tokens")
-    if arguments.window < _LEAST_WINDOW:
+    if arguments.window is not None and arguments.window < _LEAST_WINDOW:
         raise HierspecError(f"--window must be at least {_LEAST_WINDOW}, not {arguments.window}.")
     text = read_text(arguments.text, refusal(arguments.text, "give a file of plain text"))
     formats = _chosen_formats(arguments)

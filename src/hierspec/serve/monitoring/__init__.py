@@ -1,0 +1,1 @@
+"""What tells others how a server is doing."""

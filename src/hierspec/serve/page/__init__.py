@@ -1,0 +1,1 @@
+"""The page at /: what it is told, and its files."""
