@@ -66,9 +66,9 @@ class Branches:
                 return
 
     def _looks_hopeless(self) -> bool:
-        """After a tenth of what the test pays for: whether there seems to be twice as much. Else most of the time would
-        go into cases that are given up."""
-        return self.leaves > self._most / 10 and self.leaves / self._visited > 2 * self._most
+        """After a twentieth of what the test pays for: whether there seems to be twice as much. Else most of the time
+        would go into cases that are given up."""
+        return self.leaves > self._most / 20 and self.leaves / self._visited > 2 * self._most
 
     def choose(self, weights: Sequence[float]) -> int:
         """An index of `weights`, with that probability."""
