@@ -54,7 +54,7 @@ class Chat:
         """More of the last answer, where the limit or the caller ended it. `last` is then only what was added."""
         if self.last is None or self.last.ended == "stop" or self._asked is not None or not self._answered:
             raise HierspecError("There is no unfinished answer to go on with; say something first.")
-        if self.sampling.grammar is not None:  # it would begin the grammar anew
+        if self.sampling.grammar is not None:  # the continuation would restart the grammar
             raise HierspecError("An answer within a grammar cannot go on; ask again with more max_tokens.")
         return self._go_on()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.core.engine import Engine
+from hierspec.core.engine import Engine, PassClock
 from hierspec.core.errors import HierspecError
 from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.request import Request
@@ -24,8 +24,8 @@ class RecordingEngine(Engine):
 
     def __init__(self) -> None:
         super().__init__()
-        self._passes: list[tuple[tuple[float, float, bool], list[Answer]]] = []
-        self._times = (0.0, 0.0, False)  # of the last pass, before it, and whether something was prepared
+        self._passes: list[tuple[PassClock, list[Answer]]] = []
+        self._clock_of_pass = PassClock(0.0, 0.0, False)  # of the last one
         self._complete = True
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
@@ -33,26 +33,19 @@ class RecordingEngine(Engine):
         picked = [answer for answer in answers if answer is not None and answer.picks is not None]
         self._complete &= len(picked) == len(group)
         if self._complete:
-            self._passes.append((self._times, picked))
+            self._passes.append((self._clock_of_pass, picked))
         return answers
 
-    def _note(
-        self,
-        group: list[tuple[Request, Ask]],
-        answers: Sequence[Answer],
-        seconds: float,
-        between: float,
-        prepared: bool,
-    ) -> None:
-        self._times = (seconds, between, prepared)
-        super()._note(group, answers, seconds, between, prepared)
+    def _note(self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], clock: PassClock) -> None:
+        self._clock_of_pass = clock
+        super()._note(group, answers, clock)
 
     def transcript(self) -> list[list[Any]] | None:
         """For every pass its seconds, those before it and whether something was prepared; then for every ask: picks,
         leads where they were asked for, and the same of the answers ahead."""
         if not self._complete:
             return None
-        return [[*times, *(_to_json(answer) for answer in answers)] for times, answers in self._passes]
+        return [[*clock, *(_to_json(answer) for answer in answers)] for clock, answers in self._passes]
 
 
 class Playback(Engine):
@@ -71,7 +64,7 @@ class Playback(Engine):
         )
         if not fits:
             raise HierspecError("What was recorded of the run does not fit this program; start over with --restart.")
-        self._note(group, answers, float(seconds), float(between), bool(prepared))
+        self._note(group, answers, PassClock(float(seconds), float(between), bool(prepared)))
         return answers
 
 

@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"Everybody who reaches {arguments.host} could use the server; give --api-key (or {_KEY_VARIABLE}), or say "
             "--without-key."
         )
-    settings = _settings(arguments, keys)  # a mistake is told before a model is loaded
+    settings = _settings(arguments, keys)  # mistakes are reported before a model is loaded
     from hierspec.serve.listening import serve
 
     model = options.load_model(arguments)

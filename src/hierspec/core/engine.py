@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from hierspec.core.errors import HierspecError, OutOfMemory, out_of_memory
 from hierspec.core.interfaces import Answer, Ask, PassTime, Scorer
@@ -12,6 +13,14 @@ from hierspec.core.request import Request, Step
 from hierspec.core.room import room_taken
 from hierspec.core.text_files import shown
 from hierspec.core.together import Together
+
+
+class PassClock(NamedTuple):
+    """How long a pass took."""
+
+    seconds: float
+    between: float  # seconds that its requests took to ask for it
+    prepared: bool  # whether something was made ready meanwhile that later passes find ready
 
 
 class Engine:
@@ -107,20 +116,15 @@ class Engine:
         seconds = max(self._clock() - began - preparing, 0.0)
         if self._reader is not None and reading is not None:
             self._reader.learn(scorer, reading, seconds)
-        self._note(group, answers, seconds, sum(request.between for request, _ in group), preparing > 0)
+        between = sum(request.between for request, _ in group)
+        self._note(group, answers, PassClock(seconds, between, preparing > 0))
         return answers
 
-    def _note(
-        self,
-        group: list[tuple[Request, Ask]],
-        answers: Sequence[Answer],
-        seconds: float,
-        between: float,
-        prepared: bool,
-    ) -> None:
+    def _note(self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], clock: PassClock) -> None:
         """Tell the requests of a pass its time, which they share. What lies between passes is part of it: it is not the
         same where something was drafted, and where passes are fast it is much of the time. Of one for which something
         was prepared there is no telling: the device worked meanwhile."""
+        seconds, between, prepared = clock
         self._together.learn(group[0][1].scorer, seconds)
         self._spent += between + seconds
         rows, contexts, usual = 0, 0, True

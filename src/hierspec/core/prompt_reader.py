@@ -53,8 +53,8 @@ class Reading(NamedTuple):
 class PromptReader:
     """Decides which asks of a round are put to the scorers: whole, cut to a piece, or later.
 
-    Prompts are read one after the other, so that the first is soon done, and what later ones have in common with it is
-    then found in the cache.
+    Prompts are prefilled one after the other: the first is soon done, and later ones take a common prefix from the KV
+    cache.
     """
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ class GrammarConstraint(Constraint):
         matcher: Any,
         vocabulary: int,
         ends: Sequence[int],
-        first_opening: int = 0,  # the matcher's number of the first token as it begins a text; 0: they all begin alike
+        first_opening: int = 0,  # the matcher's id of the first token at the start of a text; 0: the same as elsewhere
         opening_token: Callable[[bytes], int | None] = lambda text: None,  # that begins a text with these bytes
     ) -> None:
         self._matcher = matcher

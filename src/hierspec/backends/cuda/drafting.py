@@ -21,7 +21,7 @@ from hierspec.backends.cuda.graphs import Exchange, rounded_up
 from hierspec.backends.cuda.head_kernels import gathered_product, listed_product
 from hierspec.backends.cuda.heads import CudaJoin, CudaShortlist, room_for
 from hierspec.backends.cuda.memory import CudaMemory
-from hierspec.backends.cuda.pick import Picker, PickScratch, parameters, unpacked
+from hierspec.backends.cuda.pick import Picker, PickScratch, parameters_of_steps, unpacked
 from hierspec.backends.cuda.pick_kernels import PARAMETERS, launch_picks
 from hierspec.backends.cuda.scratch import places_at
 from hierspec.backends.cuda.work import (
@@ -37,7 +37,6 @@ from hierspec.backends.cuda.work import (
 )
 from hierspec.backends.torch.pick import picks_wanted
 from hierspec.core.interfaces import Answer, Ask
-from hierspec.core.sampling import noise_keys
 
 _NormedJoin = tuple[CudaJoin, Tensor | None]  # and the norms of its features
 _MOST_STEPS = 16
@@ -145,9 +144,7 @@ class CudaDraftWriter:
         steps = 1 if later is None else 1 + len(later.numbers)
         keys = np.zeros((steps, PARAMETERS), np.int64)
         if picked:
-            keys[:] = parameters(ask, False)
-            if ask.request.sampling.temperature > 0:
-                keys[:, :2] = [noise_keys(ask.request.seed, len(ask.context) + step) for step in range(steps)]
+            keys[:] = parameters_of_steps(ask, len(ask.context), steps)
         parts = [keys.ravel().view(np.int32), rows.tokens, rows.feature_slots, work.numbers]
         if later is not None:
             parts.append(later.numbers.ravel())

@@ -20,13 +20,12 @@ from hierspec.backends.cuda.filters import changes_logits
 from hierspec.backends.cuda.fused import gather_rows
 from hierspec.backends.cuda.graphs import Exchange, rounded_up
 from hierspec.backends.cuda.memory import CudaMemory
-from hierspec.backends.cuda.pick import PickScratch, parameters, unpacked
+from hierspec.backends.cuda.pick import PickScratch, parameters, parameters_of_steps, unpacked
 from hierspec.backends.cuda.pick_kernels import PARAMETERS, launch_picks
 from hierspec.backends.cuda.scratch import places_at
 from hierspec.backends.cuda.work import MOST_NUMBERS, MOST_ROWS, Work, bucket, fits, steps_of, work_of
 from hierspec.backends.torch.pick import picks_wanted
 from hierspec.core.interfaces import Answer, Ask
-from hierspec.core.sampling import noise_keys
 
 _MOST_STEPS = 8  # passes of a graph
 _COUNTS = (1, 2, 4, 8)  # picks of a row
@@ -107,11 +106,7 @@ class CudaPassWriter:
             keys[row : row + 1 + len(ask.proposal)] = parameters(ask, False)
             row += 1 + len(ask.proposal)
         if steps:
-            [ask] = asks
-            keys[work.width :] = keys[0]
-            if ask.request.sampling.temperature > 0:
-                first = len(ask.context) + 1
-                keys[work.width :, :2] = [noise_keys(ask.request.seed, first + step) for step in range(steps)]
+            keys[work.width :] = parameters_of_steps(asks[0], len(asks[0].context) + 1, steps)
         numbers[ends : ends + len(rows.tokens)] = rows.tokens
         numbers[ends + len(rows.tokens) : ends + work.width] = 0
         at = ends + work.width

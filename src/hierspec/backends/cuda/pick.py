@@ -121,6 +121,14 @@ def unpacked(out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return out[:, :-1], np.ascontiguousarray(out[:, -1]).view(np.float64)
 
 
+def parameters_of_steps(ask: Ask, first: int, steps: int) -> np.ndarray:
+    """[steps, PARAMETERS] of tokens that an ask without a proposal writes by itself, the first at position `first`."""
+    rows = np.repeat(parameters(ask, False), steps, axis=0)
+    if ask.request.sampling.temperature > 0:
+        rows[:, :2] = [noise_keys(ask.request.seed, first + step) for step in range(steps)]
+    return rows
+
+
 def parameters(ask: Ask, adjusted: bool) -> np.ndarray:
     """[rows, PARAMETERS]: what the kernel is to do with the rows of an ask."""
     rows = np.zeros((1 + len(ask.proposal), PARAMETERS), np.int64)

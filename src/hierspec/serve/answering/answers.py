@@ -23,7 +23,7 @@ from hierspec.serve.settings import Settings
 from hierspec.worker import Event, Job
 
 _log = logging.getLogger("hierspec.serve")
-_WAITING_SECONDS = 15.0  # without news, until a client is told that it is still being served
+_WAITING_SECONDS = 15.0  # without a token, after which a comment keeps the connection alive
 
 PLANS = ("auto", *NAMED)
 

@@ -1,4 +1,4 @@
-"""What is told about answers beside their text: tokens used, time taken, log-probabilities. In OpenAI's words."""
+"""Usage, timings and log-probabilities of answers, in OpenAI's field names."""
 
 from __future__ import annotations
 
