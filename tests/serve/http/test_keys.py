@@ -38,6 +38,12 @@ def test_nobody_else_gets_further(guarded, headers):
         assert "sk-" not in reply.text
 
 
+def test_a_wrong_key_and_none_are_refused_in_different_words(guarded):
+    wrong, none = (httpx.get(f"{guarded.url}/v1/models", headers=each) for each in ({"x-api-key": "sk-no"}, {}))
+    assert "not one of this server's keys" in wrong.json()["error"]["message"]
+    assert "needs an API key" in none.json()["error"]["message"]
+
+
 def test_whether_it_runs_is_no_secret(guarded):
     for path in ("/health", "/ready", "/version"):
         assert httpx.get(f"{guarded.url}{path}").status_code == 200

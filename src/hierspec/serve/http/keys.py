@@ -28,7 +28,7 @@ class KeyCheck:
             scope.setdefault("state", {})["key"] = key = self._key(scope)
             preflight = scope["method"] == "OPTIONS"  # a browser asks whether it may call, and sends no key yet
             if key is None and not preflight and not _is_open(scope["path"]):
-                await error_response(_refusal(), scope["path"])(scope, receive, send)
+                await error_response(_refusal(bool(_secret(scope))), scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -61,6 +61,8 @@ def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
 
 
-def _refusal() -> ApiError:
+def _refusal(gave_one: bool) -> ApiError:
     sentence = "This server needs an API key; send it as Authorization: Bearer KEY, or as x-api-key."
+    if gave_one:
+        sentence = "The API key is not one of this server's keys; check it, or ask who runs the server for one."
     return ApiError(401, sentence, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
