@@ -81,6 +81,7 @@ def compare_many(
     compared: Equality | None = None,
     keep: Callable[[Equality], None] = lambda compared: None,
     progress: Progress = silent,
+    batches: Sequence[int] = BATCHES,
 ) -> Equality:
     """Go on until so many tokens have been compared. `keep` is called after every group."""
     if plan.rule != "coupled":
@@ -89,11 +90,12 @@ def compare_many(
         )
     compared = compared or Equality()
     texts = [turn for prompt in prompts for turn in prompt.turns]
+    size = max(PLAIN_BATCH, *batches)
     while compared.tokens < tokens:
         began = time.perf_counter()
-        first = PLAIN_BATCH * compared.groups
-        group = [_case(model, texts, first + offset, max_tokens) for offset in range(PLAIN_BATCH)]
-        batch = BATCHES[compared.groups % len(BATCHES)]
+        first = size * compared.groups
+        group = [_case(model, texts, first + offset, max_tokens) for offset in range(size)]
+        batch = batches[compared.groups % len(batches)]
         plain = _written(model, Plan(), group)
         alone = compared.groups % len(group)
         [written] = _written(model, Plan(), [group[alone]])
@@ -155,6 +157,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_prompts(parser)
     common.add_plans(parser)
     common.add_output(parser, ", after every group; a later run goes on from it")
+    parser.add_argument(
+        "--batches",
+        metavar="N,…",
+        default=",".join(map(str, BATCHES)),
+        help="in which the plan writes, in turn (default %(default)s)",
+    )
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="of each answer (default 256)")
 
 
@@ -165,6 +173,9 @@ def run(arguments: argparse.Namespace) -> int:
     names = options.names(arguments.plans)
     if len(names) != 1:
         raise HierspecError("One plan is compared with plain decoding; give --plans one name.")
+    batches = options.numbers("--batches", arguments.batches)
+    if not batches or min(batches) < 1:
+        raise HierspecError(f"--batches must be numbers of at least 1, not {arguments.batches!r}.")
     _, prompts = common.chosen_prompts(arguments)
     model = options.load_model(arguments)
     plan = model.plan(names[0])
@@ -176,7 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
         "products": model.decoder.products,
         "plan": plan.to_toml(),
         "max_tokens": arguments.max_tokens,
-        "plain": f"written in batches of {PLAIN_BATCH}; one answer of each batch also alone",
+        "plain": f"written in batches of {max(PLAIN_BATCH, *batches)}; one answer of each batch also alone",
     }
     compared = _earlier(arguments.output, about) or Equality()
 
@@ -190,7 +201,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         with progress_bars() as progress:
-            compare_many(model, plan, prompts, arguments.tokens, arguments.max_tokens, compared, keep, progress)
+            compare_many(
+                model, plan, prompts, arguments.tokens, arguments.max_tokens, compared, keep, progress, batches
+            )
     except KeyboardInterrupt:
         note("Interrupted; what follows was compared until then.")
     if not arguments.json:

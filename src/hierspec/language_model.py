@@ -204,7 +204,7 @@ class LanguageModel(Generates):
         if not isinstance(plan, Plan | str | os.PathLike):
             raise HierspecError("plan must be a Plan, the name of one, or a TOML file.")
         if plan == AUTO:
-            plan = saved_plan(self.about) or default_plan(self.config, self.pack)
+            plan = saved_plan(self.about) or default_plan(self.config, self.pack, self.decoder.backend.device.type)
         elif not isinstance(plan, Plan) and (str(plan).endswith(".toml") or os.path.isfile(plan)):
             plan = Plan.read(plan)
         if isinstance(plan, Plan):

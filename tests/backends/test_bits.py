@@ -38,7 +38,7 @@ def plain_logits(decoder: Decoder, tokens: list[int]) -> np.ndarray:
         for length in range(1, len(tokens) + 1):
             staircase.align(np.array(tokens[:length], np.int32), Proposal())
             advance(decoder, [staircase], decoder.config.layers)
-            found.append(decoder.logits(states(staircase, length - 1, length)).numpy()[0])
+            found.append(decoder.logits(states(staircase, length - 1, length)).cpu().numpy()[0])
     return np.array(found)
 
 
@@ -74,7 +74,7 @@ def check_anything_goes(decoder: Decoder, tokens: list[int], rng: random.Random,
             for layer in rng.choice([[config.layers], [*cuts, config.layers], [cuts[0], config.layers]]):
                 assert layer in boundaries
                 advance(decoder, together, layer)
-            found = decoder.logits(states(mine, start - 1, mine.used)).numpy()
+            found = decoder.logits(states(mine, start - 1, mine.used)).cpu().numpy()
             rows = [found[0], *(found[node + 1] for node in spine)]
             for place, row in enumerate(rows):
                 assert (row.view(np.int32) == expected[start - 1 + place].view(np.int32)).all()

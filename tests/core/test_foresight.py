@@ -180,3 +180,25 @@ def test_a_synthetic_tier_does_not_go_on_from_picks_that_are_replaced(agrees):
         assert request.output == outputs[0]
     assert inner.calls == sum(inner.packed)
     assert hierarchy.tiers[1].foresight.ahead(0, SUREST, 3).any()  # it would have been allowed to
+
+
+class Timing(FixedPace):
+    """Notes what each round took."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def learn(self, round):
+        self.seconds.append(round.request.spent - round.began)
+
+
+def test_a_call_that_writes_ahead_takes_its_time_token_by_token():
+    """Else the first of its tokens would seem slow and the others free."""
+    pace = Timing()
+    target = AheadScorer("target", 8, seed=3)
+    request = Request([1, 2, 3], Sampling(max_tokens=16), Hierarchy((Tier(target, pace=pace),)))
+    for _ in Engine(clock=count().__next__).run([request]):
+        pass
+    assert target.calls < len(request.output) == len(pace.seconds)
+    assert max(pace.seconds) < 3 * min(pace.seconds)
+    assert request.spent == pytest.approx(sum(pace.seconds))

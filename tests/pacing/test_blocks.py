@@ -116,6 +116,14 @@ def learnt(rate: float, cost: float) -> WhileWorthwhile:
     return policy
 
 
+def test_a_block_has_what_one_call_writes():
+    policy = WhileWorthwhile(costs(1.0), at_once=4)
+    for _ in range(100):
+        assert policy.begin() == 4
+        assert policy.begin(Load(2)) in (1, 4)  # several requests write token by token; 4: to try longer ones
+    assert [WhileWorthwhile(costs(1.0), at_once=6).begin(Load(requests)) for requests in (1, 2)] == [6, 4]
+
+
 def test_going_on_is_weighed_against_what_time_is_worth():
     assert learnt(0.9, 0.1).go_on(block(UNDRAFTED))
     assert not learnt(0.2, 0.1).go_on(block(UNDRAFTED, UNDRAFTED, UNDRAFTED))

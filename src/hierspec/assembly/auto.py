@@ -16,19 +16,23 @@ from hierspec.core.plan import Plan, TierPlan
 from hierspec.kept import KeptFile
 
 AUTO = "auto"
+_GPU_BUDGET = 31  # nodes of a pass: with its context's last token they are 32 rows, as graphs have them
 _VERSION = 1  # count up when plans saved before should be chosen again
 
 
-def default_plan(config: DecoderConfig, pack: Pack | None) -> Plan:
-    """Stores, and beside them the best drafter that the model has."""
+def default_plan(config: DecoderConfig, pack: Pack | None, device: str = "cpu") -> Plan:
+    """Stores, and beside them the best drafter that the model has. On a GPU further rows of a pass cost next to
+    nothing, so there may be more of them to choose from."""
+    on_gpu = device == "cuda"
     tiers: tuple[TierPlan, ...] = ()
     if pack is not None and pack.has(FEATURE):
-        tiers = (TierPlan(draft="feature", gather=8, until="worth", candidates=2),)
+        tiers = (TierPlan(draft="feature", gather=8, until="worth", candidates=4 if on_gpu else 2),)
     elif pack is not None and pack.exits():
         tiers = (TierPlan(exit_layer=pack.exits()[0], gather=8, until="worth"),)
     elif config.early_exit is not None:
         tiers = (TierPlan(exit_layer=config.early_exit, gather=8, until="worth"),)
-    return beside_stores(tiers, config.layers)
+    plan = beside_stores(tiers, config.layers)
+    return replace(plan, budget=_GPU_BUDGET) if on_gpu else plan
 
 
 def beside_stores(tiers: tuple[TierPlan, ...], layers: int) -> Plan:

@@ -120,7 +120,7 @@ class PaceBook:
         name = f"{scorers[level].name} for {scorers[above].name}{'' if tier.agrees is None else SYNTHETIC}"
         costs, own = self.costs(plan, above, scorers, level), self._costs.costs(scorers[level])
         after, prefill = self._after(costs), self._prefill(level, scorers)
-        return self._learning_part(name, lambda: WhileWorthwhile(after, prefill, own, costs))
+        return self._learning_part(name, lambda: WhileWorthwhile(after, prefill, own, costs, scorers[level].at_once))
 
     def _after(self, costs: Costs) -> Costs:
         """Of passes right after drafting: they may be slower, and are learnt separately."""

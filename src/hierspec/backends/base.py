@@ -156,6 +156,7 @@ class DraftWriter(Protocol):
     """A drafter's next tokens in one call: join, layers, head and picks, the same as one after the other."""
 
     most_rows: int  # that it may begin with
+    at_once: int  # tokens of a call that take little more time than one: a block should have as many
 
     def read(self, memory: Memory, batch: Batch, hidden: Tensor) -> None:
         """Keys and values of all layers for the rows of one text [rows, hidden], which it may overwrite, and no

@@ -132,7 +132,9 @@ class Engine:
             stats = ask.stats
             stats.seconds += seconds / len(group)
             request.last_pass = None
-            request.spent = self._spent
+            request.pass_seconds = (between + seconds) / (1 + len(answer.ahead))
+            # Passes that were made ahead count when their answers are taken.
+            request.spent = self._spent - len(answer.ahead) * request.pass_seconds
             # Prefill, also of what a drafter was not asked about for a while, says nothing about the rows asked for.
             # Of a drafter's block its last token is new to it, and the token that was written after the block.
             request.prefilled = prepared or len(ask.context) > stats.reach + 2
@@ -142,8 +144,7 @@ class Engine:
             contexts += (1 + len(ask.proposal)) * len(ask.context)
         if usual:  # told once, whoever else was in it
             # A scorer that went on from its own picks was alone: as many passes as answers, all of one width.
-            passes = 1 + len(answers[0].ahead)
-            group[0][0].last_pass = PassTime(rows, (between + seconds) / passes, contexts / rows, len(group))
+            group[0][0].last_pass = PassTime(rows, group[0][0].pass_seconds, contexts / rows, len(group))
 
     def _advance(self, request: Request, answer: Answer | None) -> None:
         """Give the request its answer and go on to its next ask; every step on the way is added to the steps."""

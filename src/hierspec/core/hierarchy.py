@@ -38,7 +38,6 @@ Extension = Generator[Ask, Answer, Block]
 
 # Tokens that a target may write ahead where nothing is drafted for it: passes in one call, for backends that have that.
 _TARGET_AHEAD = 7
-_RESTING_AHEAD = 2  # where drafts rest: few, since their time counts as that of the first of them
 _WHATEVER_LEADS = np.ones((_TARGET_AHEAD, SUREST + 1), bool)
 
 
@@ -145,23 +144,22 @@ class Hierarchy:
                 if request.running_requests == 1 and bottom:
                     ahead = _ahead(tier, block) if level else _WHATEVER_LEADS[: max(round.room, 0)]
                 elif request.running_requests == 1 and by_picks and not level and not round.may_draft:
-                    rest = min(pace.rests(round) - 1, round.room, _RESTING_AHEAD)
-                    ahead = _WHATEVER_LEADS[: max(rest, 0)]
+                    ahead = _WHATEVER_LEADS[: max(min(pace.rests(round) - 1, round.room), 0)]
                 first = yield Ask(
                     tier.scorer, here, draft, request, tier.candidates, distributions, stats, leads, logits, ahead
                 )
                 answers += [*reversed(first.ahead), first]
+            else:
+                request.spent += request.pass_seconds
             stopped = self._write(round, answers.pop())
-            pace.learn(round)
-            block.seconds += round.seconds
-            # Decided from what is written, before the next token is sampled: so no distribution changes.
-            if stopped:
-                return block
-            ends = pace.hands_up(round)
-            if level and bottom and len(written) < block.gather:
-                tier.foresight.learn(len(written), _least_lead(block), not ends)
+            ends = _end_round(pace, round, stopped, tier.foresight if level and bottom else None)
+            while level and answers and not ends:  # what the scorer wrote ahead: nothing is drafted or asked for it
+                request.spent += request.pass_seconds
+                round.context, round.room, round.seconds = after(context, written), round.room - 1, 0.0
+                stopped = self._write_own(round, answers.pop())
+                ends = _end_round(pace, round, stopped, tier.foresight)
             if ends:
-                if level:
+                if level and not stopped:
                     write_certain(context, room, block, request)
                 return block
 
@@ -184,6 +182,21 @@ class Hierarchy:
             draft = round.request.constraint.pruned(written_in(round), draft)
         round.proposals.insert(0, draft)
         round.drafted, round.seconds = block, block.seconds
+
+    def _write_own(self, round: Round, answer: Answer) -> bool:
+        """`_write` where nothing was drafted and the answer is one row of picks, in less time: a tier that writes ahead
+        does little else."""
+        tier, request, picks = self.tiers[round.level], round.request, answer.picks
+        assert picks is not None
+        candidates: list[Candidate] = [(token, None) for token in picks[0, : tier.candidates].tolist()]
+        token = candidates[0][0]
+        if token == NO_TOKEN or token in request.stop_ids or tier.stores:
+            return self._write(round, answer)
+        round.tokens = [token]
+        lead = 0 if answer.leads is None else lead_class(float(answer.leads[0]))
+        round.block.written.append(Written(candidates, tier.scorer.name, UNDRAFTED, lead))
+        request.stats.tiers[round.level].count(NOTHING, [], 1)
+        return False
 
     def _write(self, round: Round, answer: Answer) -> bool:
         """Add to the block what the answer accepts and the scorer's token after it. Whether a stop id came."""
@@ -214,6 +227,20 @@ class Hierarchy:
             round.block.written.append(position)
         request.stats.tiers[round.level].count(draft, accepted, len(tokens))
         return stopped
+
+
+def _end_round(pace: Pace, round: Round, stopped: bool, foresight: Foresight | None) -> bool:
+    """Learn from a round that has been written. Whether its block ends: decided from what is written, before the next
+    token is sampled, so no distribution changes. `foresight`: of a tier that may write ahead."""
+    pace.learn(round)
+    block = round.block
+    block.seconds += round.seconds
+    if stopped:
+        return True
+    ends = pace.hands_up(round)
+    if foresight is not None and len(block.written) < block.gather:
+        foresight.learn(len(block.written), _least_lead(block), not ends)
+    return ends
 
 
 def _ahead(tier: Tier, block: Block) -> np.ndarray | None:

@@ -29,6 +29,7 @@ class RequestView(Protocol):
     running_requests: int  # including this one
     last_pass: PassTime | None  # of the scorer that answered last, where it tells what such passes cost
     spent: float  # seconds of all passes of its engine up to its last one, with what lies between them
+    pass_seconds: float  # of each pass of its last call: one that wrote several tokens ahead was several passes
     prefilled: bool  # whether that one read more of the text than what was just written, or prepared something
     constraint: Constraint | None  # what its grammar allows; None: everything
     ready: list[Answer]  # of the target, to asks that it has not made yet, the next one last

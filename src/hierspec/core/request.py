@@ -81,7 +81,7 @@ class Request:
         self.stats = hierarchy.new_stats()
         self.running_requests = 1
         self.last_pass: PassTime | None = None
-        self.spent, self.prefilled = 0.0, True
+        self.spent, self.pass_seconds, self.prefilled = 0.0, 0.0, True
         self.ready: list[Answer] = []
         self.between = 0.0  # seconds from its last answer to its next ask
         self.stores: dict[str, Store] = {}

@@ -69,13 +69,19 @@ class WhileWorthwhile:
     """
 
     def __init__(
-        self, above: Costs, prefill: Prefill = NO_PREFILL, own: Costs = FREE, undrafted: Costs | None = None
+        self,
+        above: Costs,
+        prefill: Prefill = NO_PREFILL,
+        own: Costs = FREE,
+        undrafted: Costs | None = None,
+        at_once: int = 1,
     ) -> None:
         self.above, self.own = above, own  # of the passes of the tier above over drafts of this one, and of this tier's
         # Of the passes of the tier above before which nothing was drafted: drafting may slow the next pass down, by
         # what it displaces from the processor's caches.
         self.undrafted = undrafted or above
         self.prefill = prefill  # before this tier can draft
+        self._at_once = at_once  # tokens that it writes in little more time than one, where a request is alone
         self.acceptance = AcceptanceRates()  # by the tier above
         self._blocks = 0
         self._tokens = self._seconds = 0.0  # of the tier above, older passes decayed
@@ -135,11 +141,12 @@ class WhileWorthwhile:
         slower = self._plain / self.undrafted.measured[0] if self.undrafted.measured[0] else 1.0
         return slower * self.prefill.seconds(to_prefill, load.context) > room * saved
 
-    def begin(self) -> int:
+    def begin(self, load: Load = ALONE) -> int:
         """A block begins. The tokens that it should have in any case."""
         trial = self._on_trial()
         self._blocks += 1
-        return _TRIAL_TOKENS if trial or self._blocks % _TRIAL_EVERY == 0 else 1
+        least = self._at_once if load.requests == 1 else 1
+        return max(_TRIAL_TOKENS, least) if trial or self._blocks % _TRIAL_EVERY == 0 else least
 
     def _on_trial(self) -> bool:
         """Whether to draft to learn what it is worth: for the first blocks, while they lose little."""

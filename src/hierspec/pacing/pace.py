@@ -50,7 +50,7 @@ class AdaptivePace(FixedPace):
         room = min(round.room, self.lengths.rest(len(round.request.output)))
         to_prefill = _to_prefill(self.router, round)
         skipped = self.router.choose(gain, load, to_prefill, room)
-        return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin())
+        return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin(load))
 
     def _switch(self, round: Round) -> Switch | None:
         """Which times writing with drafts against writing without. What a grammar forces always pays."""

@@ -61,6 +61,11 @@ class StateScorer(ABC):
         return self.decoder.config.vocabulary
 
     @property
+    def at_once(self) -> int:
+        """Tokens that it writes in little more time than one."""
+        return 1
+
+    @property
     def preparing(self) -> float:
         return self.decoder.backend.preparing
 

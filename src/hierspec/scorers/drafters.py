@@ -112,6 +112,10 @@ class FeatureScorer(BranchScorer):
     skips_first: bool = False  # there is no entry for the text's first token
     writer: DraftWriter | None = None  # several tokens in one call, where the backend has that
 
+    @property
+    def at_once(self) -> int:
+        return 1 if self.writer is None else self.writer.at_once
+
     def in_one_call(self, asks: Sequence[Ask]) -> bool:
         if self.writer is None or len(asks) != 1:
             return False

@@ -252,12 +252,12 @@ class Staircase:
             return entries + 1, np.zeros(len(entries) + 1, np.int64), _NO_PATHS
         chain, parents = self.chain, self.parents[self.chain : self.used].tolist()
         starts, path_entries = [0], list[int]()
+        paths: list[list[int]] = []  # of all nodes: each is its parent's and itself
+        for node, parent in enumerate(parents, chain):
+            paths.append([*paths[parent - chain], node] if parent >= chain else [node])
         for entry, no_path in zip(entries.tolist(), in_line.tolist(), strict=True):
-            path = []
-            while entry >= chain and not no_path:
-                path.append(entry)
-                entry = parents[entry - chain]
-            path_entries += reversed(path)
+            if not no_path and entry >= chain:
+                path_entries += paths[entry - chain]
             starts.append(len(path_entries))
         return np.where(in_line, entries + 1, chain), np.array(starts, np.int64), self.slots[path_entries]
 

@@ -34,7 +34,7 @@ from hierspec_bench.run import SideBySide
 AUTO = "auto"
 PARTS = ("roofline", "passes", "plans", "batches", "engines")
 _BATCH_TOKENS = 64  # of each answer in batches: there are many
-_WARM_UP = 2  # prompts that are answered before time counts: passes of many widths are recorded
+_WARM_UP = 4  # prompts that are answered before time counts: passes of many widths are recorded
 _ERROR_LETTERS = 500
 
 

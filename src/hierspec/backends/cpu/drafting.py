@@ -59,6 +59,8 @@ class _Embedding:
 class CpuDraftWriter:
     """`DraftWriter`, compiled: a drafter's parts, and memory between them."""
 
+    at_once = 1
+
     def __init__(
         self,
         embedding: Rows,

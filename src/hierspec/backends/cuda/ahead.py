@@ -6,15 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hierspec.backends.cuda.work import bucket
 from hierspec.core.foresight import LEADS
 from hierspec.core.interfaces import Ask
+
+# Few numbers: each has a graph of its own, and a step too many takes less than another call.
+_STEPS = (0, 1, 3, 5, 7, 11, 15)
 
 
 def steps_allowed(asks: Sequence[Ask], room: int, most: int) -> Sequence[np.ndarray]:
     """What the one ask says about going on after each of the next tokens; nothing where several are answered."""
     if len(asks) != 1 or asks[0].ahead is None or not room:
         return ()
-    return list(asks[0].ahead[: min(room, most - 1)])
+    allowed = asks[0].ahead[: min(room, most - 1)]
+    wanted = allowed.any(axis=1)
+    steps = len(allowed) if wanted.all() else int(wanted.argmin())  # after so many it would stop in any case
+    return list(allowed[: min(bucket(steps, _STEPS), len(allowed))])
 
 
 def steps_wanted(ask: Ask, picks: np.ndarray, leads: np.ndarray, ahead: Sequence[np.ndarray]) -> int:

@@ -49,6 +49,7 @@ class CudaDraftWriter:
     """`DraftWriter`: a drafter's parts, and memory between them."""
 
     most_rows = 16
+    at_once = 4  # an H200, default model: 0.27 ms for one token, 0.51 for four, of which a call itself takes 0.2
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class CudaDraftWriter:
         layers.graphs.run(
             ("draft", id(self), numbers, rows.own, rows.taps, count, shape, wanted, most, size),
             lambda: self._launch(rows, work, later, wanted, most, size),
+            at_once=True,
         )
         if not picked:
             layers.layer_rows += count * layers.config.layers

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from hierspec.backends.arena import reserve
+from hierspec.backends.cuda.graphs import Graphs, Inbox
+from hierspec.backends.cuda.moves import COUNTS, MOST_MOVES, move_rows
 from hierspec.checkpoints.config import DecoderConfig
 
 PAGE = 64  # slots of a page: as many keys as attention reads in one step
@@ -37,8 +39,23 @@ class CudaMemory:
         self.pages, (self.keys, self.values, self.all_states) = reserve(most_bytes // self.bytes_per_page, arrays)
         self.spare = self.pages * PAGE
         self.states = self.all_states[:, : self.spare]
+        self._graphs, self._moves = Graphs(device), Inbox(2 * MOST_MOVES, torch.int32, device)
 
     def copy(self, to: np.ndarray, source: np.ndarray) -> None:
+        if len(to) > MOST_MOVES:
+            self._copy_many(to, source)
+            return
+        count = next(each for each in COUNTS if each >= len(to))
+        slots = np.full((2, count), self.spare, np.int32)
+        slots[0, : len(to)], slots[1, : len(to)] = to, source
+        self._moves.put(slots.ravel())
+        self._graphs.run(count, lambda: self._launch_moves(count))
+
+    def _launch_moves(self, count: int) -> None:
+        for rows in (self.keys, self.values, self.all_states):
+            move_rows(rows, self._moves.buffer, count)
+
+    def _copy_many(self, to: np.ndarray, source: np.ndarray) -> None:
         pair = torch.from_numpy(np.stack((to, source))).to(self.keys.device, non_blocking=True)
         for numbers, slots in ((self.keys, 2), (self.values, 2), (self.all_states, 1)):
             numbers.index_copy_(slots, pair[0], numbers.index_select(slots, pair[1]))

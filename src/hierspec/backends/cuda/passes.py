@@ -7,6 +7,7 @@ passes are one graph. Everything that differs from call to call is in the number
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -66,7 +67,8 @@ class CudaPassWriter:
         steps = 0 if later is None else later.pieces
         shape = work.width, work.pieces, work.tree, work.tile, len(ahead), steps
         key = "pass", decoder.number_of(memory), rows.start, rows.stop, shape, gain.data_ptr(), wanted, size
-        decoder.graphs.run(key, lambda: self._launch(rows, work, len(ahead), steps, wanted, size, gain))
+        launch = partial(self._launch, rows, work, len(ahead), steps, wanted, size, gain)
+        decoder.graphs.run(key, launch, at_once=not len(ahead))
         answered = self._exchange.wait((work.width + len(ahead)) * (wanted + 1))
         picks, leads = unpacked(answered.reshape(-1, wanted + 1))
         decoder.layer_rows += count * (rows.stop - rows.start)

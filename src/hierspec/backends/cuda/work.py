@@ -10,6 +10,7 @@ import numpy as np
 from hierspec.backends.base import Batch
 from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS, ROWS, WIDE_FROM, WIDE_ROWS
 from hierspec.backends.cuda.memory import PAGE
+from hierspec.backends.cuda.pieces import pieces_of
 
 ROW_ARRAYS = 7  # positions, slots, drafted, limits, lengths, path starts, own pieces: as `Places` names them
 MOST_ROWS = 256  # of a pass
@@ -99,7 +100,15 @@ def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
     if rows == 1 and not tree:
         pieces, own = _one_row(batch, window), np.zeros(0, np.int64)
     else:
-        pieces, own = _pieces(batch, tile // group, window)
+        pieces, own = pieces_of(
+            batch.positions,
+            batch.lengths,
+            batch.path_starts,
+            batch.text_starts,
+            batch.tables,
+            tile // group,
+            window,
+        )
     count = bucket(len(pieces), _PIECES)
     numbers = np.zeros(ROW_ARRAYS * width + count * FIELDS + len(batch.paths), np.int32)
     by_row = numbers[: ROW_ARRAYS * width].reshape(ROW_ARRAYS, width)
@@ -166,43 +175,3 @@ def _put_pages(pieces: np.ndarray, table: np.ndarray, first: int) -> None:
     here = table[first * _PAGES_OF_BLOCK : first * _PAGES_OF_BLOCK + len(pages)]
     pages[: len(here)] = here
     pieces[:, FIRST_PAGE : FIRST_PAGE + _PAGES_OF_BLOCK] = pages.reshape(-1, _PAGES_OF_BLOCK)
-
-
-def _pieces(batch: Batch, together: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """All pieces of work, and the first own one of each row: -1 without a path. `together`: tokens of a tile."""
-    parts, count = list[np.ndarray](), 0
-    own = np.full(len(batch.positions), -1, np.int64)
-    tile = 0
-    for text, table in enumerate(batch.tables):
-        for first in range(int(batch.text_starts[text]), int(batch.text_starts[text + 1]), together):
-            last = min(first + together, int(batch.text_starts[text + 1]))
-            made = _tile(batch, table, first, last, count, tile, window, own)
-            count, tile = count + len(made), tile + 1
-            parts.append(made)
-    return np.concatenate(parts), own
-
-
-def _tile(
-    batch: Batch, table: np.ndarray, first: int, last: int, count: int, tile: int, window: int, own: np.ndarray
-) -> np.ndarray:
-    """The pieces of one tile of rows: blocks that they see together, then those that rows with paths see alone."""
-    positions, lengths = batch.positions[first:last], batch.lengths[first:last]
-    has_path = batch.path_starts[first + 1 : last + 1] > batch.path_starts[first:last]
-    limit = int(np.where(has_path, lengths // KEYS * KEYS, lengths).max())
-    first_block = max(int(positions.min()) - window + 1, 0) // KEYS if window else 0
-    shared = max(-(-limit // KEYS) - first_block, 0)
-    alone = [(row, int(lengths[row]) // KEYS, int(positions[row]) // KEYS) for row in np.flatnonzero(has_path)]
-    pieces = np.zeros((shared + sum(end + 1 - begin for _, begin, end in alone), FIELDS), np.int32)
-    pieces[:, 0], pieces[:, 1], pieces[:, 4], pieces[:, 5] = first, last - first, first, last - first
-    pieces[:shared, 2] = np.arange(first_block, first_block + shared)
-    _put_pages(pieces[:shared], table, first_block)
-    at = shared
-    for row, begin, end in alone:
-        mine = pieces[at : at + end + 1 - begin]
-        mine[:, 0], mine[:, 1], mine[:, 2], mine[:, 3] = first + row, 1, np.arange(begin, end + 1), 1
-        _put_pages(mine, table, begin)
-        own[first + row] = count + at
-        at += len(mine)
-    pieces[:, 6], pieces[:, 7], pieces[:, 8] = count, first_block, int(positions.max()) // KEYS
-    pieces[:, 9], pieces[:, 10] = len(pieces), tile
-    return pieces
