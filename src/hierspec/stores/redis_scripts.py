@@ -10,8 +10,8 @@ Keys, all with one prefix:
   totals               bytes charged, bytes of names, documents, batches
 """
 
-DOCUMENT_BYTES = 64  # that an entry is charged besides its tokens
-NAMESPACE_BYTES = 1024  # that a namespace is charged besides four times its name, which its keys repeat
+DOCUMENT_BYTES = 128  # that an entry is charged besides its tokens, about what Redis takes
+NAMESPACE_BYTES = 5120  # that a namespace is charged besides four times its name: Redis starts a stream with 4096
 SAME = 128  # newest documents of a namespace that a new one is compared with: twice the largest batch
 
 _COMMON = """
@@ -20,16 +20,18 @@ local births, sizes, used, totals = prefix .. 'births', prefix .. 'sizes', prefi
 
 local function stream(name) return prefix .. 'documents:' .. name end
 
+local function count(what, number) redis.call('HINCRBY', totals, what, string.format('%d', number)) end
+
 local function charge(name, bytes, documents)
   redis.call('ZINCRBY', sizes, bytes, name)
-  redis.call('HINCRBY', totals, 'bytes', string.format('%d', bytes))
-  redis.call('HINCRBY', totals, 'documents', documents)
+  count('bytes', bytes)
+  count('documents', documents)
 end
 
 local function forget(name)
   charge(name, -tonumber(redis.call('ZSCORE', sizes, name) or '0'), -redis.call('XLEN', stream(name)))
   redis.call('UNLINK', stream(name))
-  redis.call('HINCRBY', totals, 'names', -#name * redis.call('HDEL', births, name))
+  count('names', -#name * redis.call('HDEL', births, name))
   redis.call('ZREM', sizes, name)
   redis.call('ZREM', used, name)
 end
@@ -70,7 +72,7 @@ end
 local function add(name, tokens, checksum)
   if redis.call('HSETNX', births, name, birth) == 1 then
     charge(name, namespace_bytes + 4 * #name, 0)
-    redis.call('HINCRBY', totals, 'names', #name)
+    count('names', #name)
   end
   redis.call('XADD', stream(name), '*', 't', tokens, 'c', checksum, 'w', writer)
   charge(name, #tokens + document_bytes, 1)
