@@ -33,7 +33,7 @@ def test_what_one_model_wrote_another_process_would_draft(tiny, tmp_path, capsys
     redis = RedisServer(tmp_path)
     try:
         for number, namespace in enumerate(("anna", "anna", "bert")):
-            with hierspec.load(tiny, history=redis.url, keep_learnt=False) as model:
+            with hierspec.load(tiny, history=redis.url, backend="torch", keep_learnt=False) as model:
                 answer = model.generate("Hi", plan=ONLY_HISTORY, max_tokens=40, namespace=namespace, raw=True)
                 plain = model.generate("Hi", plan="plain", max_tokens=40, raw=True)
             assert answer.tokens == plain.tokens
