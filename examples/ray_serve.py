@@ -37,6 +37,11 @@ _ATTEMPTS = 8  # while replicas die
 _PAUSE = 0.25  # seconds, doubled: time for the router to hear of a death
 
 
+@serve.deployment(
+    num_replicas=REPLICAS,
+    max_ongoing_requests=64,
+    request_router_config=RequestRouterConfig(request_router_class=ConsistentHashRouter),
+)
 class Writer:
     """One model. Requests that run at the same time share its forward passes."""
 
@@ -52,6 +57,7 @@ class Writer:
         return {"text": answer.text, "tokens": len(answer.tokens), "drafted": drafted, "process": os.getpid()}
 
 
+@serve.deployment(max_ongoing_requests=1024)
 class Front:
     """Reads requests, and asks another writer where one has died."""
 
@@ -84,9 +90,6 @@ class Front:
         raise AssertionError("the last attempt returns or raises")
 
 
-writers = serve.deployment(
-    num_replicas=REPLICAS,
-    max_ongoing_requests=64,
-    request_router_config=RequestRouterConfig(request_router_class=ConsistentHashRouter),
-)(Writer)
-application = serve.deployment(max_ongoing_requests=1024)(Front).bind(writers.bind(MODEL, HISTORY, PLAN))
+writers: Any = Writer  # deployments, which the decorators made of the classes
+front: Any = Front
+application = front.bind(writers.bind(MODEL, HISTORY, PLAN))

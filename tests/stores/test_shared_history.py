@@ -235,6 +235,18 @@ def test_a_database_that_stands_still_delays_no_request(own_redis, caplog):
     assert len(held(store, "anna")) == 2
 
 
+def test_a_namespace_that_cannot_be_read_does_not_keep_the_others_from_it(redis):
+    first, second = servers(redis.url)
+    first.add(text(1), "anna")
+    first.flush()
+    database = first._database
+    database._redis.set(database._stream(b"bert"), b"no stream")
+    assert draft(second, text(1)[:10], "bert") == []
+    second.begin(np.array(text(1), np.int32), "anna")
+    until(lambda: second._rings.get(b"anna"), "the other namespace")
+    assert draft(second, text(1)[:10], "anna") == text(1)[10:18]
+
+
 def test_unsaved_answers_are_bounded_and_the_newest_are_kept(own_redis):
     (store,) = servers(own_redis.url, 1, limit=1 << 19)
     own_redis.kill()

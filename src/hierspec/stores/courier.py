@@ -13,7 +13,7 @@ from hierspec.core.errors import HierspecError
 
 _LOG = logging.getLogger("hierspec")
 _RETRY_SECONDS = 1.0  # between attempts while the database is down
-_MOST_WANTED = 64  # namespaces to fetch when it is back; of older ones the requests are long over
+_MOST_WANTED = 64  # namespaces that wait to be fetched; of older ones the requests are long over
 
 
 class Carried(Protocol):
@@ -37,6 +37,7 @@ class Courier:
         self._patience = patience  # seconds that a request waits for its namespace
         self._wanted: dict[bytes, threading.Event] = {}  # set: fetched, or it cannot be
         self._to_save = self._stopped = False
+        self._fetched_last = False
         self._is_down = self._is_slow = False
         self._changed = threading.Condition()
         weakref.finalize(carried, self.stop)
@@ -92,12 +93,13 @@ class Courier:
             return not self._stopped
 
     def _do_next(self) -> bytes | None:
-        """Fetches a namespace, which is returned, or else saves: requests wait for the former alone."""
+        """Fetches a namespace, which is returned, or saves; one after the other where there is both to do."""
         carried = self._carried()
         if carried is None:
             return None
         with self._changed:
-            namespace = next(iter(self._wanted), None)
+            namespace = None if self._to_save and self._fetched_last else next(iter(self._wanted), None)
+            self._fetched_last = namespace is not None
             if namespace is None:
                 self._to_save = False  # before it is done: what comes meanwhile is for the next time
         if namespace is None:
@@ -107,10 +109,12 @@ class Courier:
                 self._to_save = True
                 raise
             return None
-        carried.fetch(namespace)
-        with self._changed:
-            if (event := self._wanted.pop(namespace, None)) is not None:
-                event.set()
+        try:
+            carried.fetch(namespace)
+        finally:  # one that cannot be fetched is left out, or the others would wait for it: its next request asks again
+            with self._changed:
+                if (event := self._wanted.pop(namespace, None)) is not None:
+                    event.set()
         return namespace
 
     def _note_down(self, why: str) -> None:
