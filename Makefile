@@ -2,13 +2,22 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test soak lint clean
+.PHONY: demo test ray-test soak lint clean
 
 demo: .venv/ready
 	@$(BIN)/hierspec generate --colour --check --max-tokens 200 -f examples/demo_prompt.txt
 
 test: .venv/ready
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# In an environment of its own, since Ray brings some forty packages.
+ray-test: .venv-ray/ready
+	.venv-ray/bin/python -m pytest tests/test_ray_serve.py
+
+.venv-ray/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[redis]' 'ray[serve]==2.60.*' pytest
+	@touch $@
 
 # Minutes. Each run prints its seed; the same one attacks the same places again: make soak SEED=7
 soak: .venv/ready
@@ -29,4 +38,4 @@ lint: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-ray build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -42,7 +42,7 @@ from hierspec.progress_bar import progress_bar
 from hierspec.prompt_ids import Prompt, prompt_ids
 from hierspec.scorers.base import ModelScorer
 from hierspec.scorers.catalogue import ScorerCatalogue
-from hierspec.stores import Home
+from hierspec.stores import Home, check_history
 from hierspec.text.tokenizer import Tokenizer
 from hierspec.turns import Turns
 
@@ -56,6 +56,7 @@ def load(
     weights: str = "auto",
     kv_memory: int = DEFAULT_KV_MEMORY,
     stores: str | Path | None = None,
+    history: str | Path | None = None,
     pack: str | Path | None = None,
     enlarged: str = "",
     keep_learnt: bool = True,
@@ -72,6 +73,8 @@ def load(
     backend: another, faster model, exact in itself).
     kv_memory is the most bytes of KV cache and hidden states.
     stores is the folder of its databases on disk (default: one of the cache, by the model's name and vocabulary).
+    history is where answers are remembered, for plans that use them: a file, or the URL of a Redis server that many
+    processes share (redis://127.0.0.1:6379/0); by default in that folder, once a history was built.
     pack is the folder of what was trained for it: exits, drafters (default: the one that ships, if any; "none": none).
     enlarged is 1B, 8B, 32B or a list such as hidden=4096,heads=32,layers=32: the same function at the cost of such a
     model, in zeros, to measure with.
@@ -80,6 +83,7 @@ def load(
     """
     if source is not None and not isinstance(source, str | os.PathLike):
         raise HierspecError("load takes a model's folder, file or hub name; one that is already loaded cannot be used.")
+    check_history(history)
     if weights in DTYPES:  # float32 and the like: another way to ask for a dtype
         if dtype not in ("auto", weights):
             raise HierspecError(f"dtype is {dtype} and weights are {weights}: give one of them.")
@@ -110,7 +114,16 @@ def load(
         options = LoadOptions(dtypes.choice.dtype, device, backend, weights, kv_memory)
         catalogue = open_catalogue(checkpoint, options, shown)
     return LanguageModel(
-        catalogue, tokenizer, checkpoint.folder, options, stores, dtypes.choice, keep_learnt, checkpoint.file, enlarged
+        catalogue,
+        tokenizer,
+        checkpoint.folder,
+        options,
+        stores,
+        dtypes.choice,
+        keep_learnt,
+        checkpoint.file,
+        enlarged,
+        history,
     )
 
 
@@ -128,6 +141,7 @@ class LanguageModel(Generates):
         keep_learnt: bool = True,
         file: Path | None = None,  # a GGUF file that its weights stay in; then the folder has none
         enlarged: str = "",  # the sizes that it was enlarged to
+        history: str | Path | None = None,
     ) -> None:
         self.turns = Turns()
         self.name, self.folder, self.file, self.tokenizer = catalogue.name, folder, file, tokenizer
@@ -143,7 +157,7 @@ class LanguageModel(Generates):
         trained = () if catalogue.pack is None else catalogue.pack.hashes.values()
         self.about = (self.name, str(folder), self.dtype, self.weights, self.decoder.products, *trained)
         learnt = Learnt(self.about, None if catalogue.pack is None else catalogue.pack.learnt(), keep_learnt)
-        self.assembler = Assembler(vocabulary, options, catalogue, stores, costs, learnt)
+        self.assembler = Assembler(vocabulary, options, catalogue, stores, costs, learnt, history)
 
     def request(
         self, prompt: Prompt, plan: PlanLike, sampling: Sampling, raw: bool = False, namespace: str = ""

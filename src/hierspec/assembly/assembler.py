@@ -39,10 +39,11 @@ class Assembler:
         stores: str | Path | None = None,  # the folder of its databases; default: one of the cache
         costs: CostBook | None = None,
         learnt: Learnt | None = None,  # by earlier runs; default: nothing
+        history: str | Path | None = None,  # a file or the URL of a database; default: in the folder
     ) -> None:
         self.vocabulary, self.options = vocabulary, options
         self.drafts = DraftModels(vocabulary, options)
-        self.stores = OpenStores(vocabulary, stores)
+        self.stores = OpenStores(vocabulary, stores, history)
         self.costs = costs or CostBook(vocabulary.model, options.dtype, options.weights)
         self.synthetics = Synthetics()
         self._target, self._host_target = target, HostTarget(vocabulary.size)

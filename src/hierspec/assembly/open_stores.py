@@ -16,8 +16,10 @@ from hierspec.stores import Home, open_store
 class OpenStores:
     """Each store is opened when a plan first names it, and then shared by all requests."""
 
-    def __init__(self, vocabulary: Vocabulary, folder: str | Path | None = None) -> None:
-        self._vocabulary, self._folder = vocabulary, folder
+    def __init__(
+        self, vocabulary: Vocabulary, folder: str | Path | None = None, history: str | Path | None = None
+    ) -> None:
+        self._vocabulary, self._folder, self._history = vocabulary, folder, history
         self._stores: dict[str, Store | None] = {}  # by name; None: an optional one ("corpus?") that does not exist
         self._added: dict[str, Store] = {}  # by add
         self._lasting = True  # whether a history may be written to the disk
@@ -25,7 +27,7 @@ class OpenStores:
     @cached_property
     def home(self) -> Home:
         """Where this model's databases are on disk. Hashing a vocabulary takes time, so only once it is needed."""
-        return self._vocabulary.home(self._folder)
+        return self._vocabulary.home(self._folder, self._history)
 
     def open(self, names: Sequence[str]) -> tuple[Store, ...]:
         """The stores of these names, without optional ones that do not exist."""

@@ -30,18 +30,21 @@ class Vocabulary:
                 f"The draft {source} has another vocabulary than {self.model}; choose a draft of the same family."
             )
 
-    def home(self, folder: str | Path | None = None) -> Home:
-        """Where databases of these ids are on disk: this folder, or by default one of the cache."""
+    def home(self, folder: str | Path | None = None, history: str | Path | None = None) -> Home:
+        """Where databases of these ids are: in this folder, by default one of the cache. A history may be elsewhere."""
         vocabulary_hash = self.tokenizer.vocabulary_hash
         if folder is None:
             folder = cache_folder() / "stores" / f"{self.model.replace('/', '--')}-{vocabulary_hash[:12]}"
-        return Home(Path(folder), vocabulary_hash)
+        return Home(Path(folder), vocabulary_hash, self.model, str(history or ""))
 
 
 def open_home(
-    source: str | Path | None = None, stores: str | Path | None = None, progress: Progress | None = None
+    source: str | Path | None = None,
+    stores: str | Path | None = None,
+    progress: Progress | None = None,
+    history: str | Path | None = None,
 ) -> tuple[Tokenizer, int, Home]:
     """A model's tokenizer, the size of its vocabulary and where its databases are, without a decoder."""
     checkpoint = load_checkpoint(source, torch.float32, progress, as_stored=stored_in_blocks(source))
     vocabulary = Vocabulary(checkpoint.name, Tokenizer.from_folder(checkpoint.folder), checkpoint.config.vocabulary)
-    return vocabulary.tokenizer, vocabulary.size, vocabulary.home(stores)
+    return vocabulary.tokenizer, vocabulary.size, vocabulary.home(stores, history)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hierspec.cli.console import progress_bars
 from hierspec.cli.files import Folder, InputFile
+from hierspec.cli.history import add_history, chosen_history
 from hierspec.cli.parser import completes, name, text
 from hierspec.core.errors import HierspecError
 from hierspec.core.plan import NAMED, Plan, TierPlan
@@ -43,6 +44,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 def add_stores_folder(parser: argparse._ActionsContainer) -> None:
     help_text = "folder of its databases (default: in the cache)"
     parser.add_argument("--stores", type=Folder, metavar="DIR", help=help_text)
+    add_history(parser)
 
 
 def add_device(parser: argparse._ActionsContainer) -> None:
@@ -204,6 +206,7 @@ def load_model(
     if source is None and len(plans) == 1 and (only := read[plans[0]]) is not None:
         source = only.model
     _check_pack(arguments.pack)
+    history = chosen_history(arguments)
     _check_tiers(source, [*(plan for plan in read.values() if plan is not None), Plan(tiers=added_tiers(arguments))])
     timings = timings or Timings()
     _start_compiling(arguments)
@@ -223,6 +226,7 @@ def load_model(
             weights=arguments.weights,
             kv_memory=kv_memory,
             stores=arguments.stores,
+            history=history,
             pack=arguments.pack,
             enlarged=arguments.enlarged,
             keep_learnt=not arguments.no_learnt,
@@ -247,7 +251,7 @@ def load_home(arguments: argparse.Namespace) -> tuple[Tokenizer, int, Home]:
     from hierspec.assembly.vocabulary import open_home
 
     with progress_bars() as progress:
-        return open_home(arguments.model, arguments.stores, progress)
+        return open_home(arguments.model, arguments.stores, progress, chosen_history(arguments))
 
 
 def read_plan(plan: str) -> Plan | None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hierspec.cli import options, store_build_corpus, store_build_history, store_replay
@@ -81,10 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _info(arguments: argparse.Namespace) -> int:
     _, _, home = options.load_home(arguments)
     info: dict[str, Any] = {"folder": str(home.folder), "history": None, "corpus": None}
-    if home.history.exists():
-        from hierspec.stores.history import HistoryStore
-
-        with HistoryStore(home.history, vocabulary_hash=home.vocabulary_hash) as store:
+    if home.has_history():
+        with home.open_history() as store:
             info["history"] = store.info()
     if home.corpus.exists():
         from hierspec.stores.corpus import CorpusStore
@@ -111,7 +110,7 @@ def _shown(value: object) -> str:
 def _home_of(kind: str, arguments: argparse.Namespace) -> Home:
     _, _, home = options.load_home(arguments)
     path = home.corpus if kind == "corpus" else home.history
-    if not path.exists():
+    if not (path.exists() if kind == "corpus" else home.has_history()):
         raise HierspecError(f"There is no {kind} at {path}.")
     return home
 
@@ -124,13 +123,12 @@ def _drop_corpus(arguments: argparse.Namespace) -> int:
 
 def _drop_history(arguments: argparse.Namespace) -> int:
     home = _home_of("history", arguments)
-    if arguments.namespace is not None:
-        from hierspec.stores.history import HistoryStore
-
-        with HistoryStore(home.history, vocabulary_hash=home.vocabulary_hash) as store:
+    if arguments.namespace is not None or home.history_url:
+        with home.open_history() as store:
             store.drop(arguments.namespace)
     else:
-        for file in home.history.parent.glob(home.history.stem + ".*"):  # with what SQLite and `build` keep beside it
-            file.unlink()
+        beside = [Path(f"{home.history}{suffix}") for suffix in ("", "-wal", "-shm")]  # by SQLite
+        for file in (*beside, home.history.with_suffix(".done.json")):  # the last by `build`
+            file.unlink(missing_ok=True)
     note("history dropped")
     return 0

@@ -32,13 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
         prompts = spread(prompts, arguments.limit)
     model = options.load_model(arguments)
     from hierspec.fill_history import fill_history
-    from hierspec.stores.history import HistoryStore
 
-    with (
-        HistoryStore(model.home.history, vocabulary_hash=model.home.vocabulary_hash) as store,
-        progress_bars() as progress,
-    ):
+    with model.home.open_history() as store, progress_bars() as progress:
         conversations = [prompt.turns for prompt in prompts]
         written = fill_history(model, store, conversations, arguments.max_tokens, arguments.batch, progress)
-    note(f"{written} answers added to {model.home.history}")
+    note(f"{written} answers added to {store.info()['path']}")
     return 0

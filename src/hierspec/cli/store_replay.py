@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec.planner.simulation.ablation import ablation, answered_before, distinct, replay_with
     from hierspec.planner.simulation.replay import read_records
     from hierspec.stores import open_store
-    from hierspec.stores.history import SHARED, HistoryStore
+    from hierspec.stores.history import SHARED
 
     recorded = read_records(arguments.record)
     if not recorded:
@@ -66,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         "stores": home.beginning(),
         "answers_known_before": 0,
     }
-    if home.history.exists():
-        with HistoryStore(home.history, vocabulary_hash=home.vocabulary_hash) as built:
+    if home.has_history():
+        with home.open_history() as built:
             about["answers_known_before"] = answered_before(records, built.documents(SHARED))
     if about["answers_known_before"]:
         note(f"The history was built on {about['answers_known_before']} of these prompts: it knows their answers.")

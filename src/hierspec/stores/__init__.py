@@ -1,5 +1,5 @@
 """Token databases: they draft tokens and never judge them. `registry.py` opens them by name."""
 
-from hierspec.stores.registry import BUILT_IN, Home, open_store
+from hierspec.stores.registry import BUILT_IN, Home, check_history, open_store
 
-__all__ = ["BUILT_IN", "Home", "open_store"]
+__all__ = ["BUILT_IN", "Home", "check_history", "open_store"]

@@ -116,7 +116,7 @@ class Archive:
             row = run("SELECT id FROM namespaces WHERE name = ?", (namespace,)).fetchone()
             if row is None:
                 return False
-            wanted = (*_id_range(*row), _checksum(namespace, tokens), tokens)
+            wanted = (*_id_range(*row), document_checksum(namespace, tokens), tokens)
             return run(_HOLDS, wanted).fetchone() is not None
 
     def read(self, namespace: bytes, max_bytes: int | None = None) -> Iterator[bytes]:
@@ -136,7 +136,7 @@ class Archive:
             with self._file.transaction("BEGIN") as run:
                 rows = run(_NEXT_DOCUMENTS, (rows[-1][0], high)).fetchall()
             for _, tokens, checksum in rows:
-                if _checksum(namespace, tokens) != checksum:
+                if document_checksum(namespace, tokens) != checksum:
                     raise self._file.damaged("a document is not what was written")
                 yield tokens
 
@@ -183,7 +183,7 @@ class Archive:
             for name, tokens in documents:
                 run(_ADD_NAMESPACE, (name,))
                 namespace, number = run("SELECT id, next FROM namespaces WHERE name = ?", (name,)).fetchone()
-                row = ((namespace << 32) + number, tokens, _checksum(name, tokens))
+                row = ((namespace << 32) + number, tokens, document_checksum(name, tokens))
                 run("INSERT INTO documents (id, tokens, checksum) VALUES (?, ?, ?)", row)
                 run(_COUNT_ADDED, (len(tokens), batch_number, namespace))
 
@@ -237,7 +237,7 @@ class Archive:
             if verdict != "ok":
                 raise self._file.damaged("its pages contradict each other")
             for key, documents, size, tokens, checksum in run(_ALL_DOCUMENTS):
-                if _checksum(key, tokens) != checksum:
+                if document_checksum(key, tokens) != checksum:
                     raise self._file.damaged("a document is not what was written")
                 if key != current:
                     if missing != (0, 0):
@@ -294,7 +294,7 @@ def _id_range(namespace: int) -> tuple[int, int]:
     return (namespace << 32) - 1, (namespace + 1) << 32
 
 
-def _checksum(key: object, tokens: object) -> int:
+def document_checksum(key: object, tokens: object) -> int:
     """Covers a document and its namespace's name; -1 where either is missing or of the wrong type."""
     if not isinstance(key, bytes) or not isinstance(tokens, bytes):
         return -1

@@ -16,13 +16,14 @@ import numpy as np
 from hierspec.core.errors import HierspecError
 from hierspec.core.interfaces import Store
 from hierspec.core.proposal import Proposal
-from hierspec.stores.archive import LEAST_LIMIT, Archive, namespace_key
+from hierspec.stores.archive import LEAST_LIMIT, Archive, Usage, namespace_key
+from hierspec.stores.database import Database
 from hierspec.stores.rings import Ring, Rings
 from hierspec.stores.tree import draft_from_index
 from hierspec.stores.unsaved import Unsaved
 
 SHARED = "shared"  # the namespace that all may read; requests never write it, only `add` does
-_SHARED_KEY = namespace_key(SHARED)
+SHARED_KEY = namespace_key(SHARED)
 
 _MAX_MATCHES = 32  # that a draft is made from
 PROMPT_TAIL = 8  # tokens of the prompt stored before the output, so that the first output tokens can be matched
@@ -54,9 +55,11 @@ class HistoryStore(Store):
             raise HierspecError(f"A history of {limit} bytes is too small: allow at least {LEAST_LIMIT}.")
         self.name, self.path, self.limit, self.shared = name, path, limit, shared
         # An eighth of the limit is for unsaved documents, and for a copy of the text while a ring grows.
-        self._rings = Rings(limit - limit // 8, _SHARED_KEY)
+        self._rings = Rings(limit - limit // 8, SHARED_KEY)
         self._unsaved = Unsaved(limit // 16)
-        self._archive = Archive(path, limit, vocabulary_hash, _SHARED_KEY) if path is not None else None
+        self._archive: Database | None = None
+        if path is not None:
+            self._archive = Archive(path, limit, vocabulary_hash, SHARED_KEY)
         self._max_document = limit // 256  # tokens; longer documents are split
         self._batch_size = min(_BATCH, limit >> 16)
         self._last_flush = time.monotonic()
@@ -69,7 +72,7 @@ class HistoryStore(Store):
         """The history as one request of this namespace sees it."""
         with self._lock:
             if self.shared:
-                self._ring(_SHARED_KEY)
+                self._ring(SHARED_KEY)
             self._ring(namespace_key(namespace))
             view = HistoryView(self, prompt, namespace)
             self._views.add(view)
@@ -78,7 +81,7 @@ class HistoryStore(Store):
     def propose(self, context: np.ndarray, budget: int, namespace: str = "") -> Proposal:
         best, key = Proposal(), namespace_key(namespace)
         with self._lock:
-            for name in (key, _SHARED_KEY) if self.shared and key != _SHARED_KEY else (key,):
+            for name in (key, SHARED_KEY) if self.shared and key != SHARED_KEY else (key,):
                 ring = self._rings.get(name)
                 if ring is None:
                     continue
@@ -97,11 +100,7 @@ class HistoryStore(Store):
         # Pieces overlap, so that the first tokens of each can be matched.
         for start in range(0, max(1, len(document) - PROMPT_TAIL), self._max_document - PROMPT_TAIL):
             self._add(document[start : start + self._max_document].tobytes(), key)
-        if self._is_due():
-            try:
-                self.flush()
-            except _FAILURES as error:  # the next batch tries again
-                self._last_error = _sentence(error)
+        self._save_if_due()
 
     def documents(self, namespace: str) -> Iterator[np.ndarray]:
         """A namespace's documents in the file, oldest first; none without a file."""
@@ -133,27 +132,8 @@ class HistoryStore(Store):
     def info(self) -> dict[str, Any]:
         """Counts: of the file where there is one, else of memory. `bytes` is always memory."""
         with self._lock:
-            unsaved = list(self._unsaved)
-            if self._archive is None:
-                counts = [ring.counts() for _, ring in self._rings]
-                namespaces = len(counts)
-                documents, tokens = sum(count[0] for count in counts), sum(count[1] for count in counts)
-            else:
-                usage = self._archive.usage()
-                new = {name for name in {name for name, _ in unsaved} if not self._archive.usage(name).documents}
-                namespaces, documents = usage.namespaces + len(new), usage.documents + len(unsaved)
-                tokens = (usage.bytes + sum(len(document) for _, document in unsaved)) // 4
-            return {
-                "documents": documents,
-                "tokens": tokens,
-                "namespaces": namespaces,
-                "bytes": self._rings.memory + self._unsaved.memory,
-                "limit": self.limit,
-                "path": None if self.path is None else str(self.path),
-                "file_bytes": 0 if self._archive is None else self._archive.file_bytes(),
-                "unsaved": len(unsaved),
-                "trouble": self._last_error,
-            }
+            file_bytes = 0 if self._archive is None else self._archive.file_bytes()
+            return self._described(self._counts(), None if self.path is None else str(self.path), file_bytes)
 
     def close(self) -> None:
         """Writes unsaved documents and closes the file. What is learnt afterwards stays in memory.
@@ -174,6 +154,38 @@ class HistoryStore(Store):
         self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _described(self, counts: Usage, path: str | None, file_bytes: int) -> dict[str, Any]:
+        return {
+            "documents": counts.documents,
+            "tokens": counts.bytes // 4,
+            "namespaces": counts.namespaces,
+            "bytes": self._rings.memory + self._unsaved.memory,
+            "limit": self.limit,
+            "path": path,
+            "file_bytes": file_bytes,
+            "unsaved": len(self._unsaved),
+            "trouble": self._last_error,
+        }
+
+    def _counts(self) -> Usage:
+        if self._archive is None:
+            return self._counts_in_memory()
+        usage, unsaved = self._archive.usage(), list(self._unsaved)
+        new = {name for name in {name for name, _ in unsaved} if not self._archive.usage(name).documents}
+        size = usage.bytes + sum(len(document) for _, document in unsaved)
+        return Usage(usage.documents + len(unsaved), size, usage.namespaces + len(new))
+
+    def _counts_in_memory(self) -> Usage:
+        counts = [ring.counts() for _, ring in self._rings]
+        return Usage(sum(count[0] for count in counts), 4 * sum(count[1] for count in counts), len(counts))
+
+    def _save_if_due(self) -> None:
+        if self._is_due():
+            try:
+                self.flush()
+            except _FAILURES as error:  # the next batch tries again
+                self._last_error = _sentence(error)
 
     def _add(self, document: bytes, key: bytes) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from hierspec.stores.context import ContextStore, CopyStore
 from hierspec.stores.corpus import CorpusStore
 from hierspec.stores.history import SHARED, HistoryStore
 from hierspec.stores.lookahead import LookaheadStore
+from hierspec.stores.redis_address import RedisAddress, is_url
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,31 @@ class Home:
 
     folder: Path
     vocabulary_hash: str
+    model: str = ""  # its name
+    named_history: str = ""  # a file or the URL of a database, where the history is not in the folder
 
     @property
     def history(self) -> Path:
-        return self.folder / "history.sqlite"
+        """The file; there is none where the history is in a database."""
+        is_file = bool(self.named_history) and not is_url(self.named_history)
+        return Path(self.named_history).expanduser() if is_file else self.folder / "history.sqlite"
+
+    @property
+    def history_url(self) -> str:
+        """Of the database that many servers share; empty: the history is a file, or in memory."""
+        return self.named_history if is_url(self.named_history) else ""
+
+    def has_history(self) -> bool:
+        return bool(self.history_url) or self.history.exists()
+
+    def open_history(self, shared: bool = False) -> HistoryStore:
+        """The history that outlives the process; its file is made if it is missing."""
+        if not self.history_url:
+            return HistoryStore(self.history, vocabulary_hash=self.vocabulary_hash, shared=shared)
+        from hierspec.stores.shared_history import SharedHistory
+
+        address = RedisAddress.of(self.history_url)
+        return SharedHistory(address, vocabulary_hash=self.vocabulary_hash, model=self.model, shared=shared)
 
     @property
     def corpus(self) -> Path:
@@ -34,20 +56,33 @@ class Home:
     def beginning(self) -> dict[str, str]:
         """What the stores of a measurement start with (`open_store` with lasting=False), for its record."""
         return {
-            "history": "a copy of what was built" if self.history.exists() else "empty",
+            "history": "a copy of what was built" if self.has_history() else "empty",
             "corpus": "as built" if self.corpus.exists() else "none",
         }
 
 
 def _history(home: Home, lasting: bool) -> Store:
-    # Privacy: text goes to disk only where the user has created a history file.
-    path = home.history if home.history.exists() else None
-    store = HistoryStore(path if lasting else None, vocabulary_hash=home.vocabulary_hash, shared=True)
-    if path is not None and not lasting:
-        with HistoryStore(path, vocabulary_hash=home.vocabulary_hash) as built:
+    # Privacy: text goes to disk only where the user has created or named a history.
+    if lasting and (home.named_history or home.has_history()):
+        return home.open_history(shared=True)
+    store = HistoryStore(vocabulary_hash=home.vocabulary_hash, shared=True)
+    if home.has_history() and not lasting:
+        with home.open_history() as built:
             for document in built.documents(SHARED):
                 store.add(document, SHARED)
     return store
+
+
+def check_history(named: str | Path | None) -> None:
+    """Refuses a history that is named by the URL of a database which does not answer, in one sentence."""
+    if named is None or not is_url(str(named)):
+        return
+    from hierspec.stores.redis_database import check_redis
+
+    try:
+        check_redis(RedisAddress.of(str(named)))
+    except HierspecError as error:
+        raise HierspecError(f"{error} (It is named by --history, or history= in Python.)") from error
 
 
 def _corpus(home: Home, lasting: bool) -> Store:

@@ -31,6 +31,7 @@ class Ring:
         self._digests = np.zeros(_RECENT, np.uint64)
         self._ends = np.full(_RECENT, -(1 << 62), np.int64)  # `_written` after each document
         self._documents = 0  # ever
+        self.birth = self.last = b""  # up to where a database that others write to was read (`News`)
 
     @property
     def memory(self) -> int:

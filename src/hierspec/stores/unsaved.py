@@ -1,11 +1,11 @@
-"""Documents of a history that are not in its file yet."""
+"""Documents of a history that are not in its database yet."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 
-from hierspec.stores.archive import Archive
+from hierspec.stores.database import Database
 
 _OVERHEAD = 256  # bytes of memory that a document takes besides its tokens and its namespace's key, an upper bound
 
@@ -52,24 +52,24 @@ class Unsaved:
                 if namespace in (None, document[0]):
                     del self._documents[number]
 
-    def save(self, archive: Archive) -> None:
+    def save(self, database: Database) -> None:
         """Writes all of them, in batches that fit into a transaction. One thread at a time may call this."""
-        self._leave_out_saved(archive)
-        while batch := self._first(archive):
+        self._leave_out_saved(database)
+        while batch := self._first(database):
             self._tried = max(batch)  # before the first byte is written: an interrupt may come right after the last
-            archive.write(list(batch.values()))
+            database.write(list(batch.values()))
             self._take_off(batch)
 
-    def _leave_out_saved(self, archive: Archive) -> None:
+    def _leave_out_saved(self, database: Database) -> None:
         """A write that was interrupted may have been complete already."""
         with self._lock:
             tried = {number: document for number, document in self._documents.items() if number <= self._tried}
-        self._take_off({number: document for number, document in tried.items() if archive.holds(*document)})
+        self._take_off({number: document for number, document in tried.items() if database.holds(*document)})
 
-    def _first(self, archive: Archive) -> dict[int, tuple[bytes, bytes]]:
+    def _first(self, database: Database) -> dict[int, tuple[bytes, bytes]]:
         with self._lock:
             documents = list(self._documents.items())
-        return dict(documents[: archive.batch_size([document for _, document in documents])])
+        return dict(documents[: database.batch_size([document for _, document in documents])])
 
     def _take_off(self, saved: dict[int, tuple[bytes, bytes]]) -> None:
         with self._lock:
