@@ -75,8 +75,9 @@ def _named(model: LanguageModel, tiers: Sequence[TierPlan], rule: str) -> dict[s
     """Named plans whose tiers are all there."""
     sources = {(tier.exit_layer, tier.draft) for tier in tiers}
     plans = {}
-    for name in NAMED:
-        plan = model.plan(name)
+    named = {name: model.plan(name) for name in NAMED}
+    for name in sorted(NAMED, key=lambda name: named[name].rule != rule):  # of two that become one, the one that is it
+        plan = named[name]
         if set(plan.stores) & {"lookahead", "corpus"}:
             continue  # lookahead learns from the target's picks after rejected tokens, which no trace has
         if rule in BY_DISTRIBUTION and any(tier.candidates > 1 for tier in plan.tiers):

@@ -196,13 +196,15 @@ def _distributions(scorer: StateScorer, requests: Sequence[Request]) -> list[Tok
     kept = min(LIKELIEST, scorer.vocabulary)
     of_all = []
     for request in requests:
-        shape = depths, len(request.output), kept
+        shape = depths, len(request.output), kept + 1
         of_all.append(TokenDistributions(np.full(shape, NOT_ASKED, np.int32), np.zeros(shape, np.float32)))
 
     def put(index: int, depth: int, position: int, answer: Answer, row: int) -> None:
         assert answer.distributions is not None
         distribution = answer.distributions[row]
-        likeliest = np.sort(np.argpartition(distribution, -kept)[-kept:])
+        # With the token that was written: what it was to every tier decides what is accepted.
+        written = requests[index].output[position]
+        likeliest = np.union1d(np.argpartition(distribution, -kept)[-kept:], written)
         likeliest = likeliest[distribution[likeliest] > 0]
         of_all[index].tokens[depth, position, : len(likeliest)] = likeliest
         of_all[index].probabilities[depth, position, : len(likeliest)] = distribution[likeliest]

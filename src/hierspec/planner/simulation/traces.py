@@ -48,7 +48,8 @@ class Picks:
 
 @dataclass(frozen=True, eq=False)
 class TokenDistributions:
-    """What one tier could have written at every position, each depth as in `Picks`: the likeliest tokens."""
+    """What one tier could have written at every position, each depth as in `Picks`: the likeliest tokens, and the one
+    that the target wrote."""
 
     tokens: np.ndarray  # [depths, positions, tokens] int32, rising; NOT_ASKED after the last, and where p < d
     probabilities: np.ndarray  # [depths, positions, tokens] float32
