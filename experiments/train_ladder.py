@@ -4,7 +4,8 @@ For a machine without a network: it reads the model, the file of ids and nothing
 line, ids separated by spaces; the conversations.safetensors that `hierspec train` keeps beside its output works too.
 All draft models learn at once (bfloat16 on a GPU) from one pass of the model. What was reached is written down every
 two minutes, so a run that is stopped resumes when it is started again. In the end every draft model is an ordinary
-folder in bfloat16, and the last line is a JSON document. A first short run on a CPU is docs/results/train-ladder.json.
+folder in bfloat16, and the last line is a JSON document. Two steps on a CPU, to see that it runs:
+docs/results/train-ladder.json.
 
 example:
   python experiments/train_ladder.py --tokens ids.txt --minutes 20 --output ladder --results ladder.json

@@ -1,4 +1,4 @@
-"""Train draft models of their own for a model: few layers, narrow embeddings, the same token ids. A stopped run resumes.
+"""Train draft models of their own for a model: few layers, narrow embeddings, its token ids. A stopped run resumes.
 
 The model first writes conversations with itself (or answers --prompts); the draft models learn its distributions on
 them, all at once. Each becomes an ordinary model folder under --output, which `--draft`, plans and
