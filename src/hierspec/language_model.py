@@ -244,6 +244,11 @@ class LanguageModel(Generates):
         return self.assembler.catalogue.pack
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """The token ids that its draft models and databases must share."""
+        return self.assembler.vocabulary
+
+    @property
     def home(self) -> Home:
         """Where this model's databases are on disk."""
         return self.assembler.stores.home

@@ -136,6 +136,9 @@ def expected_plans(eighth: int, quarter: int) -> dict[str, Plan]:
             stores=STORES_TOGETHER, budget=24, merge=True, adapt=True, tiers=(replace(drafter, candidates=2),)
         ),
         "hsd": Plan(tiers=(TierPlan(draft="feature", gather=4), TierPlan(draft="small", gather=2))),
+        "hsd-residual": Plan(
+            rule="residual", tiers=(TierPlan(draft="feature", gather=4), TierPlan(draft="small", gather=2))
+        ),
     }
 
 

@@ -11,7 +11,9 @@ import hierspec
 from hierspec import Plan, Sampling
 from hierspec.cli.main import main
 from hierspec.core.errors import HierspecError
-from hierspec.planner.choose import candidate_tiers, choose
+from hierspec.core.plan import TierPlan
+from hierspec.planner.candidates import candidate_tiers
+from hierspec.planner.choose import choose
 from hierspec.planner.explain import charts, explained, simulated_score
 from hierspec.planner.simulation.acceptance import TARGET
 from hierspec.prompts import own_prompts
@@ -138,8 +140,54 @@ def test_our_own_prompts_are_six_of_each_family() -> None:
     assert any(len(prompt.turns) > 1 for prompt in prompts)
 
 
-def test_a_plan_without_coupling_cannot_be_predicted(model: hierspec.LanguageModel) -> None:
+def test_a_rule_that_samples_needs_recorded_distributions(model: hierspec.LanguageModel) -> None:
     from hierspec.planner.simulation.prediction import predict
+    from hierspec.planner.simulation.traces import Trace
 
-    with pytest.raises(HierspecError, match="cannot be predicted"):
-        predict(model, Plan(rule="residual"), [], None)  # type: ignore[arg-type]
+    plan = Plan(rule="residual", tiers=(TierPlan(draft="small"),))
+    with pytest.raises(HierspecError, match="record distributions to predict residual"):
+        predict(model, plan, [Trace("a", (1,), (2, 3))], None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", ["residual", "block"])
+def test_rules_that_sample_are_planned(tmp_path: Path, rule: str) -> None:
+    """With draft models that are given by folder."""
+    model = hierspec.load(tiny_checkpoint(tmp_path / "model"))
+    same = tiny_checkpoint(tmp_path / "same")  # the target itself: its drafts are all accepted
+    other = tiny_checkpoint(tmp_path / "other", layers=1, seed=3)
+    sampling = Sampling(temperature=0.9, seed=1)
+    options = {"max_tokens": 12, "runs": 1, "seconds": 0.1, "drafts": [str(same), str(other)], "rule": rule}
+    choice = choose(model, PROMPTS[:2], sampling, **options)  # type: ignore[arg-type]
+    assert all(result.plan.rule == rule for result in choice.results if result.plan != Plan())
+    by_name = {name: key for key, name in choice.names.items()}
+    assert choice.acceptance.count(by_name["draft same"]).rate == pytest.approx(1.0, abs=0.02)  # of 256 of 320 tokens
+    assert 0 < choice.acceptance.count(by_name["draft other"]).rate < 0.9
+    assert any(result.name.startswith("ladder ") and str(other) in result.name for result in choice.results)
+    memory = {result.name: result.memory for result in choice.results}
+    assert memory["plain"] == 0
+    assert all(size for name, size in memory.items() if str(other) in name)
+
+
+def test_drafts_that_do_not_fit_are_refused_by_name_before_the_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hierspec.cli import options
+
+    folder = tiny_checkpoint(tmp_path / "model")
+    wrong = tiny_checkpoint(tmp_path / "wrong", vocabulary=336)
+    monkeypatch.setattr(options, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    for drafts, sentence in (
+        (str(wrong), f"The draft {wrong} has another vocabulary than {folder}"),
+        ("nowhere", "There is no model at nowhere"),
+        (f"{folder},{folder}", f"The draft {folder} is named twice"),
+    ):
+        assert main(["plan", str(folder), "--drafts", drafts]) != 0
+        assert sentence in capsys.readouterr().err
+
+
+def test_a_draft_of_a_pack_needs_the_pack(tmp_path: Path) -> None:
+    bare = hierspec.load(tiny_checkpoint(tmp_path / "bare"))
+    with pytest.raises(HierspecError, match="The draft feature is of a pack"):
+        candidate_tiers(bare, drafts=["feature"])
+    # Nothing was trained for it: its exits are tried as they are.
+    assert [tier.exit_layer for tier in candidate_tiers(bare)] == [1, 2]

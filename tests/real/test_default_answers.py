@@ -39,6 +39,14 @@ def test_every_plan_writes_what_plain_writes(default_model, plain, plan):
         assert_same(default_model, prompt, sampling, answer.tokens, drafted.tokens)
 
 
+def test_the_published_ladder_writes_the_same_where_nothing_is_sampled(default_model, plain):
+    """Under a temperature it keeps the distribution alone: test_default_distributions.py."""
+    sampling, answers = plain
+    if sampling.temperature == 0:
+        drafted = default_model.generate(PROMPTS[0], plan="hsd-residual", sampling=sampling)
+        assert_same(default_model, PROMPTS[0], sampling, answers[0].tokens, drafted.tokens)
+
+
 def test_a_batch_writes_what_each_writes_alone(default_model, plain):
     sampling, answers = plain
     batch = default_model.generate_many(PROMPTS, plan="lookup", sampling=sampling)

@@ -56,7 +56,7 @@ def p_value(statistic, freedom):
 
 @pytest.mark.parametrize("rule", ["residual", "block"])
 def test_ladders_keep_the_targets_distribution(default_model, rule):
-    plan = replace(default_model.plan("hsd"), rule=rule)
+    plan = replace(default_model.plan("hsd-residual"), rule=rule)
     prompt = default_model.encode(PROMPT)
     outputs, accepted, rejected = [], 0, 0
     for start in range(0, REQUESTS, BATCH):

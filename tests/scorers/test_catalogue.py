@@ -481,6 +481,12 @@ def test_named_plans_on_a_pack_write_what_plain_writes(model, name):
     assert name != "hsd" or all(tier.calls for tier in found.stats.tiers)  # the others may find that it does not pay
 
 
+def test_the_published_ladder_writes_what_plain_writes_greedily(model):
+    sampling = Sampling(max_tokens=30, seed=2)
+    plain, found = (model.generate("abc", plan=plan, sampling=sampling) for plan in ("plain", "hsd-residual"))
+    assert_same(model, "abc", sampling, plain.tokens, found.tokens)
+
+
 @pytest.mark.measures_costs
 def test_guesses_of_an_adapter_can_be_appraised(model, tmp_path, monkeypatch):
     monkeypatch.setenv("HIERSPEC_CACHE", str(tmp_path))

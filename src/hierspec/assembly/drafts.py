@@ -43,6 +43,7 @@ class DraftModels:
         self._vocabulary, self._options = vocabulary, options
         self._catalogues: dict[tuple[str, str], ScorerCatalogue] = {}
         self._scorers: dict[tuple[str, str, bool], StateScorer] = {}
+        self._names: dict[str, str] = {}  # of models, by their sources
 
     @property
     def catalogues(self) -> list[ScorerCatalogue]:
@@ -67,7 +68,11 @@ class DraftModels:
         key = source, weights or self._options.weights, tokens is not None
         if key not in self._scorers:
             draft = self.catalogue(source, weights)
-            scorer = replace(draft.whole(draft.decoder.config.layers), name=f"draft {draft.name}")
+            # What is counted and measured of a tier is told apart by its name, and two folders may have the same one.
+            alike = any(name == draft.name and other != source for other, name in self._names.items())
+            self._names[source] = draft.name
+            scorer = draft.whole(draft.decoder.config.layers)
+            scorer = replace(scorer, name=f"draft {source if alike else draft.name}")
             if tokens is not None:
                 head = draft.head(draft.decoder.norm, True, tokens=tokens)
                 scorer = replace(scorer, head=head, kind="small vocabulary")

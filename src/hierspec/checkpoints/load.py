@@ -135,6 +135,15 @@ def known_config(source: str | Path | None) -> DecoderConfig | None:
     return _config(path)
 
 
+def known_folder(source: str | Path | None) -> Path | None:
+    """The folder with the configuration and the tokenizer of a model on this machine, without its weights if it is a
+    GGUF file; None where it would have to be fetched first."""
+    path = default_model_here() if _is_default(source) else Path(str(source)).expanduser()
+    if path is None or path.is_dir():
+        return path
+    return convert(path, None) if path.suffix == ".gguf" and path.is_file() else None
+
+
 def find_source(source: str | Path | None) -> Path | None:
     """A model's folder or GGUF file; None where it is fetched (a hub name, the default model). Fetches nothing.
 

@@ -10,6 +10,8 @@ examples:
   hierspec plan --explain
   hierspec plan --save
   hierspec plan ./Qwen3-0.6B --prompts prompts.jsonl --temperature 0.8 --output my-plan.toml
+  hierspec plan ./Qwen3-8B --drafts ./Qwen3-0.6B,./Qwen3-1.7B-Q4_K_M.gguf,./eagle3-qwen3-8b --explain
+  hierspec plan --temperature 1 --rule residual
   hierspec plan ./Qwen3-0.6B --show
   hierspec plan --simulate examples/whatif_hispec.toml --explain
 """
@@ -23,8 +25,10 @@ from typing import TYPE_CHECKING, Any
 from hierspec.cli import options, plan_saved, plan_simulate
 from hierspec.cli.console import progress_bars
 from hierspec.cli.files import InputFile, OutputFile
+from hierspec.cli.parser import completes
 from hierspec.cli.report import Report, command_line
 from hierspec.core.errors import HierspecError
+from hierspec.core.verify import RULES
 from hierspec.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -43,6 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of each answer (default 64)")
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument(
+        "--drafts",
+        default="",
+        metavar="A,B",
+        help="draft models to choose from: folders, GGUF files, EAGLE heads, feature or small (default: the pack's)",
+    )
+    rule = parser.add_argument(
+        "--rule", default="coupled", help="how drafts are verified: coupled (default), residual or block"
+    )
+    completes(rule, tuple(RULES))
     parser.add_argument("--max-memory", metavar="SIZE", help="leave out tiers that add more than this, such as 20M")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="plans to run besides plain (default 3)")
     parser.add_argument("--seconds", type=float, default=8.0, metavar="S", help="to run each of them (default 8)")
@@ -71,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
         return plan_saved.run(arguments)
     if arguments.runs < 1 or arguments.limit < 1 or arguments.max_tokens < 8 or arguments.seconds <= 0:
         raise HierspecError("--runs, --limit and --seconds must be more than 0, and --max-tokens at least 8.")
+    if arguments.rule not in RULES:
+        raise HierspecError(f"There is no rule {arguments.rule!r}; rules are {', '.join(RULES)}.")
     from hierspec.core.sampling import Sampling
     from hierspec.machine import machine
     from hierspec.prompts import own_prompts, read_prompts, spread
@@ -78,6 +94,11 @@ def run(arguments: argparse.Namespace) -> int:
     sampling = Sampling(temperature=arguments.temperature, seed=arguments.seed)
     prompts = spread(own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts), arguments.limit)
     max_memory = None if arguments.max_memory is None else parse_size(arguments.max_memory)
+    drafts = [options.usable_name("--drafts", draft) for draft in options.names(arguments.drafts)] or None
+    if drafts is not None:
+        from hierspec.planner.candidates import check_drafts_of
+
+        check_drafts_of(arguments.model, drafts)  # before the model is loaded, which takes long
     model = options.load_model(arguments)
     from hierspec.planner.choose import choose
     from hierspec.planner.explain import explained
@@ -92,6 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.seconds,
             max_memory,
             progress,
+            drafts,
+            arguments.rule,
         )
     report = Report.of(arguments)
     _show(report, choice)
@@ -104,6 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
         "model": model.name,
         "dtype": model.dtype,
         "temperature": sampling.temperature,
+        "rule": arguments.rule,
+        "drafts": drafts,
         "max_tokens": arguments.max_tokens,
         "prompts": len(prompts),
         "saved": arguments.save,
@@ -156,7 +181,7 @@ def _show(report: Report, choice: Choice) -> None:
     report.line("")
     report.table(
         "Plans, the fastest first",
-        ("plan", "predicted\nms/token", "measured\nms/token", "over\nplain", "tokens\n/pass"),
+        ("plan", "predicted\nms/token", "measured\nms/token", "over\nplain", "tokens\n/pass", "adds\nMB"),
         [
             (
                 result.name,
@@ -166,6 +191,7 @@ def _show(report: Report, choice: Choice) -> None:
                 if result.measured is None or plain.measured is None
                 else f"{plain.measured / result.measured:.2f}x",
                 f"{result.predicted.tokens_per_pass:.2f}",
+                "?" if result.memory is None else f"{result.memory / 1e6:.1f}",
             )
             for result in [*choice.results[:_SHOWN], *(result for result in choice.results[_SHOWN:] if result is plain)]
         ],

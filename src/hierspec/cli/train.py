@@ -8,6 +8,7 @@ examples:
   hierspec train exits --recipe tuned --layers 4,8 --begin my-pack --text books/*.txt --output my-pack
   hierspec train draft --kind feature --minutes 20 --output my-pack
   hierspec train draft --kind feature --depth 2 --taps 8,16,24 --output my-pack
+  hierspec train model --output ladder --minutes 30
   hierspec train skip --output skip.toml
   hierspec train measure --prompts prompts.jsonl --limit 60
   hierspec train prior --pack my-pack
@@ -18,7 +19,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hierspec.cli import options, train_measure, train_prior, train_skip
+from hierspec.cli import options, train_measure, train_model, train_prior, train_skip
 from hierspec.cli.console import note, progress_bars
 from hierspec.cli.files import Folder, InputFile, OutputFolder
 from hierspec.cli.parser import add_command, add_commands
@@ -40,7 +41,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parts = add_commands(parser, "part", "exits|draft|skip|measure|prior")
+    parts = add_commands(parser, "part", "exits|draft|model|skip|measure|prior")
     help_text = "exits of the model: adapters beside it, or an early-exit variant of it"
     exits = parts.add_parser("exits", help=help_text, description=_EXITS)
     options.add_source(exits)
@@ -70,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for part in (exits, draft):
         _add_training(part)
         part.set_defaults(run=_train)
+    help_text = "draft models of their own: few layers, narrow embeddings, the same token ids"
+    add_command(parts, "model", help_text, train_model)
     help_text = "search for layers that the model can leave out when it drafts for itself (no training)"
     add_command(parts, "skip", help_text, train_skip)
     add_command(parts, "measure", "how often a pack's exits and drafts agree with their model, by task", train_measure)
@@ -90,11 +93,8 @@ def _add_training(part: argparse.ArgumentParser) -> None:
     part.add_argument("--steps", type=int, default=2000, metavar="N", help="end after N steps (default 2000)")
     part.add_argument("--batch", type=int, default=16, metavar="N", help="texts a step (default 16)")
     part.add_argument("--rate", type=float, metavar="R", help="learning rate (default 0.0006; tuned 0.001)")
-    part.add_argument("--conversations", type=int, default=4096, metavar="N", help="to synthesise (default 4096)")
-    part.add_argument("--length", type=int, default=640, metavar="N", help="tokens of each (default 640)")
+    train_model.add_material(part)
     part.add_argument("--vocabulary", type=int, default=8192, metavar="N", help="draft vocabulary (default 8192)")
-    options.add_prompts_file(part, "JSON lines with turns: what users may ask")
-    part.add_argument("--text", type=InputFile, nargs="*", default=[], metavar="FILE", help="real text to read as well")
     part.add_argument("--measure", type=InputFile, metavar="FILE", help="prompts for the last measurement")
     part.add_argument("--held-text", type=InputFile, nargs="*", default=[], metavar="FILE", help="for the perplexity")
     part.add_argument("--seed", type=int, default=0)
@@ -141,7 +141,7 @@ def _train(arguments: argparse.Namespace) -> int:
         tuple(given),
         tuple(arguments.text),
         arguments.seed,
-        batch=2048 if arguments.device != "cpu" else 128,
+        batch=train_model.write_batch(arguments),
     )
     with progress_bars() as progress:
         material = gather_material(arguments.model, work, wanted, arguments.device, progress)

@@ -33,6 +33,7 @@ NAMED = (
     "eagle",
     "eagle+",
     "hsd",
+    "hsd-residual",
 )
 _SHIPPED = Path(__file__).parents[1] / "plans"
 _LARGEST_FILE = 1 << 20  # bytes; plans take hundreds

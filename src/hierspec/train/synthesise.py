@@ -18,7 +18,7 @@ from torch.nn.attention import sdpa_kernel
 from hierspec.backends.torch.decoder import NO_PLANS
 from hierspec.progress import Progress, silent
 from hierspec.text.tokenizer import Tokenizer
-from hierspec.train.network import Network
+from hierspec.train.network import Network, Rotation
 
 _USER_TEMPERATURE, _ANSWER_TEMPERATURE = 1.0, 0.8
 _LONGEST_USER, _LONGEST_ANSWER = 200, 400  # tokens of a turn before it is cut
@@ -196,15 +196,21 @@ def _conversations(
     )
     tokens = forced[:, :length].clone()
     answers = torch.zeros(count, length, dtype=torch.bool, device=device)
+    # Everything that a step needs is on the device before the first one, and nothing in it waits for the device:
+    # steps are then queued as fast as Python names their kernels.
+    cosines, sines = network.rotation(0, length)
+    is_stop = torch.isin(stops, stop)[None, :]
     for position in range(length - 1):
-        logits = _step(network, tokens[:, position], memory, position)
+        rotation = cosines[position : position + 1], sines[position : position + 1]
+        logits = _step(network, tokens[:, position], memory, position, rotation)
         logits[:, stops] = torch.where(
-            torch.isin(stops, stop)[None, :], logits[:, stops].logsumexp(1, keepdim=True), -torch.inf
+            is_stop, logits[:, stops].logsumexp(1, keepdim=True), -torch.inf
         )  # one token ends turns, whichever the model would choose
-        noise = torch.empty_like(logits).exponential_(generator=generator).clamp_(min=1e-20).log_().neg_()  # Gumbel
         temperature = torch.where(answering, _ANSWER_TEMPERATURE, _USER_TEMPERATURE)
         temperature = torch.where(answering & greedy, 0.0, temperature)[:, None]
-        chosen = (logits + temperature * noise).argmax(1)
+        # Gumbel-max in place: minus the log of exponential noise is Gumbel noise.
+        noise = torch.empty_like(logits).exponential_(generator=generator).clamp_(min=1e-20).log_()
+        chosen = logits.addcmul_(noise, temperature, value=-1.0).argmax(1)
         most = torch.where(answering, _LONGEST_ANSWER, _LONGEST_USER)
         chosen = torch.where(position + 1 - turn_start >= most, stop, chosen)
         given_next = forced[:, position + 1]
@@ -213,10 +219,10 @@ def _conversations(
         answers[:, position + 1] = free & answering
         ended = free & (chosen == stop)
         for was_answering, follow in ((False, followers[0]), (True, followers[1])):
-            rows = (ended & (answering == was_answering)).nonzero()[:, 0]
-            space = forced.shape[1] - position - 2
-            forced[rows, position + 2 : position + 2 + len(follow)] = follow[:space]
-            turn_start[rows] = position + 2 + len(follow)
+            these = ended & (answering == was_answering)
+            after = forced[:, position + 2 : position + 2 + len(follow)]
+            after.copy_(torch.where(these[:, None], follow[: after.shape[1]], after))
+            turn_start = torch.where(these, position + 2 + len(follow), turn_start)
         answering = answering ^ ended
         if position % 32 == 0:
             progress("Writing conversations", count * position // length, count)
@@ -224,10 +230,9 @@ def _conversations(
     return Texts(tokens.int().cpu(), answers.cpu())
 
 
-def _step(network: Network, tokens: Tensor, memory: Tensor, position: int) -> Tensor:
-    """Logits [rows, vocabulary] in float32 of what follows these tokens at this position."""
+def _step(network: Network, tokens: Tensor, memory: Tensor, position: int, rotation: Rotation) -> Tensor:
+    """Logits [rows, vocabulary] in float32 of what follows these tokens at this position, with its rotation."""
     config, x = network.config, functional.embedding(tokens, network.embedding)[:, None]
-    rotation = network.rotation(position, position + 1)
     for number, block in enumerate(network.blocks):
         q, k, v = block.project(x, rotation)
         memory[number, 0, :, :, position] = k[:, :, 0]

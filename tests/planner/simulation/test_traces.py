@@ -167,7 +167,7 @@ def test_the_loop_is_timed_next_to_real_passes(model, traces, table):
 
 def test_what_cannot_be_predicted_is_refused(model, traces, table):
     with pytest.raises(HierspecError, match="rule coupled"):
-        predict(model, Plan(rule="residual"), traces, table)
+        predict(model, Plan(rule="residual", tiers=(TierPlan(exit_layer=2),)), traces, table)
     with pytest.raises(HierspecError, match="agrees"):
         predict(model, Plan(tiers=(TierPlan(exit_layer=2, agrees=0.5),)), traces, table)
     with pytest.raises(HierspecError, match="measured"):

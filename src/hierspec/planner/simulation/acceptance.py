@@ -17,10 +17,10 @@ DEPTHS = 8
 
 @dataclass(frozen=True)
 class AcceptanceCount:
-    """How many of so many drafted tokens were accepted."""
+    """How many of so many drafted tokens were accepted: counted, or expected."""
 
-    accepted: int = 0
-    trials: int = 0
+    accepted: float = 0
+    trials: float = 0
 
     @property
     def rate(self) -> float:
@@ -123,7 +123,7 @@ class Acceptance:
         lines = [["drafted by", "verified by", "accepted, also above", "corrected, accepted above"]]
         for (drafter, middle, above), count in self.by_middle_tier.items():
             if above == verifier:
-                rates = (f"{part.rate:.2f} of {part.trials}" for part in (count.accepted, count.corrected))
+                rates = (f"{part.rate:.2f} of {part.trials:.0f}" for part in (count.accepted, count.corrected))
                 lines.append([drafter, middle, *rates])
         return lines
 

@@ -56,6 +56,8 @@ def cost_table(
 def _file(model: LanguageModel, scorer: StateScorer, sampled: bool) -> KeptFile:
     pack = {} if model.pack is None else dict(model.pack.hashes)
     about = [model.name, str(model.folder), model.dtype, model.weights, pack, scorer_key(scorer), scorer.layers]
+    if scorer.decoder is not model.decoder:  # a draft model: another may be put in its place
+        about.append(repr(scorer.decoder.config))
     return KeptFile.here("costs", about, sampled, _VERSION, name="parts-{key}.json")
 
 

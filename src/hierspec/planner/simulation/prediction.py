@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +12,15 @@ import numpy as np
 from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy
+from hierspec.core.interfaces import Ask
 from hierspec.core.plan import Plan
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import Stats
-from hierspec.planner.simulation.acceptance import agreement
+from hierspec.core.verify import BY_DISTRIBUTION
+from hierspec.planner.simulation.acceptance import TARGET, agreement
 from hierspec.planner.simulation.cost_table import CostTable
+from hierspec.planner.simulation.distributions import ladder_picks
 from hierspec.planner.simulation.priced import PricedScorers
 from hierspec.planner.simulation.trace_scorer import TraceOfRequest, TraceScorer, trace_map
 from hierspec.planner.simulation.traces import Trace, scorer_key
@@ -36,6 +38,8 @@ class Overhead:
 
     factor: float = 2.0  # on the time that the loop took in the simulation
     per_pass: float = 0.0  # seconds for each pass of the target
+    # By `scorer_key`: seconds for each row of a pass, under rules that compare whole distributions.
+    per_row: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -84,14 +88,22 @@ def predict(
     progress: Progress = silent,
 ) -> Prediction:
     """Simulate the plan on these texts, `batch` of them at a time. Its stores, appraisers and policies start with
-    nothing but what was built on disk. The model does not run."""
-    if plan.rule != "coupled":
+    nothing but what was built on disk. The model does not run.
+
+    A plan with the rule residual or block needs traces with distributions. Runners-up are left out under these.
+    """
+    by_distribution = plan.rule in BY_DISTRIBUTION and bool(plan.tiers)
+    if by_distribution and not all(trace.distributions for trace in traces):
         raise HierspecError(
-            f"Traces hold picks, which only the rule coupled compares; {plan.rule} cannot be predicted."
+            f"These traces hold picks, which only the rule coupled compares; record distributions to predict "
+            f"{plan.rule}."
         )
     if plan.synthetic:
         raise HierspecError("A plan with agrees in it cannot be predicted: its tiers do not pick what traces recorded.")
-    simulation = _Simulation.of(model.apart().hierarchy(plan), traces, table)
+    real = model.apart().hierarchy(plan)
+    if by_distribution:
+        traces = [_with_picks(trace, real, plan.rule) for trace in traces]
+    simulation = _Simulation.of(real, traces, table, overhead.per_row if by_distribution else {})
     prediction = Prediction(plan)
     for start in range(0, len(traces), batch):
         simulation.run(traces[start : start + batch], overhead, prediction)
@@ -126,9 +138,11 @@ class _Simulation:
     trace_of: TraceOfRequest
 
     @staticmethod
-    def of(real: Hierarchy, traces: Sequence[Trace], table: CostTable) -> _Simulation:
+    def of(
+        real: Hierarchy, traces: Sequence[Trace], table: CostTable, per_row: Mapping[str, float] | None = None
+    ) -> _Simulation:
         prices, trace_of = PricedScorers(table), trace_map()
-        scorers = _trace_scorers(real, traces, prices, trace_of)
+        scorers = _trace_scorers(real, traces, _Prices(prices, per_row or {}), trace_of)
         tiers = tuple(replace(tier, scorer=scorer) for tier, scorer in zip(real.tiers, scorers, strict=True))
         return _Simulation(Hierarchy(tiers), scorers, prices, trace_of)
 
@@ -183,14 +197,43 @@ class _Simulation:
         return [*(scorer.seconds for scorer in self.scorers), loop]
 
 
+@dataclass(frozen=True)
+class _Prices:
+    """Seconds of passes, and of the distributions that they give where a rule needs those."""
+
+    scorers: PricedScorers
+    per_row: Mapping[str, float]
+
+    def of(self, scorer: StateScorer) -> Callable[[Sequence[Ask]], float]:
+        copy, each = self.scorers.copy(scorer), self.per_row.get(scorer_key(scorer), 0.0)
+
+        def seconds(asks: Sequence[Ask]) -> float:
+            return self.scorers.seconds(copy, asks) + each * sum(1 + len(ask.proposal) for ask in asks)
+
+        return seconds
+
+
+def _with_picks(trace: Trace, real: Hierarchy, rule: str) -> Trace:
+    """The trace with what the tiers of this hierarchy draft under a rule that compares distributions."""
+    keys = []
+    for tier in real.tiers[1:]:
+        assert isinstance(tier.scorer, StateScorer)
+        keys.append(scorer_key(tier.scorer))
+        if keys[-1] not in trace.distributions:
+            raise HierspecError(f"The traces do not contain {tier.scorer.name}; name its tier when they are recorded.")
+    if (rule, *keys) not in trace.ladders:  # many plans stack the same tiers
+        trace.ladders[rule, *keys] = ladder_picks(trace, keys, TARGET, rule)
+    return replace(trace, tiers=dict(zip(keys, trace.ladders[rule, *keys], strict=True)))
+
+
 def _trace_scorers(
-    real: Hierarchy, traces: Sequence[Trace], prices: PricedScorers, trace_of: TraceOfRequest
+    real: Hierarchy, traces: Sequence[Trace], prices: _Prices, trace_of: TraceOfRequest
 ) -> list[TraceScorer]:
     scorers: list[TraceScorer] = []
     for level, tier in enumerate(real.tiers):
         scorer = tier.scorer
         assert isinstance(scorer, StateScorer)
-        price = partial(prices.seconds, prices.copy(scorer))
+        price = prices.of(scorer)
         key = scorer_key(scorer) if level else None
         if key is not None and not all(key in trace.tiers for trace in traces):
             raise HierspecError(f"The traces do not contain {scorer.name}; name its tier when they are recorded.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_file
 from hierspec.scorers.base import StateScorer
 
-VERSION = 1  # increase when the meaning of traces changes
+VERSION = 2  # increase when the meaning of traces changes
 
 NOT_ASKED = -1  # where no token was picked
 
@@ -46,6 +47,15 @@ class Picks:
 
 
 @dataclass(frozen=True, eq=False)
+class TokenDistributions:
+    """What one tier could have written at every position, each depth as in `Picks`: the likeliest tokens, and the one
+    that the target wrote."""
+
+    tokens: np.ndarray  # [depths, positions, tokens] int32, rising; NOT_ASKED after the last, and where p < d
+    probabilities: np.ndarray  # [depths, positions, tokens] float32
+
+
+@dataclass(frozen=True, eq=False)
 class Trace:
     """One text of the target, and what other tiers pick along it."""
 
@@ -57,6 +67,13 @@ class Trace:
     seed: int = 0
     limit: int | None = None  # most tokens the request might write; None: as many as it wrote
     stop_ids: tuple[int, ...] = ()
+    # By `scorer_key`, with the target's: recorded in place of picks for rules that compare distributions.
+    distributions: Mapping[str, TokenDistributions] = field(default_factory=dict)
+
+    @cached_property
+    def ladders(self) -> dict[tuple[str, ...], list[Picks]]:
+        """Picks that were sampled from the distributions, by rule and tiers."""
+        return {}
 
     @property
     def most(self) -> int:
@@ -79,6 +96,10 @@ def save_traces(path: Path, traces: Sequence[Trace], about: Mapping[str, Any] | 
         for index, picks in enumerate(trace.tiers.values()):
             tensors[f"{number}.{index}.tokens"] = np.ascontiguousarray(picks.tokens, np.int32)
             tensors[f"{number}.{index}.leads"] = np.ascontiguousarray(picks.leads, np.float32)
+        for index, recorded in enumerate(trace.distributions.values()):
+            tensors[f"{number}.distribution {index}.tokens"] = np.ascontiguousarray(recorded.tokens, np.int32)
+            probabilities = np.ascontiguousarray(recorded.probabilities, np.float32)
+            tensors[f"{number}.distribution {index}.probabilities"] = probabilities
         listed.append(
             {
                 "task": trace.task,
@@ -87,6 +108,7 @@ def save_traces(path: Path, traces: Sequence[Trace], about: Mapping[str, Any] | 
                 "seed": trace.seed,
                 "limit": trace.limit,
                 "stop_ids": list(trace.stop_ids),
+                "distributions": list(trace.distributions),
             }
         )
     header = {"version": VERSION, "traces": listed, "about": dict(about or {})}
@@ -118,6 +140,13 @@ def _read(file: Any, number: int, item: Mapping[str, Any]) -> Trace:
         if tokens.ndim != 3 or tokens.shape[:2] != leads.shape or tokens.shape[1] != len(output):
             raise ValueError(f"trace {number} does not fit its text")
         tiers[str(key)] = Picks(tokens.astype(np.int32), leads.astype(np.float32))
+    distributions = {}
+    for index, key in enumerate(item["distributions"]):
+        names = ("tokens", "probabilities")
+        tokens, probabilities = (file.get_tensor(f"{number}.distribution {index}.{name}") for name in names)
+        if tokens.ndim != 3 or tokens.shape != probabilities.shape or tokens.shape[1] != len(output):
+            raise ValueError(f"trace {number} does not fit its text")
+        distributions[str(key)] = TokenDistributions(tokens.astype(np.int32), probabilities.astype(np.float32))
     limit = None if item["limit"] is None else int(item["limit"])
     return Trace(
         str(item["task"]),
@@ -128,11 +157,12 @@ def _read(file: Any, number: int, item: Mapping[str, Any]) -> Trace:
         int(item["seed"]),
         limit,
         tuple(int(token) for token in item["stop_ids"]),
+        distributions,
     )
 
 
 def tiers_of(traces: Iterable[Trace]) -> list[str]:
-    """The tiers that all of these traces have, in their order."""
+    """The tiers whose picks all of these traces have, in their order."""
     common: list[str] | None = None
     for trace in traces:
         common = list(trace.tiers) if common is None else [key for key in common if key in trace.tiers]
