@@ -108,7 +108,6 @@ class CudaDraftWriter:
         layers.graphs.run(
             ("draft", id(self), numbers, rows.own, rows.taps, count, shape, wanted, most, size),
             lambda: self._launch(rows, work, later, wanted, most, size),
-            at_once=True,
         )
         if not picked:
             layers.layer_rows += count * layers.config.layers

@@ -1,5 +1,4 @@
-"""Sequences of kernels as CUDA graphs: launched one by one the first time, recorded then or the second time, replayed
-ever after.
+"""Sequences of kernels as CUDA graphs: launched one by one the first time, recorded the second, replayed ever after.
 
 A graph has addresses in it: everything that its kernels read and write stays where it is. Numbers of a pass come in by
 one copy into a buffer that all graphs read. Where a graph ends with picks, that copy and the one back are part of it.
@@ -28,9 +27,8 @@ class Graphs:
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: was launched once
         self._stream: torch.cuda.Stream | None = None  # on which graphs are recorded
 
-    def run(self, key: Hashable, launch: Callable[[], None], at_once: bool = False) -> None:
-        """Do what `launch` does. It must do the same for every call with this key. `at_once`: record it the first time:
-        what is seldom tried, and judged by its time, must not be slow twice."""
+    def run(self, key: Hashable, launch: Callable[[], None]) -> None:
+        """Do what `launch` does. It must do the same for every call with this key."""
         if self._device.type != "cuda":
             launch()
             return
@@ -41,17 +39,14 @@ class Graphs:
         began = time.perf_counter()
         if key not in self._graphs:
             launch()  # compiles what was not compiled yet, which must not happen while a graph is recorded
-            self._keep(key, self._recorded(launch) if at_once else None)
+            self._graphs[key] = None
         else:
             graph = self._recorded(launch)
-            self._keep(key, graph)
+            if len(self._graphs) >= _MOST:
+                self._graphs.clear()
+            self._graphs[key] = graph
             graph.replay()
         Graphs.preparing += time.perf_counter() - began
-
-    def _keep(self, key: Hashable, graph: torch.cuda.CUDAGraph | None) -> None:
-        if len(self._graphs) >= _MOST:
-            self._graphs.clear()
-        self._graphs[key] = graph
 
     def _recorded(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """A graph of what is launched. `torch.cuda.graph` would collect garbage first, which takes longer than many

@@ -68,7 +68,7 @@ class CudaPassWriter:
         shape = work.width, work.pieces, work.tree, work.tile, len(ahead), steps
         key = "pass", decoder.number_of(memory), rows.start, rows.stop, shape, gain.data_ptr(), wanted, size
         launch = partial(self._launch, rows, work, len(ahead), steps, wanted, size, gain)
-        decoder.graphs.run(key, launch, at_once=not len(ahead))
+        decoder.graphs.run(key, launch)
         answered = self._exchange.wait((work.width + len(ahead)) * (wanted + 1))
         picks, leads = unpacked(answered.reshape(-1, wanted + 1))
         decoder.layer_rows += count * (rows.stop - rows.start)
