@@ -28,7 +28,16 @@ def test_the_experiments_are_all_there():
             "long_prompts",
             "phases",
         ),
-        *("recorded_texts", "search_growth", "store_soak", "store_times", "structured", "two_commits"),
+        *(
+            "recorded_texts",
+            "search_growth",
+            "store_access",
+            "store_orders",
+            "store_soak",
+            "store_times",
+            "structured",
+            "two_commits",
+        ),
     ]
 
 

@@ -115,13 +115,11 @@ class AdaptivePace(FixedPace):
         """What every store after the first added to those before it: accepted nodes go by who drafted them first."""
         sources, before = round.draft.sources, [proposal for _, proposal, _ in round.asked[:1]]
         for store, proposal, seconds in round.asked[1:]:
-            drafts = promise(appraiser.acceptance, before)
-            added = set(proposal.sources).difference(*(earlier.sources for earlier in before))
+            drafts, gained = promise(appraiser.acceptance, before), 0.0
             before.append(proposal)
-            gained, nodes = 0.0, sum(source in added for source in sources)
-            if nodes:
+            if proposal.tokens and (nodes := sources.count(proposal.sources[0])):
                 share, rows = self.costs.under(load), 1 + len(sources)
-                gained = sum(sources[node] in added for node in round.block.accepted)
+                gained = sum(sources[node] == proposal.sources[0] for node in round.block.accepted)
                 gained -= _speed(appraiser, round) * (share.seconds(rows) - share.seconds(rows - nodes))
             self.store_choice.learn(store, drafts, gained, seconds)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from hierspec.core.errors import HierspecError
 from hierspec.core.interfaces import Store
 from hierspec.stores.context import ContextStore, CopyStore
-from hierspec.stores.corpus import CorpusStore
+from hierspec.stores.corpus import Catalogue, CorpusStore
 from hierspec.stores.frequent import FrequentStore
 from hierspec.stores.history import SHARED, HistoryStore
 from hierspec.stores.lookahead import LookaheadStore
@@ -42,8 +42,16 @@ class Home:
         return {
             "history": "a copy of what was built" if self.history.exists() else "empty",
             "frequent": "as built" if self.frequent.exists() else "none",
-            "corpus": "as built" if self.corpus.exists() else "none",
+            "corpus": self._corpus_made_of(),
         }
+
+    def _corpus_made_of(self) -> str:
+        """Its size and files by name, so that a record says what was looked up in."""
+        if not self.corpus.exists():
+            return "none"
+        built = Catalogue.read(self.corpus)
+        tokens = sum(shard.tokens for shard in built.shards)
+        return f"as built, {tokens:,} tokens: {', '.join(source.name for source in built.sources)}"
 
 
 def _history(home: Home, lasting: bool) -> Store:
