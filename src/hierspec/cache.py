@@ -202,13 +202,13 @@ def _of_kind(kind: str, paths: list[Path]) -> Iterator[CacheEntry]:
 
 
 def _stores(home: Path) -> Iterator[CacheEntry]:
-    """A model's folder of stores: its history with SQLite's files beside it, and its corpus."""
+    """A model's folder of stores: its history with what was made from it and SQLite's files, and its corpus."""
     model = _KEY.sub("", home.name).replace("--", "/")
     if not _is_folder(home):
         yield _entry("other", "", [home])
         return
     paths = _listed(home)
-    history = [path for path in paths if path.name.startswith("history.")]
+    history = [path for path in paths if path.name.startswith(("history.", "frequent."))]
     if history:  # the database first: without it the others mean nothing
         yield _entry("histories", model, sorted(history, key=lambda path: path.name != "history.sqlite"))
     for path in paths:

@@ -119,9 +119,10 @@ def expected_plans(eighth: int, quarter: int) -> dict[str, Plan]:
     return {
         "plain": Plan(),
         "lookup": Plan(stores=("copy",), budget=12, adapt=True),
+        "lookup-fixed": Plan(stores=("pld",), budget=10),
         "lookahead": Plan(stores=("lookahead",), budget=60),
         "rest": Plan(stores=("corpus",), budget=64),
-        "hd": Plan(stores=("lookahead", "history", "corpus?"), budget=60, merge=True),
+        "hd": Plan(stores=("lookahead", "frequent?", "pairs?"), budget=55, merge=True),
         "hd+": Plan(stores=STORES_TOGETHER, budget=24, merge=True, adapt=True),
         "layerskip": Plan(tiers=(TierPlan(exit_layer=eighth, gather=4),)),
         "layerskip+": replace(adaptive, tiers=(TierPlan(exit_layer=eighth, gather=8, until="worth"),)),

@@ -28,7 +28,17 @@ def test_the_experiments_are_all_there():
             "long_prompts",
             "phases",
         ),
-        *("recorded_texts", "search_growth", "store_soak", "store_times", "structured", "train_ladder", "two_commits"),
+        *(
+            "recorded_texts",
+            "search_growth",
+            "store_access",
+            "store_orders",
+            "store_soak",
+            "store_times",
+            "structured",
+            "train_ladder",
+            "two_commits",
+        ),
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from hierspec.train.divergence import ReferenceDistribution
 from hierspec.train.loop import Settings, fit
 from hierspec.train.measure import agreement
 from hierspec.train.network import Network
+from hierspec.train.own_text import answers, write_own_text
 from hierspec.train.students import (
     ExitAdapter,
     FeatureDrafter,
@@ -26,7 +29,7 @@ from hierspec.train.students import (
     draft_vocabulary,
     free_running,
 )
-from hierspec.train.synthesise import Template, greedy_answers, synthesise
+from hierspec.train.synthesise import Template, Texts, greedy_answers, synthesise
 
 
 def _network(folder: Path, architecture: str = "llama") -> tuple[Network, Tokenizer]:
@@ -78,6 +81,22 @@ def test_conversations_follow_the_chat_template(tmp_path: Path) -> None:
             assert tokens[first - len(template.to_answer) : first] == list(template.to_answer)
     again = synthesise(network, tokenizer, 9, length=96, prompts=["say hello"], batch=4)
     assert torch.equal(texts.tokens, again.tokens)
+
+
+def test_own_text_is_the_answers_and_the_same_for_a_seed(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path / "tiny", "llama")
+    numbers = torch.arange(40).view(2, 20)
+    texts = Texts(numbers, (numbers % 20 > 3) & (numbers < 39))
+    assert list(answers(texts)) == [list(range(4, 20))]  # the other has 15 tokens
+    written = []
+    for name in ("a.jsonl", "b.jsonl.gz"):
+        tokens = write_own_text(folder, tmp_path / name, 3, 64, ["What is it?"], seed=4, batch=2)
+        opened = gzip.open if name.endswith(".gz") else open
+        with opened(tmp_path / name, "rt", encoding="utf-8") as file:
+            written.append((tokens, [json.loads(line) for line in file]))
+    assert written[0] == written[1]
+    assert written[0][0] >= 16
+    assert all(list(line) == ["text"] for line in written[0][1])
 
 
 def test_what_a_drafting_step_sees() -> None:

@@ -14,6 +14,7 @@ from hierspec.core.hierarchy import FIXED
 from hierspec.core.interfaces import Pace
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.pacing.appraisal import Appraiser
+from hierspec.pacing.asking import StoreChoice
 from hierspec.pacing.blocks import BlockPolicy, WhileWorthwhile, open_policy
 from hierspec.pacing.costs import FREE, NO_PREFILL, Costs, Prefill
 from hierspec.pacing.lengths import Lengths
@@ -52,6 +53,7 @@ class PaceBook:
         self._appraisers: dict[tuple[str, str, bool], Appraiser] = {}  # by the scorer's name and kind; synthetic or not
         self._policies: dict[tuple[TierPlan, TierPlan | None], BlockPolicy] = {}  # by the tier and the one above it
         self._switches: dict[Plan, Switches] = {}
+        self._store_choices: dict[tuple[Plan, int], StoreChoice] = {}  # by the plan and the level in it
         self._routers: dict[tuple[TierPlan | None, tuple[TierPlan, ...]], Router] = {}  # by the tier and those below
 
     def pace(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Pace:
@@ -70,6 +72,7 @@ class PaceBook:
             {level - 1 - above: self._policy(plan, level, above, scorers) for above in _drafts_for(plan, level)},
             self._lengths,
             self._switches.setdefault(plan, Switches()) if adapt and costs.heals and not level else None,
+            self._store_choices.setdefault((plan, level), StoreChoice()),
         )
 
     def learnt(self) -> dict[str, Any]:

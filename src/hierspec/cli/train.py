@@ -12,6 +12,7 @@ examples:
   hierspec train skip --output skip.toml
   hierspec train measure --prompts prompts.jsonl --limit 60
   hierspec train prior --pack my-pack
+  hierspec train text --conversations 1000 --output own.jsonl.gz
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hierspec.cli import options, train_measure, train_model, train_prior, train_skip
+from hierspec.cli import options, train_measure, train_model, train_prior, train_skip, train_text
 from hierspec.cli.console import note, progress_bars
 from hierspec.cli.files import Folder, InputFile, OutputFolder
 from hierspec.cli.parser import add_command, add_commands
@@ -41,7 +42,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parts = add_commands(parser, "part", "exits|draft|model|skip|measure|prior")
+    parts = add_commands(parser, "part", "exits|draft|model|skip|measure|prior|text")
     help_text = "exits of the model: adapters beside it, or an early-exit variant of it"
     exits = parts.add_parser("exits", help=help_text, description=_EXITS)
     options.add_source(exits)
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_command(parts, "skip", help_text, train_skip)
     add_command(parts, "measure", "how often a pack's exits and drafts agree with their model, by task", train_measure)
     add_command(parts, "prior", "let a pack ship how often its drafts are accepted", train_prior)
+    add_command(parts, "text", "let the model write text of its own, for a corpus", train_text)
 
 
 def _add_training(part: argparse.ArgumentParser) -> None:

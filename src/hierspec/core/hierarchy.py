@@ -51,6 +51,13 @@ class FixedPace:
     def rests(self, round: Round) -> int:
         return 0
 
+    def asks(self, round: Round, store: str) -> bool:
+        """While the draft has room for more."""
+        sizes = [len(proposal) for proposal in round.proposals]
+        if sum(sizes) < round.budget:  # to merge takes microseconds
+            return True
+        return max(sizes) < round.budget and len(FixedPace.choose(self, round)) < round.budget
+
     def route(self, round: Round) -> Block | None:
         return Block()
 
@@ -78,7 +85,7 @@ class Tier:
     gather: int = 1  # tokens at which a block is handed up; the target hands up after every pass
     stores: tuple[Store, ...] = ()
     budget: int = 7  # nodes that a pass of this tier's scorer may verify
-    merge: bool = False  # ask all stores and the tiers below, not the first that has a draft
+    merge: bool = False  # ask further stores and the tiers below too, not the first that has a draft
     candidates: int = 1  # tokens handed up a position: the one written, then runners-up
     pace: Pace = FIXED  # decides what is worth its time
     foresight: Foresight = field(default_factory=Foresight, compare=False)  # how far it may write ahead of its pace
@@ -254,15 +261,19 @@ def _least_lead(block: Block) -> int:
 
 
 def _ask_stores(tier: Tier, round: Round) -> None:
-    """Add what the tier's stores propose to the round: of the first that has a draft, or of all. They are asked what
-    comes after forced tokens."""
+    """Add what the tier's stores propose to the round: of the first that has a draft, or of as many as the tier's pace
+    asks. They are asked what comes after forced tokens."""
     room = round.room - len(round.forced)
     if room < 1 or not tier.stores or not round.request.stop_ids.isdisjoint(round.forced.tokens):
         return
     began, forced = time.perf_counter(), round.forced
     context = np.concatenate((round.context, np.array(forced.tokens, np.int32))) if forced.tokens else round.context
-    for store in tier.stores:
+    for number, store in enumerate(tier.stores):
+        if number and not tier.pace.asks(round, store.name):
+            continue
+        asked = time.perf_counter()
         proposal = round.request.stores[store.name].propose(context, tier.budget).cut(room)
+        round.asked.append((store.name, proposal, time.perf_counter() - asked))
         if not proposal.tokens:
             continue
         if not 0 <= min(proposal.tokens) <= max(proposal.tokens) < tier.scorer.vocabulary:

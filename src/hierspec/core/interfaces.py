@@ -191,6 +191,7 @@ class Round:
     began: float = 0.0  # the request's `spent` before it
     may_draft: bool = True  # as the pace says when it begins
     proposals: list[Proposal] = field(default_factory=list)  # of the tier below first, then of the stores
+    asked: list[tuple[str, Proposal, float]] = field(default_factory=list)  # stores, their drafts, and seconds taken
     drafted: Block | None = None  # by a tier below
     forced: Proposal = NOTHING  # of the grammar, among the proposals
     appraised: Proposal | None = None  # the best tree of the stores' proposals, where `route` needed it
@@ -209,6 +210,9 @@ class Pace(Protocol):
     def rests(self, round: Round) -> int:
         """In how many rounds, from this one on, nothing will be drafted whatever comes; asked where nothing is in this
         one."""
+
+    def asks(self, round: Round, store: str) -> bool:
+        """Whether this store is asked too, after those before it. The first always is."""
 
     def route(self, round: Round) -> Block | None:
         """Who drafts: the block that a tier below should write; None: nobody."""

@@ -21,6 +21,7 @@ UNTIL = ("count", "correction", "worth")
 NAMED = (
     "plain",
     "lookup",
+    "lookup-fixed",
     "lookahead",
     "rest",
     "hd",
@@ -110,7 +111,7 @@ class Plan:
     rule: str = "coupled"
     stores: tuple[str, ...] = ()
     budget: int = 7  # nodes of one proposal to the target: a pass of 8 rows with the last token before it
-    merge: bool = False  # ask all stores and the tiers below, not the first that has a proposal
+    merge: bool = False  # ask further stores and the tiers below too, not the first that has a proposal
     adapt: bool = False  # of what they propose, verify only what is worth its time by measured costs
     tiers: tuple[TierPlan, ...] = ()
 

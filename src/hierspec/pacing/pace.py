@@ -8,6 +8,7 @@ from hierspec.core.hierarchy import FixedPace
 from hierspec.core.interfaces import Block, Round
 from hierspec.core.proposal import NOTHING, Proposal
 from hierspec.pacing.appraisal import Appraiser
+from hierspec.pacing.asking import StoreChoice, promise
 from hierspec.pacing.blocks import BlockPolicy, ByCount
 from hierspec.pacing.costs import FREE, Costs, Load
 from hierspec.pacing.lengths import Lengths
@@ -26,7 +27,9 @@ class AdaptivePace(FixedPace):
         ends: Mapping[int, BlockPolicy] | None = None,  # of its blocks, by the tiers skipped; None: by count
         lengths: Lengths | None = None,  # of texts
         switches: Switches | None = None,  # whether anything is drafted; None: always
+        store_choice: StoreChoice | None = None,  # which stores are asked, where there is an appraiser
     ) -> None:
+        self.store_choice = store_choice or StoreChoice()
         self.switches = switches
         self.lengths = lengths or Lengths()
         self.costs, self.appraiser, self.router = costs, appraiser, router
@@ -39,6 +42,12 @@ class AdaptivePace(FixedPace):
     def rests(self, round: Round) -> int:
         switch = self._switch(round)
         return 0 if switch is None else switch.rests()
+
+    def asks(self, round: Round, store: str) -> bool:
+        if self.appraiser is None:
+            return super().asks(round, store)
+        drafts = promise(self.appraiser.acceptance, (proposal for _, proposal, _ in round.asked))
+        return self.store_choice.asks(store, drafts, _speed(self.appraiser, round))
 
     def route(self, round: Round) -> Block | None:
         if self.router is None:
@@ -95,11 +104,24 @@ class AdaptivePace(FixedPace):
         """What drafts are worth shows only where some may be made."""
         tokens, drafted = round.tokens, round.drafted
         if self.appraiser is not None:
+            self._learn_stores(self.appraiser, round, load)
             self.appraiser.learn(round.proposals, tokens, len(round.draft), load)
         if self.router is not None:
             taken, block = (None, []) if drafted is None else (drafted.skipped, drafted.written)
             self.router.learn(taken, block, tokens, round.seconds, len(round.proposals) > 1, load)
         self.ends[round.block.skipped].learn_round(len(tokens), round.seconds, load)
+
+    def _learn_stores(self, appraiser: Appraiser, round: Round, load: Load) -> None:
+        """What every store after the first added to those before it: accepted nodes go by who drafted them first."""
+        sources, before = round.draft.sources, [proposal for _, proposal, _ in round.asked[:1]]
+        for store, proposal, seconds in round.asked[1:]:
+            drafts, gained = promise(appraiser.acceptance, before), 0.0
+            before.append(proposal)
+            if proposal.tokens and (nodes := sources.count(proposal.sources[0])):
+                share, rows = self.costs.under(load), 1 + len(sources)
+                gained = sum(sources[node] == proposal.sources[0] for node in round.block.accepted)
+                gained -= _speed(appraiser, round) * (share.seconds(rows) - share.seconds(rows - nodes))
+            self.store_choice.learn(store, drafts, gained, seconds)
 
     def hands_up(self, round: Round) -> bool:
         block = round.block

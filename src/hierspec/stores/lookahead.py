@@ -20,6 +20,7 @@ import numpy as np
 
 from hierspec.core.interfaces import Store
 from hierspec.core.proposal import Proposal
+from hierspec.stores.path_tree import PathTree
 
 WINDOW_EVIDENCE = 40  # of window nodes, which are not expected to be accepted; candidates have 1, 2, ...
 
@@ -58,7 +59,7 @@ class LookaheadStore(Store):
         self._tail = text[max(0, len(text) - self.size + 1) :]
 
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
-        tree = _Tree(budget)
+        tree = PathTree(budget)
         self._last = int(context[-1])
         for rank, rest in enumerate(reversed(self._pool.get(self._last, ()))):
             tree.add(rest, rank + 1)
@@ -111,39 +112,3 @@ class LookaheadStore(Store):
         elif len(ngrams) == self.candidates:
             del ngrams[0]
         ngrams.append(rest)
-
-
-class _Tree:
-    """A trie of paths, up to a number of nodes."""
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
-        self.tokens: list[int] = []
-        self._parents: list[int] = []
-        self._evidence: list[int] = []
-        self._nodes: dict[tuple[int, int], int] = {}
-
-    def add(self, path: Sequence[int], evidence: int) -> bool:
-        """Adds as much of the path as fits; returns whether all of it did."""
-        node = -1
-        for token in path:
-            child = self._nodes.get((node, token))
-            if child is None:
-                if len(self.tokens) >= self.budget:
-                    return False
-                child = self._nodes[node, token] = len(self.tokens)
-                self.tokens.append(token)
-                self._parents.append(node)
-                self._evidence.append(evidence)
-            node = child
-        return True
-
-    def truncate(self, size: int) -> None:
-        """Keeps the first `size` nodes; nothing may be added afterwards."""
-        del self.tokens[size:], self._parents[size:], self._evidence[size:]
-
-    def proposal(self, source: str) -> Proposal:
-        size = len(self.tokens)
-        return Proposal(
-            tuple(self.tokens), tuple(self._parents), (source,) * size, (None,) * size, tuple(self._evidence)
-        )

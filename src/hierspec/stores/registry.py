@@ -11,9 +11,11 @@ from pathlib import Path
 from hierspec.core.errors import HierspecError
 from hierspec.core.interfaces import Store
 from hierspec.stores.context import ContextStore, CopyStore
-from hierspec.stores.corpus import CorpusStore
+from hierspec.stores.corpus import Catalogue, CorpusStore
+from hierspec.stores.frequent import FrequentStore
 from hierspec.stores.history import SHARED, HistoryStore
 from hierspec.stores.lookahead import LookaheadStore
+from hierspec.stores.pld import PromptLookupStore
 from hierspec.stores.redis_address import RedisAddress, is_url
 
 
@@ -53,12 +55,25 @@ class Home:
     def corpus(self) -> Path:
         return self.folder / "corpus"
 
+    @property
+    def frequent(self) -> Path:
+        return self.folder / "frequent.ngrams"
+
     def beginning(self) -> dict[str, str]:
         """What the stores of a measurement start with (`open_store` with lasting=False), for its record."""
         return {
             "history": "a copy of what was built" if self.has_history() else "empty",
-            "corpus": "as built" if self.corpus.exists() else "none",
+            "frequent": "as built" if self.frequent.exists() else "none",
+            "corpus": self._corpus_made_of(),
         }
+
+    def _corpus_made_of(self) -> str:
+        """Its size and files by name, so that a record says what was looked up in."""
+        if not self.corpus.exists():
+            return "none"
+        built = Catalogue.read(self.corpus)
+        tokens = sum(shard.tokens for shard in built.shards)
+        return f"as built, {tokens:,} tokens: {', '.join(source.name for source in built.sources)}"
 
 
 def _history(home: Home, lasting: bool) -> Store:
@@ -86,19 +101,42 @@ def check_history(named: str | Path | None) -> None:
 
 
 def _corpus(home: Home, lasting: bool) -> Store:
+    return CorpusStore(_built_corpus(home), home.vocabulary_hash, shortest=1)
+
+
+def _pairs(home: Home, lasting: bool) -> Store:
+    """The same corpus as Hierarchy Drafting asks it: the last two tokens lead to up to 64 times four."""
+    return CorpusStore(
+        _built_corpus(home), home.vocabulary_hash, "pairs", longest=2, shortest=2, max_matches=64, enough=64, depth=4
+    )
+
+
+def _built_corpus(home: Home) -> Path:
     if not home.corpus.exists():
         raise HierspecError(
             f"There is no corpus at {home.corpus}; build one with: hierspec store build corpus --files FILE…"
         )
-    return CorpusStore(home.corpus, home.vocabulary_hash, shortest=1)
+    return home.corpus
+
+
+def _frequent(home: Home, lasting: bool) -> Store:
+    if not home.frequent.exists():
+        raise HierspecError(
+            f"There are no frequent n-grams at {home.frequent}; build them with: hierspec store build history "
+            "--prompts FILE, then hierspec store build frequent"
+        )
+    return FrequentStore(home.frequent, home.vocabulary_hash)
 
 
 BUILT_IN: dict[str, Callable[[Home, bool], Store]] = {
     "context": lambda home, lasting: ContextStore(),
     "copy": lambda home, lasting: CopyStore(),
+    "pld": lambda home, lasting: PromptLookupStore(),
     "lookahead": lambda home, lasting: LookaheadStore(),
     "history": _history,
+    "frequent": _frequent,
     "corpus": _corpus,
+    "pairs": _pairs,
 }
 
 
@@ -108,7 +146,8 @@ def open_store(name: str, home: Home, lasting: bool = True) -> Store | None:
     `lasting=False` is for measuring: the store starts with what was built for all and writes nothing to disk.
     """
     base_name = name.removesuffix("?")
-    if name == "corpus?" and not home.corpus.exists():
+    needed = {"frequent?": home.frequent, "corpus?": home.corpus, "pairs?": home.corpus}
+    if name in needed and not needed[name].exists():
         return None
     if base_name in BUILT_IN:
         return BUILT_IN[base_name](home, lasting)

@@ -100,7 +100,7 @@ def test_the_command_says_what_stores_start_with(tmp_path, capsys):
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document == json.loads(output.read_text())
     assert list(document["combinations"]) == ["context", "history", "context + history"]
-    assert document["stores"] == {"history": "empty", "corpus": "none"}
+    assert document["stores"] == {"history": "empty", "frequent": "none", "corpus": "none"}
     assert (document["records"], document["repeats_left_out"], document["answers_known_before"]) == (2, 1, 0)
     assert document["combinations"]["context"]["tasks"]["one"]["tokens_per_pass"] == 1
 

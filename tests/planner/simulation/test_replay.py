@@ -92,10 +92,14 @@ def test_the_store_command(tmp_path, capsys):
 
     assert main(["store", "replay", str(tmp_path / "none.jsonl"), *at]) == 2
     out("store", "build", "corpus", str(text), *at)
+    assert main(["store", "build", "frequent", folder, "--stores", home]) == 2  # it is made from a history
+    assert "store build history" in capsys.readouterr().err
     out("store", "build", "history", "--prompts", str(prompts), "--max-tokens", "16", *at)
+    out("store", "build", "frequent", folder, "--stores", home)
     info = json.loads(out("store", "info", *at))
     assert info["corpus"]["tokens"] > 1000
     assert info["history"]["documents"] == 2
+    assert info["frequent"]["size"] == 5
     record = str(tmp_path / "record.jsonl")
     plans = ["--plans", "hd+,hd,rest,lookahead", "--max-tokens", "16", "--batch", "2,3", "--record", record, "--json"]
     document = json.loads(out("bench", folder, "--stores", home, "--prompts", str(prompts), *plans))
@@ -104,6 +108,7 @@ def test_the_store_command(tmp_path, capsys):
     replayed = json.loads(out("store", "replay", record, "--use", "context,history,corpus?", *at))
     assert replayed["tokens_per_pass"] > 1
     assert set(replayed["tasks"]) == {"qa"}
+    out("store", "drop", "frequent", folder, "--stores", home)
     out("store", "drop", "history", *at)
     out("store", "drop", "corpus", *at)
     assert main(["store", "drop", "corpus", *at]) == 2
