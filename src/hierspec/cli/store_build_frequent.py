@@ -26,14 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from hierspec.stores.frequent import build_frequent
-    from hierspec.stores.history import SHARED, HistoryStore
+    from hierspec.stores.history import SHARED
 
     _, _, home = options.load_home(arguments)
-    if not home.history.exists():
+    if not home.has_history():
         raise HierspecError(
             f"There is no history at {home.history}; build one with: hierspec store build history --prompts FILE"
         )
-    with HistoryStore(home.history, vocabulary_hash=home.vocabulary_hash) as history:
+    with home.open_history() as history:
         built = build_frequent(
             home.frequent, history.documents(SHARED), home.vocabulary_hash, arguments.size, arguments.count
         )
