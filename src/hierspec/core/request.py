@@ -93,6 +93,11 @@ class Request:
         self._extension: Extension | None = None
         self._last_step = time.perf_counter()
 
+    @property
+    def text(self) -> np.ndarray:
+        """The prompt, and what was written after it so far. What comes later does not change it."""
+        return self._text[: len(self.prompt) + len(self.output)]
+
     def cancel(self) -> None:
         """Stop before the next pass."""
         self._end("cancelled")
@@ -101,8 +106,7 @@ class Request:
         """Give the answer to the last ask: returns the next ask, or the step that the answer completed."""
         try:
             if self._extension is None:
-                text = self._text[: len(self.prompt) + len(self.output)]
-                self._extension = self.hierarchy.extend(0, text, self.limit - len(self.output), Block(), self)
+                self._extension = self.hierarchy.extend(0, self.text, self.limit - len(self.output), Block(), self)
                 return next(self._extension)
             assert answer is not None
             return self._extension.send(answer)
