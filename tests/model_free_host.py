@@ -16,7 +16,6 @@ from hierspec.core.plan import Plan
 from hierspec.hosts import vllm
 from hierspec.hosts.guest import Guest
 from hierspec.hosts.host_pace import HostPace
-from hierspec.hosts.rows import Rows
 
 VOCABULARY = 1 << 20  # wide: every text has tokens of its own
 CONTEXT = 512
@@ -36,10 +35,7 @@ def proposer(
     vocabulary = SimpleNamespace(model="made-up", size=VOCABULARY, home=_no_home)
     assembler = Assembler(vocabulary, LoadOptions()) if beside is None else beside._guest._assembler
     pace = HostPace(most, plan.adapt, clock)
-    made = object.__new__(vllm.Proposer)
-    made._guest = Guest(assembler, plan, pace, context, namespace)
-    made._max_model_len, made._rows, made._batch = context, Rows(patience), []
-    return made
+    return vllm.Proposer.over(Guest(assembler, plan, pace, context, namespace), context, patience)
 
 
 def _no_home(folder: object) -> SimpleNamespace:

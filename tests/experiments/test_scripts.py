@@ -29,6 +29,7 @@ def test_the_experiments_are_all_there():
             "phases",
         ),
         *("recorded_texts", "search_growth", "store_soak", "store_times", "structured", "two_commits"),
+        *("vllm_host", "vllm_propose_times"),
     ]
 
 

@@ -17,7 +17,7 @@ def best_chain(
     Where several trees draft the same token, the rate of the first counts, as in `Appraiser.appraise`.
     """
     if len(proposals) == 1 and proposals[0].parents == tuple(range(-1, len(proposals[0]) - 1)):  # a chain already
-        tokens, sources, evidence, probabilities = _single(proposals[0].first(most), rates)
+        tokens, sources, evidence, probabilities = _single(proposals[0], rates, most)
     else:
         tokens, sources, evidence, probabilities = _merged(proposals, rates, most)
     if prices:
@@ -35,12 +35,13 @@ def best_chain(
 _Chain = tuple[Sequence[int], Sequence[str], Sequence[int], list[float]]
 
 
-def _single(chain: Proposal, rates: AcceptanceRates) -> _Chain:
+def _single(chain: Proposal, rates: AcceptanceRates, most: int) -> _Chain:
+    sources, evidence = chain.sources[:most], chain.evidence[:most]
     probabilities, path = [], 1.0
-    for depth, (source, evidence) in enumerate(zip(chain.sources, chain.evidence, strict=True)):
-        path *= rates.rate(source, evidence, depth)
+    for depth, source in enumerate(sources):
+        path *= rates.rate(source, evidence[depth], depth)
         probabilities.append(path)
-    return chain.tokens, chain.sources, chain.evidence, probabilities
+    return chain.tokens[:most], sources, evidence, probabilities
 
 
 def _merged(proposals: Sequence[Proposal], rates: AcceptanceRates, most: int) -> _Chain:

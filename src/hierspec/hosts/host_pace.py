@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from time import perf_counter
 
@@ -18,22 +18,26 @@ from hierspec.pacing.switch import Switch, Switches
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a step whose costs are told apart
 _ROW_SHARE = 1 / 16  # of a step of one row: what a further row is thought to cost before any was timed
 _FIRST_STEPS = 3  # that are timed before anything is thought to be known; the fastest counts
+_EAGER, _EVERY = 512, 8  # after so many rounds one in so many is learnt from
 _DECAY = 0.998  # what a step counts for after the next
 
 
 class HostPace(FixedPace):
     """The pace of tier 0 where it is a host's: all rows of a step share it.
 
-    Where the plan adapts, the host's steps are timed between two calls. Each row's chain ends where its next token would
-    cost more than it should bring, and in batches where drafts do not pay at all nothing is drafted, nor looked up, for
-    a while (`Switch`). Otherwise every chain is as long as the host allows.
+    Where the plan adapts, the host's steps are timed between two calls. Each row's chain ends where its next token
+    would cost more than it should bring, and in batches where drafts do not pay at all nothing is drafted, nor looked
+    up, for a while (`Switch`). Otherwise every chain is as long as the host allows.
     """
 
     def __init__(self, most: int, adapts: bool, clock: Callable[[], float] = perf_counter) -> None:
         self.most, self.adapts = most, adapts
         self.acceptance = AcceptanceRates()
         self.costs: HealingCosts | None = None  # of the host's steps by their rows; None: not timed yet
-        self._tokens = self._plain = 1.0  # that a request wrote, older ones decayed, and in the time of how many plain steps
+        self._tokens = self._plain = (
+            1.0  # that a request wrote, older ones decayed; in the time of how many plain steps
+        )
+        self._learnt = 0  # rounds
         self._clock, self._switches = clock, Switches()
         self._timed: list[float] = []  # the first steps of all
         self._drafting, self._prices = True, list[float]()
@@ -61,14 +65,26 @@ class HostPace(FixedPace):
         return self._drafting
 
     def choose(self, round: Round) -> Proposal:
-        if not round.proposals:
-            return NOTHING
-        most = min(self.most, round.room)
-        return best_chain(round.proposals, self.acceptance, most, self._prices)
+        return self.chain(round.proposals, round.room)
 
     def learn(self, round: Round) -> None:
-        for proposal in round.proposals:
-            self.acceptance.learn(proposal, round.tokens)
+        self.learn_drafts(round.proposals, round.tokens)
+
+    @property
+    def drafting(self) -> bool:
+        """Whether anything is drafted in this step."""
+        return self._drafting
+
+    def chain(self, proposals: Sequence[Proposal], room: int) -> Proposal:
+        """What is verified of these proposals."""
+        return best_chain(proposals, self.acceptance, min(self.most, room), self._prices) if proposals else NOTHING
+
+    def learn_drafts(self, proposals: Sequence[Proposal], written: Sequence[int]) -> None:
+        """What was written in place of these proposals. Once much is known, some of them are enough."""
+        self._learnt += 1
+        if self._learnt < _EAGER or self._learnt % _EVERY == 0:
+            for proposal in proposals:
+                self.acceptance.learn(proposal, written)
 
     @property
     def _switch(self) -> Switch:

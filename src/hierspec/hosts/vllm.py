@@ -34,13 +34,23 @@ class Proposer:
 
     def __init__(self, vllm_config: Any) -> None:
         check_version()
-        self._max_model_len: int = vllm_config.model_config.max_model_len
-        self._guest = _open_guest(vllm_config) if _first_rank() else None
+        guest = _open_guest(vllm_config) if _first_rank() else None
         # With pipeline parallelism as many batches as stages take turns.
-        self._rows: Rows[GuestRequest] = Rows(patience=vllm_config.parallel_config.pipeline_parallel_size)
-        self._batch: list[GuestRequest] = []  # for which the last call drafted
-        if self._guest is not None:
+        self._set(guest, vllm_config.model_config.max_model_len, vllm_config.parallel_config.pipeline_parallel_size)
+        if guest is not None:
             atexit.register(self.close)
+
+    @classmethod
+    def over(cls, guest: Guest | None, max_model_len: int, patience: int = 1) -> Proposer:
+        """One without a vLLM around it: for measurements and tests."""
+        proposer = object.__new__(cls)
+        proposer._set(guest, max_model_len, patience)
+        return proposer
+
+    def _set(self, guest: Guest | None, max_model_len: int, patience: int) -> None:
+        self._guest, self._max_model_len = guest, max_model_len
+        self._rows: Rows[GuestRequest] = Rows(patience)
+        self._batch: list[GuestRequest] = []  # for which the last call drafted
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """vLLM calls this with the target. Nothing of it is needed: draft models were loaded before."""
@@ -119,7 +129,10 @@ def _open_guest(config: Any) -> Guest:
     folder = model_folder(model.tokenizer or model.model)
     name = Path(model.model).name if Path(model.model).is_dir() else model.model
     vocabulary = Vocabulary(name, Tokenizer.from_folder(folder), model.get_vocab_size())
-    assembler = Assembler(vocabulary, LoadOptions(), stores=options.stores)
+    device = config.device_config.device_type
+    assembler = Assembler(
+        vocabulary, LoadOptions(device=device if device in ("cpu", "cuda") else "cpu"), stores=options.stores
+    )
     # Where batches take turns no step can be timed by itself.
     adapts = plan.adapt and config.parallel_config.pipeline_parallel_size == 1
     return Guest(assembler, plan, HostPace(most, adapts), model.max_model_len, options.namespace)
