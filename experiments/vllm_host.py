@@ -23,27 +23,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hierspec.hosts.vllm_options import vllm_version
-from hierspec.hosts.vllm_server import PROPOSER, vllm_model
-from hierspec.machine import machine
-from hierspec.prompts import own_prompts, read_prompts, spread
-
+# vLLM's workers import this file. Their search for kernels in what is loaded stumbles over numba, so nothing of
+# hierspec is imported up here: in a worker the proposer imports it, after that.
 ENGINES: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5},
     "suffix": {"method": "suffix"},
-    "hierspec": {"method": "custom_class", "model": PROPOSER},
+    "hierspec": {"method": "custom_class", "model": "hierspec.hosts.vllm.Proposer"},
 }
 
 
-def answer_all(engine: str, arguments: argparse.Namespace, model: str) -> dict[str, Any]:
+def answer_all(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """In this process: all prompts through one engine."""
+    asked = json.loads(arguments.output.read_text(encoding="utf-8"))
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
     settings = ENGINES[engine]
     speculative = None if settings is None else {**settings, "num_speculative_tokens": arguments.tokens}
     llm = LLM(
-        model,
+        asked["model"],
         dtype="float32",
         max_model_len=2048,
         enforce_eager=True,
@@ -56,7 +54,7 @@ def answer_all(engine: str, arguments: argparse.Namespace, model: str) -> dict[s
     sampling = SamplingParams(temperature=0, max_tokens=arguments.max_tokens)
     llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
     answers = []
-    for task, prompt in _chosen(arguments):
+    for task, prompt in asked["prompts"]:
         before, began = _counters(llm), time.perf_counter()
         output = llm.chat([{"role": "user", "content": prompt}], sampling, use_tqdm=False)[0].outputs[0]
         seconds = time.perf_counter() - began
@@ -82,9 +80,14 @@ def _counters(llm: Any) -> dict[str, int]:
     }
 
 
-def _chosen(arguments: argparse.Namespace) -> list[tuple[str, str]]:
+def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The model's folder, and tasks with their prompts."""
+    from hierspec.hosts.vllm_server import vllm_model
+    from hierspec.prompts import own_prompts, read_prompts, spread
+
     prompts = own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts)
-    return [(prompt.task, prompt.turns[0]) for prompt in spread(prompts, arguments.limit)]
+    chosen = [(prompt.task, prompt.turns[0]) for prompt in spread(prompts, arguments.limit)]
+    return {"model": vllm_model(arguments.model), "prompts": chosen}
 
 
 def summary(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -94,7 +97,7 @@ def summary(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {
         "tokens_per_second": round(tokens / sum(answer["seconds"] for answer in answers), 2),
         "accepted_a_step": round(accepted / max(tokens - accepted, 1), 3),
-        "accepted_of_drafted": round(accepted / max(drafted, 1), 3),
+        "drafted_a_step": round(drafted / max(tokens - accepted, 1), 3),
     }
 
 
@@ -109,9 +112,10 @@ def by_task(result: dict[str, Any], plain: dict[str, Any] | None) -> dict[str, A
     return {**report, "equal_to_plain": f"{same} of {len(answers)}"}
 
 
-def run_apart(engine: str, arguments: argparse.Namespace, argv: Sequence[str]) -> dict[str, Any]:
+def run_apart(engine: str, asked: dict[str, Any], argv: Sequence[str]) -> dict[str, Any]:
     """Each engine in a process of its own: what one leaves behind does not slow the next."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        Path(file.name).write_text(json.dumps(asked), encoding="utf-8")
         command = [sys.executable, __file__, *argv, "--one", engine, "--output", file.name]
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -136,12 +140,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(given)
     if arguments.one:
-        result = answer_all(arguments.one, arguments, vllm_model(arguments.model))
+        result = answer_all(arguments.one, arguments)
         arguments.output.write_text(json.dumps(result), encoding="utf-8")
         return 0
+    from hierspec.hosts.vllm_options import vllm_version
+    from hierspec.machine import machine
+
     results: dict[str, dict[str, Any]] = {}
+    asked = _asked(arguments)
     for engine in arguments.engines.split(","):
-        results[engine] = run_apart(engine, arguments, given)
+        results[engine] = run_apart(engine, asked, given)
         print(engine, results[engine].get("failed") or summary(results[engine]["answers"]), flush=True)
     plain = results.get("plain")
     record = {

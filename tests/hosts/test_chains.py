@@ -45,7 +45,8 @@ def test_it_is_as_good_as_the_best_of_all_paths():
             continue
         most = rng.randrange(1, 6)
         best, values = naive(proposals, rates, most)
-        chain = best_chain(proposals, rates, most)
+        chain, gain = best_chain(proposals, rates, most)
+        assert abs(gain - best) < 1e-3
         assert chain.parents == tuple(range(-1, len(chain) - 1))
         assert abs(values[chain.tokens] - best) < 1e-3
 
@@ -53,14 +54,14 @@ def test_it_is_as_good_as_the_best_of_all_paths():
 def test_it_ends_where_a_token_costs_more_than_it_brings():
     rates = rates_of(a=0.8)
     chain = Proposal.chain([1, 2, 3, 4], "a")
-    kept = [len(best_chain([chain], rates, 4, [price] * 4)) for price in (0.0, 0.4, 0.5, 0.7, 0.9)]
+    kept = [len(best_chain([chain], rates, 4, [price] * 4)[0]) for price in (0.0, 0.4, 0.5, 0.7, 0.9)]
     assert kept == [4, 3, 2, 1, 0]
-    assert best_chain([chain], rates, 4, [1.0] * 4) is NOTHING
+    assert best_chain([chain], rates, 4, [1.0] * 4) == (NOTHING, 0.0)
     # A dear first row may be worth it for cheap ones after it.
-    assert len(best_chain([chain], rates, 4, [1.0, 0.1, 0.1, 0.1])) == 4
+    assert len(best_chain([chain], rates, 4, [1.0, 0.1, 0.1, 0.1])[0]) == 4
 
 
 def test_nothing_is_longer_than_the_host_takes():
     chains = [Proposal.chain(range(9), "a"), Proposal.chain(itertools.repeat(1, 9), "b")]
     for most in range(1, 10):
-        assert len(best_chain(chains, rates_of(a=0.9, b=0.1), most)) == most
+        assert len(best_chain(chains, rates_of(a=0.9, b=0.1), most)[0]) == most

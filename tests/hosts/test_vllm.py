@@ -6,6 +6,7 @@ import pytest
 from model_free_host import Host, Text, own_text, owner, proposer
 
 from hierspec.core.plan import Plan
+from hierspec.hosts.host_pace import Rest
 from hierspec.stores.context import ContextStore
 
 LOOKUP = Plan(stores=("context",), merge=True)
@@ -123,6 +124,15 @@ def test_rows_that_cost_nothing_are_used_and_dear_ones_are_not():
     assert run_with_costs(0.0, texts(2), 100) > 2.5
     assert run_with_costs(1.0, texts(2), 100) < 0.5  # each row costs as much as a step, and few drafts are right
     assert run_with_costs(0.01, texts(1), 100) > run_with_costs(0.5, texts(8), 50)
+
+
+def test_where_looking_takes_longer_than_it_brings_nothing_is_looked_up_for_a_while():
+    rest = Rest()
+    drafted = [rest.drafts(4) and (rest.learn(0.1, 0.5) or True) for _ in range(2000)]
+    assert 8 <= sum(drafted) < 100
+    assert rest.drafts(64)  # with more requests all begins anew
+    rest = Rest()
+    assert all(rest.drafts(4) and (rest.learn(0.5, 0.1) or True) for _ in range(2000))
 
 
 @pytest.mark.parametrize("adapt", [True, False])

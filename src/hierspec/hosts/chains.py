@@ -10,16 +10,18 @@ from hierspec.pacing.acceptance import AcceptanceRates
 
 def best_chain(
     proposals: Sequence[Proposal], rates: AcceptanceRates, most: int, prices: Sequence[float] = ()
-) -> Proposal:
+) -> tuple[Proposal, float]:
     """The path of at most `most` tokens that should have most of its tokens accepted, by the rates learnt so far.
 
-    With `prices`, what the time for each token is worth in tokens, it ends where that is more than what it brings.
+    With `prices`, what the time for each token is worth in tokens, it ends where that is more than what it brings. With
+    the chain comes what it should bring, less its price.
     Where several trees draft the same token, the rate of the first counts, as in `Appraiser.appraise`.
     """
     if len(proposals) == 1 and proposals[0].parents == tuple(range(-1, len(proposals[0]) - 1)):  # a chain already
         tokens, sources, evidence, probabilities = _single(proposals[0], rates, most)
     else:
         tokens, sources, evidence, probabilities = _merged(proposals, rates, most)
+    best = sum(probabilities)
     if prices:
         worth, best, gain = 0, 0.0, 0.0
         for count, probability in enumerate(probabilities):
@@ -28,8 +30,8 @@ def best_chain(
                 worth, best = count + 1, gain
         tokens, sources, evidence = tokens[:worth], sources[:worth], evidence[:worth]
     if not tokens:
-        return NOTHING
-    return Proposal(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(sources), (), tuple(evidence))
+        return NOTHING, 0.0
+    return Proposal(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(sources), (), tuple(evidence)), best
 
 
 _Chain = tuple[Sequence[int], Sequence[str], Sequence[int], list[float]]
