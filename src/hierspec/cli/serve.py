@@ -6,6 +6,7 @@ the answers that are being written.
 examples:
   hierspec serve
   hierspec serve ./my-model --host 0.0.0.0 --port 8080 --api-key "$SECRET" --max-tokens 2048
+  hierspec serve ./my-model --engine vllm --plan hd+
   curl http://127.0.0.1:8000/v1/chat/completions -H "Content-Type: application/json" \\
     -d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": true}'
 """
@@ -66,6 +67,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="pages that may call it (repeatable)",
     )
+    group.add_argument(
+        "--engine",
+        choices=("hierspec", "vllm"),
+        default="hierspec",
+        help="who runs the model: hierspec (default), or vLLM with hierspec's drafts in it",
+    )
+    group.add_argument(
+        "--speculative-tokens", type=int, metavar="N", help="with --engine vllm: most drafted tokens a row (default 8)"
+    )
+    group.add_argument(
+        "--vllm-option",
+        type=text,
+        action="append",
+        default=[],
+        metavar="OPTION",
+        help="with --engine vllm: an option of its own server, such as --vllm-option=--tensor-parallel-size=2",
+    )
     group.add_argument("--log-prompts", action="store_true", help="also log what is asked (default: never)")
     _add_limits(parser)
     options.add_plan(parser)
@@ -96,20 +114,18 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.engine == "vllm":
+        return _run_vllm(arguments)
+    if arguments.speculative_tokens is not None or arguments.vllm_option:
+        raise HierspecError("--speculative-tokens and --vllm-option belong to --engine vllm.")
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise HierspecError(f"The server needs {error.name}; install it with: pip install 'hierspec[serve]'") from error
     keys = _keys(arguments)
-    if not 0 <= arguments.port <= _HIGHEST_PORT:
-        raise HierspecError(f"--port must be from 0 to {_HIGHEST_PORT}, not {arguments.port}.")
     options.at_least_one(arguments, "most-running")
-    if arguments.host not in _LOOPBACK and not keys and not arguments.without_key:
-        raise HierspecError(
-            f"Everybody who reaches {arguments.host} could use the server; give --api-key (or {_KEY_VARIABLE}), or say "
-            "--without-key."
-        )
+    _check_address(arguments, keys)
     settings = _settings(arguments, keys)  # mistakes are reported before a model is loaded
     from hierspec.serve.listening import serve
 
@@ -120,6 +136,39 @@ def run(arguments: argparse.Namespace) -> int:
     with model:
         serve(model, replace(settings, model_name=own_name, aliases=tuple(aliases), plan=plan), note)
     return 0
+
+
+def _run_vllm(arguments: argparse.Namespace) -> int:
+    """Becomes vLLM's server, and does not return."""
+    from hierspec.hosts.vllm_server import DEFAULT_TOKENS, VllmServer
+
+    keys = _keys(arguments)
+    _check_address(arguments, keys)
+    if arguments.exit is not None or arguments.draft is not None:
+        raise HierspecError("--exit and --draft do not reach vLLM; write a plan file and give it with --plan.")
+    tokens = DEFAULT_TOKENS if arguments.speculative_tokens is None else arguments.speculative_tokens
+    VllmServer(
+        model=arguments.model,
+        plan=str(arguments.plan),
+        tokens=tokens,
+        host=arguments.host,
+        port=arguments.port,
+        dtype=arguments.dtype,
+        names=tuple(arguments.served_name),
+        keys=tuple(key.secret for key in keys),
+        further=tuple(arguments.vllm_option),
+    ).run()
+    return 0
+
+
+def _check_address(arguments: argparse.Namespace, keys: tuple[Key, ...]) -> None:
+    if not 0 <= arguments.port <= _HIGHEST_PORT:
+        raise HierspecError(f"--port must be from 0 to {_HIGHEST_PORT}, not {arguments.port}.")
+    if arguments.host not in _LOOPBACK and not keys and not arguments.without_key:
+        raise HierspecError(
+            f"Everybody who reaches {arguments.host} could use the server; give --api-key (or {_KEY_VARIABLE}), or say "
+            "--without-key."
+        )
 
 
 def _settings(arguments: argparse.Namespace, keys: tuple[Key, ...]) -> Settings:

@@ -93,6 +93,11 @@ class Request:
         self._extension: Extension | None = None
         self._last_step = time.perf_counter()
 
+    @property
+    def text(self) -> np.ndarray:
+        """The prompt, and what was written after it so far. What comes later does not change it."""
+        return self._text[: len(self.prompt) + len(self.output)]
+
     def cancel(self) -> None:
         """Stop before the next pass."""
         self._end("cancelled")
@@ -101,8 +106,7 @@ class Request:
         """Give the answer to the last ask: returns the next ask, or the step that the answer completed."""
         try:
             if self._extension is None:
-                text = self._text[: len(self.prompt) + len(self.output)]
-                self._extension = self.hierarchy.extend(0, text, self.limit - len(self.output), Block(), self)
+                self._extension = self.hierarchy.extend(0, self.text, self.limit - len(self.output), Block(), self)
                 return next(self._extension)
             assert answer is not None
             return self._extension.send(answer)
@@ -114,13 +118,24 @@ class Request:
         written = block.written
         tokens = tuple(position.token for position in written)
         sources = tuple(position.source for position in written)
+        self.sources += sources
+        self._append(tokens)
+        now = time.perf_counter()
+        logprobs = tuple(position.logprobs for position in written if position.logprobs is not None)
+        # Distributions are large, and steps may be kept: a client that reads slowly has many of them waiting.
+        draft = block.draft.fixed() if self.hierarchy.rule in BY_DISTRIBUTION else block.draft
+        step = Step(tokens, sources, now - self._last_step, logprobs, draft, tuple(block.accepted))
+        self._last_step = now
+        return step
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        """These come after what was written before."""
         length = len(self.prompt) + len(self.output)
         if length + len(tokens) > len(self._text):  # earlier contexts are views of it: only its end is written to
             self._text = np.concatenate((self._text, np.empty(length + len(tokens), np.int32)))
         for index, token in enumerate(tokens, length):  # there are few
             self._text[index] = token
         self.output += tokens
-        self.sources += sources
         for store in self.stores.values():
             store.learn(tokens)
         if self.constraint is not None:
@@ -129,13 +144,6 @@ class Request:
             self._end("stop")
         elif len(self.output) >= self.limit:
             self._end("length")
-        now = time.perf_counter()
-        logprobs = tuple(position.logprobs for position in written if position.logprobs is not None)
-        # Distributions are large, and steps may be kept: a client that reads slowly has many of them waiting.
-        draft = block.draft.fixed() if self.hierarchy.rule in BY_DISTRIBUTION else block.draft
-        step = Step(tokens, sources, now - self._last_step, logprobs, draft, tuple(block.accepted))
-        self._last_step = now
-        return step
 
     def fail(self, error: HierspecError) -> None:
         self.error = error

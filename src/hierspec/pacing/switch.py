@@ -44,7 +44,7 @@ class Switch:
             return 0
         return int(min(self._left, (self._left - 1) % _LOOK_EVERY or _LOOK_EVERY))
 
-    def learn(self, tokens: int, seconds: float, requests: int = 1) -> None:
+    def learn(self, tokens: float, seconds: float, requests: int = 1) -> None:
         """What a round of one of so many requests brought, and how long it took with all that belongs to it."""
         if self._looks:
             self._left = 0 if tokens >= _LUCK else self._left - 1 / requests
@@ -81,7 +81,7 @@ class Switch:
             return 0.0
         return tokens / seconds * plain_seconds / plain_tokens - 1
 
-    def _count(self, tokens: int, seconds: float) -> None:
+    def _count(self, tokens: float, seconds: float) -> None:
         counts = self._counts[self._on]
         rounds, _, spent = counts
         if rounds >= 1:

@@ -1,0 +1,176 @@
+"""vLLM with and without hierspec's proposer: tokens a second and accepted tokens a step, by task.
+
+docs/results/vllm-host.json was made by it. Each engine is a process of its own in vLLM's environment; prompts are
+answered one at a time, greedily, and every text is compared with that of plain vLLM. `suffix` needs arctic-inference.
+
+examples:
+  make vllm-environment
+  .venv-vllm/bin/python experiments/vllm_host.py --limit 24 --output docs/results/vllm-host.json
+  .venv-vllm/bin/python experiments/vllm_host.py --engines plain,hierspec --limit 4 --max-tokens 32
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# vLLM's workers import this file. Their search for kernels in what is loaded stumbles over numba, so nothing of
+# hierspec is imported up here: in a worker the proposer imports it, after that.
+ENGINES: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5},
+    "suffix": {"method": "suffix"},
+    "hierspec": {"method": "custom_class", "model": "hierspec.hosts.vllm.Proposer"},
+}
+
+
+def answer_all(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """In this process: all prompts through one engine."""
+    asked = json.loads(arguments.output.read_text(encoding="utf-8"))
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
+
+    settings = ENGINES[engine]
+    speculative = None if settings is None else {**settings, "num_speculative_tokens": arguments.tokens}
+    llm = LLM(
+        asked["model"],
+        dtype="float32",
+        max_model_len=2048,
+        enforce_eager=True,
+        max_num_seqs=4,
+        disable_log_stats=False,
+        enable_prefix_caching=False,
+        speculative_config=speculative,
+        additional_config={"hierspec": {"plan": arguments.plan}} if engine == "hierspec" else {},
+    )
+    sampling = SamplingParams(temperature=0, max_tokens=arguments.max_tokens)
+    llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+    answers = []
+    for task, prompt in asked["prompts"]:
+        before, began = _counters(llm), time.perf_counter()
+        output = llm.chat([{"role": "user", "content": prompt}], sampling, use_tqdm=False)[0].outputs[0]
+        seconds = time.perf_counter() - began
+        after = _counters(llm)
+        accepted, drafted = (after[key] - before[key] for key in ("accepted", "drafted"))
+        answers.append(
+            {
+                "task": task,
+                "tokens": list(output.token_ids),
+                "seconds": round(seconds, 4),
+                "accepted": accepted,
+                "drafted": drafted,
+            }
+        )
+    return {"engine": engine, "answers": answers}
+
+
+def _counters(llm: Any) -> dict[str, int]:
+    values = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    return {
+        "accepted": int(values.get("vllm:spec_decode_num_accepted_tokens", 0)),
+        "drafted": int(values.get("vllm:spec_decode_num_draft_tokens", 0)),
+    }
+
+
+def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The model's folder, and tasks with their prompts."""
+    from hierspec.hosts.vllm_server import vllm_model
+    from hierspec.prompts import own_prompts, read_prompts, spread
+
+    prompts = own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts)
+    chosen = [(prompt.task, prompt.turns[0]) for prompt in spread(prompts, arguments.limit)]
+    return {"model": vllm_model(arguments.model), "prompts": chosen}
+
+
+def summary(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Tokens a second, and accepted tokens a step: a step writes one token besides those that it accepts."""
+    tokens = sum(len(answer["tokens"]) for answer in answers)
+    accepted, drafted = (sum(answer[key] for answer in answers) for key in ("accepted", "drafted"))
+    return {
+        "tokens_per_second": round(tokens / sum(answer["seconds"] for answer in answers), 2),
+        "accepted_a_step": round(accepted / max(tokens - accepted, 1), 3),
+        "drafted_a_step": round(drafted / max(tokens - accepted, 1), 3),
+    }
+
+
+def by_task(result: dict[str, Any], plain: dict[str, Any] | None) -> dict[str, Any]:
+    answers = result["answers"]
+    tasks = sorted({answer["task"] for answer in answers})
+    report = {"all": summary(answers)}
+    report |= {task: summary([answer for answer in answers if answer["task"] == task]) for task in tasks}
+    if plain is None:
+        return report
+    same = sum(one["tokens"] == other["tokens"] for one, other in zip(answers, plain["answers"], strict=True))
+    return {**report, "equal_to_plain": f"{same} of {len(answers)}"}
+
+
+def run_apart(engine: str, asked: dict[str, Any], argv: Sequence[str]) -> dict[str, Any]:
+    """Each engine in a process of its own: what one leaves behind does not slow the next."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        Path(file.name).write_text(json.dumps(asked), encoding="utf-8")
+        command = [sys.executable, __file__, *argv, "--one", engine, "--output", file.name]
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
+            return {"engine": engine, "failed": (lines or ["it ended"])[-1].strip()}
+        result: dict[str, Any] = json.loads(Path(file.name).read_text(encoding="utf-8"))
+        return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, help="JSON lines with task and turns (default: hierspec's own)")
+    parser.add_argument("--limit", type=int, default=24, help="prompts (default 24)")
+    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--tokens", type=int, default=8, help="num_speculative_tokens (default 8)")
+    parser.add_argument("--plan", default="hd+", help="hierspec's (default hd+)")
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--model", help="default: the default model")
+    parser.add_argument("--one", choices=ENGINES, help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path)
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(given)
+    if arguments.one:
+        result = answer_all(arguments.one, arguments)
+        arguments.output.write_text(json.dumps(result), encoding="utf-8")
+        return 0
+    from hierspec.hosts.vllm_options import vllm_version
+    from hierspec.machine import machine
+
+    results: dict[str, dict[str, Any]] = {}
+    asked = _asked(arguments)
+    for engine in arguments.engines.split(","):
+        results[engine] = run_apart(engine, asked, given)
+        print(engine, results[engine].get("failed") or summary(results[engine]["answers"]), flush=True)
+    plain = results.get("plain")
+    record = {
+        "command": " ".join(["python", "experiments/vllm_host.py", *given]),
+        "machine": machine(),
+        "vllm": vllm_version(),
+        "python": platform.python_version(),
+        "num_speculative_tokens": arguments.tokens,
+        "max_tokens": arguments.max_tokens,
+        "prompts": arguments.limit,
+        "engines": {
+            name: {"failed": result["failed"]} if "failed" in result else by_task(result, plain)
+            for name, result in results.items()
+        },
+    }
+    document = json.dumps(record, indent=1) + "\n"
+    if arguments.output:
+        arguments.output.write_text(document, encoding="utf-8")
+    print(document, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Where another inference engine runs the target and hierspec drafts for it."""

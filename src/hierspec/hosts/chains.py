@@ -1,0 +1,91 @@
+"""One chain of several draft trees, for hosts that verify chains only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hierspec.core.proposal import NOTHING, Proposal
+from hierspec.pacing.acceptance import AcceptanceRates
+
+
+def best_chain(
+    proposals: Sequence[Proposal], rates: AcceptanceRates, most: int, prices: Sequence[float] = ()
+) -> tuple[Proposal, float]:
+    """The path of at most `most` tokens that should have most of its tokens accepted, by the rates learnt so far.
+
+    With `prices`, what the time for each token is worth in tokens, it ends where that is more than what it brings. With
+    the chain comes what it should bring, less its price.
+    Where several trees draft the same token, the rate of the first counts, as in `Appraiser.appraise`.
+    """
+    if len(proposals) == 1 and proposals[0].parents == tuple(range(-1, len(proposals[0]) - 1)):  # a chain already
+        tokens, sources, evidence, probabilities = _single(proposals[0], rates, most)
+    else:
+        tokens, sources, evidence, probabilities = _merged(proposals, rates, most)
+    best = sum(probabilities)
+    if prices:
+        worth, best, gain = 0, 0.0, 0.0
+        for count, probability in enumerate(probabilities):
+            gain += probability - prices[count]
+            if gain > best:
+                worth, best = count + 1, gain
+        tokens, sources, evidence = tokens[:worth], sources[:worth], evidence[:worth]
+    if not tokens:
+        return NOTHING, 0.0
+    return Proposal(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(sources), (), tuple(evidence)), best
+
+
+_Chain = tuple[Sequence[int], Sequence[str], Sequence[int], list[float]]
+
+
+def _single(chain: Proposal, rates: AcceptanceRates, most: int) -> _Chain:
+    sources, evidence = chain.sources[:most], chain.evidence[:most]
+    probabilities, path = [], 1.0
+    for depth, source in enumerate(sources):
+        path *= rates.rate(source, evidence[depth], depth)
+        probabilities.append(path)
+    return chain.tokens[:most], sources, evidence, probabilities
+
+
+def _merged(proposals: Sequence[Proposal], rates: AcceptanceRates, most: int) -> _Chain:
+    tokens: list[int] = []
+    parents: list[int] = []
+    sources: list[str] = []
+    evidence: list[int] = []
+    depths: list[int] = []
+    paths: list[float] = []  # the probability that all up to a node is accepted
+    index: dict[tuple[int, int], int] = {}  # parent and token -> node
+    rate = rates.rate
+    for proposal in proposals:
+        moved: list[int] = []
+        for token, parent, source, kind in zip(
+            proposal.tokens, proposal.parents, proposal.sources, proposal.evidence, strict=True
+        ):
+            after = moved[parent] if parent >= 0 else -1
+            node = index.get((after, token), -1)
+            if node < 0 and (parent < 0 or after >= 0):
+                depth = depths[after] + 1 if after >= 0 else 0
+                if depth < most:
+                    node = index[after, token] = len(tokens)
+                    tokens.append(token)
+                    parents.append(after)
+                    sources.append(source)
+                    evidence.append(kind)
+                    depths.append(depth)
+                    paths.append(rate(source, kind, depth) * (paths[after] if after >= 0 else 1.0))
+            moved.append(node)
+    # What comes after each node at best; children have higher numbers than their parents.
+    after_it, best_child = [0.0] * (len(tokens) + 1), [-1] * (len(tokens) + 1)  # the last: after the context
+    for node in range(len(tokens) - 1, -1, -1):
+        value, parent = paths[node] + after_it[node], parents[node]
+        if value > after_it[parent]:
+            after_it[parent], best_child[parent] = value, node
+    chain, node = [], best_child[-1]
+    while node >= 0:
+        chain.append(node)
+        node = best_child[node]
+    return (
+        [tokens[node] for node in chain],
+        [sources[node] for node in chain],
+        [evidence[node] for node in chain],
+        [paths[node] for node in chain],
+    )

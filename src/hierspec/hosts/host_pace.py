@@ -1,0 +1,149 @@
+"""How much is drafted for a host: from the times of its own steps and from what it accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from time import perf_counter
+
+from hierspec.core.hierarchy import FixedPace
+from hierspec.core.interfaces import Round
+from hierspec.core.proposal import NOTHING, Proposal
+from hierspec.hosts.chains import best_chain
+from hierspec.pacing.acceptance import AcceptanceRates
+from hierspec.pacing.costs import Load
+from hierspec.pacing.healing import HealingCosts
+
+_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a step whose costs are told apart
+_ROW_SHARE = 1 / 16  # of a step of one row: what a further row is thought to cost before any was timed
+_FIRST_STEPS = 3  # that are timed before anything is thought to be known; the fastest counts
+_EAGER, _EVERY = 512, 8  # after so many rounds one in so many is learnt from
+_SAMPLE_EVERY = 16  # steps: one of so many may be timed without drafts
+_TRIAL = 8  # steps with drafts before a rest
+_RESTS = (16, 512)  # steps without, at first and at most: twice as long each time
+_BALANCE = 0.9  # what a step counts for after the next, in the balance of drafts
+_DECAY = 0.998  # what a step counts for after the next
+
+
+class Rest:
+    """Whether anything is looked up at all: what chains should bring, against what looking for them takes."""
+
+    def __init__(self) -> None:
+        self._load = 0  # class of how many requests there are
+        self._left, self._next = 0, _RESTS[0]  # steps without drafts: still to come, and of the next rest
+        self._steps, self._balance = 0, 0.0
+
+    def drafts(self, requests: int) -> bool:
+        """Whether the step that begins may draft. Another load is another matter."""
+        if requests.bit_length() != self._load:
+            self._load, self._left, self._next, self._steps, self._balance = requests.bit_length(), 0, _RESTS[0], 0, 0.0
+        self._left -= self._left > 0
+        return not self._left
+
+    def learn(self, gain: float, worth: float) -> None:
+        """A step's chains should bring `gain` tokens; `worth` could have been written while they were looked for."""
+        self._steps += 1
+        self._balance = _BALANCE * self._balance + gain - worth
+        if self._steps >= _TRIAL:
+            if self._balance < 0:
+                self._left, self._next = self._next, min(2 * self._next, _RESTS[1])
+                self._steps, self._balance = 0, 0.0
+            else:
+                self._next = _RESTS[0]
+
+
+class HostPace(FixedPace):
+    """The pace of tier 0 where it is a host's: all rows of a step share it.
+
+    Where the plan adapts, the host's steps are timed between two calls. Each row's chain ends where its next token
+    would cost more than it should bring, and where all chains together should bring less than looking for them takes
+    nothing is looked up for a while (`Rest`). Otherwise every chain is as long as the host allows.
+    """
+
+    def __init__(self, most: int, adapts: bool, clock: Callable[[], float] = perf_counter) -> None:
+        self.most, self.adapts = most, adapts
+        self.acceptance = AcceptanceRates()
+        self.costs: HealingCosts | None = None  # of the host's steps by their rows; None: not timed yet
+        self._tokens = self._plain = (
+            1.0  # that a request wrote, older ones decayed; in the time of how many plain steps
+        )
+        self._learnt = 0  # rounds
+        self._steps = 0  # steps
+        self._clock, self._rest, self._gain = clock, Rest(), 0.0
+        self._timed: list[float] = []  # the first steps of all
+        self._drafting, self._prices = True, list[float]()
+        self._load, self._rows = Load(), 0
+        self._began = self._ended = 0.0  # the last call
+
+    def step_begins(self, requests: int, same: bool, tokens: int) -> None:
+        """The host calls: so many of its requests have written so many tokens. `same`: they are those of the call
+        before, and none was prefilled meanwhile, so the time between tells what such a step costs."""
+        now = self._clock()
+        if self.adapts and same and self._rows:
+            self._learn_time(now - self._ended, now - self._began, tokens / requests)
+        self._began, self._load = now, Load(requests)
+        self._drafting, self._prices, self._gain = True, [], 0.0
+        if self.adapts:
+            self._drafting = self.costs is not None and self._rest.drafts(requests) and not self._samples(self.costs)
+            if self._drafting and self.costs is not None:
+                self._prices = self._worth_of_time(self.costs)
+
+    def step_ends(self, rows: int) -> None:
+        """All drafts of this call are made: the host's next step is this wide."""
+        self._rows, self._ended = rows, self._clock()
+        if self.adapts and self._drafting and self.costs is not None:
+            all_write = self._load.requests * self._tokens / self._plain / self.costs.seconds(self._load.requests)
+            self._rest.learn(self._gain, all_write * (self._ended - self._began))
+
+    def drafts(self, round: Round) -> bool:
+        return self._drafting
+
+    def choose(self, round: Round) -> Proposal:
+        return self.chain(round.proposals, round.room)
+
+    def learn(self, round: Round) -> None:
+        self.learn_drafts(round.proposals, round.tokens)
+
+    @property
+    def drafting(self) -> bool:
+        """Whether anything is drafted in this step."""
+        return self._drafting
+
+    def chain(self, proposals: Sequence[Proposal], room: int) -> Proposal:
+        """What is verified of these proposals."""
+        if not proposals:
+            return NOTHING
+        chain, gain = best_chain(proposals, self.acceptance, min(self.most, room), self._prices)
+        self._gain += gain
+        return chain
+
+    def learn_drafts(self, proposals: Sequence[Proposal], written: Sequence[int]) -> None:
+        """What was written in place of these proposals. Once much is known, some of them are enough."""
+        self._learnt += 1
+        if self._learnt < _EAGER or self._learnt % _EVERY == 0:
+            for proposal in proposals:
+                self.acceptance.learn(proposal, written)
+
+    def _learn_time(self, host: float, whole: float, tokens: float) -> None:
+        """A step of the host took so long, with our own time `whole`, and brought so many tokens a request."""
+        if self.costs is None:
+            self._timed.append(host / (1 + (self._rows - 1) * _ROW_SHARE))
+            if len(self._timed) >= _FIRST_STEPS:
+                alone = max(min(self._timed), 1e-6)
+                self.costs = HealingCosts(_WIDTHS, [alone * (1 + (rows - 1) * _ROW_SHARE) for rows in _WIDTHS])
+            return
+        self.costs.observe(self._rows, host, 0, self._load.requests)
+        plain = whole / self.costs.seconds(self._load.requests)
+        self._tokens, self._plain = _DECAY * self._tokens + tokens, _DECAY * self._plain + plain
+
+    def _samples(self, costs: HealingCosts) -> bool:
+        """Whether this step is left without drafts to time it: where all steps are wide, narrow ones are not known."""
+        self._steps += 1
+        return self._steps % _SAMPLE_EVERY == 0 and not costs.known(self._load.requests)
+
+    def _worth_of_time(self, costs: HealingCosts) -> list[float]:
+        """What each further token of a row's draft costs, in tokens that could be written in its time."""
+        share = costs.under(self._load)
+        speed = self._tokens / self._plain / share.seconds(1)
+        seconds = [share.seconds(1 + nodes) for nodes in range(self.most + 1)]
+        return [speed * (after - before) for before, after in pairwise(seconds)]

@@ -1,0 +1,145 @@
+"""hierspec inside vLLM: a proposer for its speculative method `custom_class`.
+
+    vllm serve MODEL --speculative-config \\
+      '{"method": "custom_class", "model": "hierspec.hosts.vllm.Proposer", "num_speculative_tokens": 8}'
+
+vLLM runs the target and verifies; stores and draft models are hierspec's, under the plan that `additional_config` or
+HIERSPEC_PLAN names. vLLM's scheduler takes the drafts of the first tensor-parallel rank alone and sends them to all. So
+only that rank drafts: what depends on clocks and files cannot differ between ranks, and one process writes a history.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hierspec.assembly.assembler import Assembler
+from hierspec.assembly.drafts import LoadOptions
+from hierspec.assembly.vocabulary import Vocabulary
+from hierspec.checkpoints.load import model_folder
+from hierspec.core.errors import HierspecError
+from hierspec.hosts.guest import Guest, GuestRequest
+from hierspec.hosts.host_pace import HostPace
+from hierspec.hosts.rows import Rows
+from hierspec.hosts.vllm_options import check_version, read_options, read_plan
+from hierspec.text.tokenizer import Tokenizer
+
+
+class Proposer:
+    """What vLLM makes once a worker, and calls after every step."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        check_version()
+        guest = _open_guest(vllm_config) if _first_rank() else None
+        # With pipeline parallelism as many batches as stages take turns.
+        self._set(guest, vllm_config.model_config.max_model_len, vllm_config.parallel_config.pipeline_parallel_size)
+        if guest is not None:
+            atexit.register(self.close)
+
+    @classmethod
+    def over(cls, guest: Guest | None, max_model_len: int, patience: int = 1) -> Proposer:
+        """One without a vLLM around it: for measurements and tests."""
+        proposer = object.__new__(cls)
+        proposer._set(guest, max_model_len, patience)
+        return proposer
+
+    def _set(self, guest: Guest | None, max_model_len: int, patience: int) -> None:
+        self._guest, self._max_model_len = guest, max_model_len
+        self._rows: Rows[GuestRequest] = Rows(patience)
+        self._batch: list[GuestRequest] = []  # for which the last call drafted
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """vLLM calls this with the target. Nothing of it is needed: draft models were loaded before."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: np.ndarray,
+        token_ids_cpu: np.ndarray,
+        slot_mappings: Any = None,
+        **_: Any,
+    ) -> list[list[int]]:
+        """Drafts for the rows of the batch. The arrays have more rows than the batch, and the rows' texts already hold
+        what was just sampled."""
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        guest = self._guest
+        if guest is None:
+            return drafts
+        lengths = num_tokens_no_spec[: len(drafts)].tolist()
+        texts = [
+            token_ids_cpu[row, : length - len(sampled)] if sampled else None
+            for row, (sampled, length) in enumerate(zip(sampled_token_ids, lengths, strict=True))
+        ]
+        known, ended = self._rows.recognise(texts)
+        for request in ended:
+            guest.end(request)
+        requests = self._follow(guest, known, sampled_token_ids, lengths, token_ids_cpu)
+        batch = list(requests.values())
+        same = len(batch) == len(drafts) == len(self._batch) and set(batch) == set(self._batch)
+        guest.pace.step_begins(max(len(drafts), 1), same, sum(map(len, sampled_token_ids)))
+        guest.draft(batch)
+        rows = len(drafts)
+        for row, request in requests.items():
+            drafts[row] = list(request.drafted)
+            rows += len(request.drafted)
+        guest.pace.step_ends(rows)
+        self._batch = batch
+        return drafts
+
+    def close(self) -> None:
+        """Learn what still runs, and write down what the next run can begin with."""
+        if self._guest is not None:
+            for request in self._rows.forget_all():
+                self._guest.end(request)
+            self._guest.close()
+
+    def _follow(
+        self,
+        guest: Guest,
+        known: Sequence[GuestRequest | None],
+        sampled: Sequence[Sequence[int]],
+        lengths: Sequence[int],
+        token_ids: np.ndarray,
+    ) -> dict[int, GuestRequest]:
+        """The requests of the rows that have sampled something, up to date; those that nobody knows begin."""
+        requests = {}
+        for row, (request, tokens, length) in enumerate(zip(known, sampled, lengths, strict=True)):
+            if not tokens:
+                continue
+            if request is None or not guest.wrote(request, tokens):
+                request = guest.begin(token_ids[row, :length]) if length < self._max_model_len else None
+            self._rows.put(row, request)
+            if request is not None:
+                requests[row] = request
+        return requests
+
+
+def _open_guest(config: Any) -> Guest:
+    """Stores and draft models under the plan that was asked for, for vLLM's model."""
+    options = read_options(config.additional_config)
+    model = config.model_config
+    plan = read_plan(options.plan, model.hf_text_config.num_hidden_layers)
+    most = config.speculative_config.num_speculative_tokens
+    if most is None or most < 1:
+        raise HierspecError("num_speculative_tokens must be at least 1: it is the longest draft of a row.")
+    folder = model_folder(model.tokenizer or model.model)
+    name = Path(model.model).name if Path(model.model).is_dir() else model.model
+    vocabulary = Vocabulary(name, Tokenizer.from_folder(folder), model.get_vocab_size())
+    device = config.device_config.device_type
+    assembler = Assembler(
+        vocabulary, LoadOptions(device=device if device in ("cpu", "cuda") else "cpu"), stores=options.stores
+    )
+    # Where batches take turns no step can be timed by itself.
+    adapts = plan.adapt and config.parallel_config.pipeline_parallel_size == 1
+    return Guest(assembler, plan, HostPace(most, adapts), model.max_model_len, options.namespace)
+
+
+def _first_rank() -> bool:
+    """Whether this worker is the first of its tensor-parallel group."""
+    from vllm.distributed import get_tp_group
+
+    return bool(get_tp_group().rank_in_group == 0)
