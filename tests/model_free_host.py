@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +17,7 @@ from hierspec.core.plan import Plan
 from hierspec.hosts import vllm
 from hierspec.hosts.guest import Guest
 from hierspec.hosts.host_pace import HostPace
+from hierspec.stores.registry import Home
 
 VOCABULARY = 1 << 20  # wide: every text has tokens of its own
 CONTEXT = 512
@@ -38,8 +40,9 @@ def proposer(
     return vllm.Proposer.over(Guest(assembler, plan, pace, context, namespace), context, patience)
 
 
-def _no_home(folder: object) -> SimpleNamespace:
-    return SimpleNamespace(history=SimpleNamespace(exists=lambda: False), vocabulary_hash="")
+def _no_home(folder: object, history: object) -> Home:
+    """Of stores of which none is built."""
+    return Home(Path("none"), "")
 
 
 @dataclass

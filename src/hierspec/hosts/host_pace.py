@@ -98,6 +98,9 @@ class HostPace(FixedPace):
     def drafts(self, round: Round) -> bool:
         return self._drafting
 
+    def asks(self, round: Round, store: str) -> bool:
+        return True  # one chain is chosen from what all of them draft
+
     def choose(self, round: Round) -> Proposal:
         return self.chain(round.proposals, round.room)
 
