@@ -17,8 +17,14 @@ def best_chain(
     the chain comes what it should bring, less its price.
     Where several trees draft the same token, the rate of the first counts, as in `Appraiser.appraise`.
     """
-    if len(proposals) == 1 and proposals[0].parents == tuple(range(-1, len(proposals[0]) - 1)):  # a chain already
-        tokens, sources, evidence, probabilities = _single(proposals[0], rates, most)
+    first = proposals[0]
+    # A text that is in the history too gives the same tree twice; it adds nothing to the first.
+    proposals = [
+        first,
+        *(other for other in proposals[1:] if other.tokens != first.tokens or other.parents != first.parents),
+    ]
+    if len(proposals) == 1 and first.parents == tuple(range(-1, len(first) - 1)):  # a chain already
+        tokens, sources, evidence, probabilities = _single(first, rates, most)
     else:
         tokens, sources, evidence, probabilities = _merged(proposals, rates, most)
     best = sum(probabilities)
