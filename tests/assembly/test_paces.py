@@ -23,6 +23,7 @@ class Named:
     layers: int
     pool: str = "pool"
     kind: str = ""
+    at_once: int = 1
 
 
 class MadeUpCosts:

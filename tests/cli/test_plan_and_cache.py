@@ -28,6 +28,7 @@ def chosen(loaded, cache, monkeypatch, tmp_path):
             plan=plan,
             measured=seconds,
             predicted=SimpleNamespace(seconds_per_token=seconds, tokens_per_pass=1.0),
+            memory=2_000_000,
         )
         for name, plan, seconds in (
             ("the best", Plan(tiers=(TierPlan(exit_layer=2),)), 0.001),
