@@ -115,7 +115,7 @@ def test_random_hierarchies(
     rule: str, depth: int, with_stores: bool, record_property: Callable[[str, object], None]
 ) -> None:
     """1 to 4 tiers with random gather, candidates, merging, stores, sampling and stop ids."""
-    wanted, largest, cases, outcomes = 20, 0.0, 0, 0
+    wanted, largest, cases, outcomes = 14, 0.0, 0, 0
     for attempt in range(5 * wanted):
         generator = np.random.default_rng([3, depth, with_stores, attempt])
         vocabulary = int(generator.integers(2, 5)) if depth < 3 else int(generator.integers(2, 4))
