@@ -173,9 +173,9 @@ def run(arguments: argparse.Namespace) -> int:
     names = options.names(arguments.plans)
     if len(names) != 1:
         raise HierspecError("One plan is compared with plain decoding; give --plans one name.")
-    batches = options.numbers("--batches", arguments.batches)
-    if not batches or min(batches) < 1:
-        raise HierspecError(f"--batches must be numbers of at least 1, not {arguments.batches!r}.")
+    batches = common.batch_sizes("--batches", arguments.batches)
+    if not batches:
+        raise HierspecError("--batches names no number; give one, such as 1,8.")
     _, prompts = common.chosen_prompts(arguments)
     model = options.load_model(arguments)
     plan = model.plan(names[0])

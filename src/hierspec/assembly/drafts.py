@@ -68,11 +68,11 @@ class DraftModels:
         key = source, weights or self._options.weights, tokens is not None
         if key not in self._scorers:
             draft = self.catalogue(source, weights)
-            # What is counted and measured of a tier is told apart by its name, and two folders may have the same one.
-            alike = any(name == draft.name and other != source for other, name in self._names.items())
+            # Counts and costs of a tier are kept under its name, and two folders may have the same one.
+            same_name = any(name == draft.name and other != source for other, name in self._names.items())
             self._names[source] = draft.name
             scorer = draft.whole(draft.decoder.config.layers)
-            scorer = replace(scorer, name=f"draft {source if alike else draft.name}")
+            scorer = replace(scorer, name=f"draft {source if same_name else draft.name}")
             if tokens is not None:
                 head = draft.head(draft.decoder.norm, True, tokens=tokens)
                 scorer = replace(scorer, head=head, kind="small vocabulary")

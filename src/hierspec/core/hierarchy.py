@@ -197,7 +197,7 @@ class Hierarchy:
         assert picks is not None
         candidates: list[Candidate] = [(token, None) for token in picks[0, : tier.candidates].tolist()]
         token = candidates[0][0]
-        if token == NO_TOKEN or token in request.stop_ids or tier.stores:
+        if token == NO_TOKEN or token in request.stop_ids:
             return self._write(round, answer)
         round.tokens = [token]
         lead = 0 if answer.leads is None else lead_class(float(answer.leads[0]))

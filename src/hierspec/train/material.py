@@ -52,6 +52,22 @@ class MaterialSettings:
                 raise HierspecError(f"{name} must be at least {least} to train on, not {getattr(self, name)}.")
 
 
+def open_writer(
+    source: str | Path | None, device: str = "auto", progress: Progress = silent
+) -> tuple[Checkpoint, Tokenizer, Network]:
+    """A model that can write conversations, frozen on a device."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    checkpoint = load_checkpoint(source, torch.float32, progress)
+    tokenizer = Tokenizer.from_folder(checkpoint.folder)
+    if not tokenizer.has_chat_template:
+        raise HierspecError(
+            f"{checkpoint.name} has no chat template, so it cannot write conversations; name a model that has one."
+        )
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    return checkpoint, tokenizer, Network(checkpoint.config, checkpoint.weights).frozen(device, dtype)
+
+
 def gather_material(
     source: str | Path | None,
     folder: Path,
@@ -60,14 +76,7 @@ def gather_material(
     progress: Progress = silent,
 ) -> Material:
     """Loads the model, writes its conversations (once: they are cached in `folder`) and reads the files."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    checkpoint = load_checkpoint(source, torch.float32, progress)
-    tokenizer = Tokenizer.from_folder(checkpoint.folder)
-    if not tokenizer.has_chat_template:
-        raise HierspecError(f"{checkpoint.name} has no chat template, so it cannot write conversations to train on.")
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    target = Network(checkpoint.config, checkpoint.weights).frozen(device, dtype)
+    checkpoint, tokenizer, target = open_writer(source, device, progress)
     chat = _conversations(target, tokenizer, folder / "conversations.safetensors", checkpoint.name, settings, progress)
     held = min(_HELD_BACK, max(1, len(chat) // 8))
     parts = [Texts(chat.tokens[:-held], chat.answers[:-held])]

@@ -8,14 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-import torch
-
-from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.paths import make_folder, whole_file
 from hierspec.progress import Progress, silent
-from hierspec.text.tokenizer import Tokenizer
-from hierspec.train.network import Network
+from hierspec.train.material import open_writer
 from hierspec.train.synthesise import Texts, synthesise
 
 _SHORTEST = 16  # tokens of an answer that is worth a line
@@ -38,14 +34,7 @@ def write_own_text(
     """
     if min(conversations, length - 15, batch) < 1:
         raise HierspecError("Own text needs at least one conversation of 16 tokens, and one at a time.")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    checkpoint = load_checkpoint(source, torch.float32, progress)
-    tokenizer = Tokenizer.from_folder(checkpoint.folder)
-    if not tokenizer.has_chat_template:
-        raise HierspecError(f"{checkpoint.name} has no chat template, so it cannot write conversations.")
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    network = Network(checkpoint.config, checkpoint.weights).frozen(device, dtype)
+    _, tokenizer, network = open_writer(source, device, progress)
     make_folder(path.parent)
     tokens = 0
     with whole_file(path) as temporary, _opened(temporary, path.name.endswith(".gz")) as file:

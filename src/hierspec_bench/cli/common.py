@@ -11,6 +11,7 @@ from hierspec.cli.files import OutputFile
 from hierspec.cli.options import names
 from hierspec.cli.parser import completes, name
 from hierspec.cli.report import command_line
+from hierspec.core.errors import HierspecError
 
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
@@ -72,3 +73,14 @@ def about_model(model: LanguageModel) -> dict[str, Any]:
         "products": model.decoder.products,
         "dtype_seconds": dict(model.dtype_choice.seconds),
     }
+
+
+def batch_sizes(option: str, listed: str) -> list[int]:
+    """Prompts at once, separated by commas."""
+    try:
+        sizes = [int(size) for size in names(listed)]
+    except ValueError as error:
+        raise HierspecError(f"{option} must be numbers separated by commas, not {listed!r}.") from error
+    if any(size < 1 for size in sizes):
+        raise HierspecError(f"{option} must be at least 1, not {listed}.")
+    return sizes

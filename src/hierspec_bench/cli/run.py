@@ -28,10 +28,8 @@ from typing import TYPE_CHECKING, Any
 from hierspec.cli import options
 from hierspec.cli.console import note, progress_bars
 from hierspec.cli.files import OutputFile
-from hierspec.cli.options import names
 from hierspec.cli.report import Report
 from hierspec.cli.status import DIFFERENT, INTERRUPTED
-from hierspec.core.errors import HierspecError
 from hierspec_bench.cli import common, engines
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     samplings = options.chosen_samplings(arguments)
     options.at_least_one(arguments, "repeats")
-    batches = _batches(arguments.batch)
+    batches = [size for size in common.batch_sizes("--batch", arguments.batch) if size > 1]
     listed = common.chosen_plans(arguments)
     engines.check(arguments, samplings)
     name, prompts = common.chosen_prompts(arguments)
@@ -222,13 +220,3 @@ def _stoppable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _batches(text: str) -> list[int]:
-    try:
-        sizes = [int(size) for size in names(text)]
-    except ValueError as error:
-        raise HierspecError(f"--batch must be numbers separated by commas, not {text!r}.") from error
-    if any(size < 1 for size in sizes):
-        raise HierspecError(f"--batch must be at least 1, not {text}.")
-    return [size for size in sizes if size > 1]

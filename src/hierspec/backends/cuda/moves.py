@@ -31,7 +31,8 @@ def move_kernel(rows, slots, stride, WIDTH, MOVES: tl.constexpr, BLOCK: tl.const
 
 
 def move_rows(rows: Tensor, slots: Tensor, moves: int) -> None:
-    """Of [..., slots, width], everywhere alike. `slots`: where to, then where from; so many each, one of `COUNTS`."""
+    """Move rows of [..., slots, width], the same slots in all outer places. `slots`: `moves` targets, then as many
+    sources; `moves` is one of `COUNTS`."""
     count, width = rows.shape[-2:]
     outer = rows.numel() // (count * width)
     grid = (outer, triton.cdiv(width, _BLOCK))
