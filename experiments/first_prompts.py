@@ -1,7 +1,8 @@
 """Is `auto` slower than plain decoding before it has learnt anything, or where its costs are wrong?
 
-For every family of prompts a new process answers the first few, each plainly and under auto, in turn and back to back,
-prefill included. Nothing learnt by earlier runs is used, and each process has stores of its own. With --factor the
+For every family of prompts two new processes answer the first few, one plainly and one under auto, in turn and back to
+back, prefill included. So both pay alike for the first use of memory and threads. Nothing learnt by earlier runs is
+used, and each process has stores of its own. With --factor the
 target's costs are multiplied at the start, as if they had been measured wrongly; a factor below 1 is a fraction. The
 texts must be the same. The last line is one JSON document. It made docs/results/first-prompts.json.
 
@@ -46,37 +47,66 @@ def falsified(book, scorer, computed_layers=0):
     return book._costs[key]
 
 CostBook.costs = falsified
-plain = model.apart()
-plain.generate("Hello", plan="plain", max_tokens=8)  # the first passes of a process pay for pages and threads
-model.hierarchy(model.plan("auto"))  # opens stores and drafters
-for number, (task, prompt) in enumerate(job["prompts"]):
-    seconds, tokens = {}, {}
-    for name in ("plain", "auto") if number % 2 else ("auto", "plain"):
-        model.forget()
-        began = time.perf_counter()
-        answer = (plain if name == "plain" else model).generate(prompt, plan=name, max_tokens=job["max_tokens"])
-        seconds[name], tokens[name] = time.perf_counter() - began, answer.tokens
-    same = tokens["plain"] == tokens["auto"]
-    print(json.dumps({"task": task, "same": same, "tokens": len(tokens["plain"]), **seconds}), flush=True)
+model.hierarchy(model.plan(job["plan"]))  # opens stores and drafters
+print("ready", flush=True)
+for line in sys.stdin:
+    model.forget()
+    began = time.perf_counter()
+    answer = model.generate(json.loads(line), plan=job["plan"], max_tokens=job["max_tokens"])
+    seconds = time.perf_counter() - began
+    print(json.dumps({"seconds": seconds, "tokens": answer.tokens}), flush=True)
 """
 
 
-def answers(prompts: list[tuple[str, str]], weights: str, factor: float, max_tokens: int) -> list[dict[str, Any]]:
-    """Of a new process to these prompts."""
-    with tempfile.TemporaryDirectory() as stores:
-        job = {"prompts": prompts, "weights": weights, "factor": factor, "max_tokens": max_tokens, "stores": stores}
+class Answering:
+    """A new process that answers prompts under one plan, one at a time."""
+
+    def __init__(self, plan: str, weights: str, factor: float, max_tokens: int, stores: str) -> None:
+        job = {"plan": plan, "weights": weights, "factor": factor, "max_tokens": max_tokens, "stores": stores}
         environment = {**os.environ, "HIERSPEC_LEARNT": "off"}
-        done = subprocess.run(
-            [sys.executable, "-c", WORKER],
-            input=json.dumps(job) + "\n",
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            check=False,
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
-    if done.returncode:
-        sys.exit("A process ended before it had answered; its error is above.")
-    return [json.loads(line) for line in done.stdout.splitlines()]
+        self._line(job)
+
+    def answer(self, prompt: str) -> dict[str, Any]:
+        """The seconds that it took, and its tokens."""
+        answer: dict[str, Any] = json.loads(self._line(prompt))
+        return answer
+
+    def _line(self, said: object) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(said) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit("A process ended before it had answered; its error is above.")
+        return line
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def answers(prompts: list[tuple[str, str]], weights: str, factor: float, max_tokens: int) -> list[dict[str, Any]]:
+    """Of two new processes to these prompts."""
+    done = []
+    with tempfile.TemporaryDirectory() as folder:
+        writers = {
+            plan: Answering(plan, weights, factor, max_tokens, str(Path(folder, plan))) for plan in ("plain", "auto")
+        }
+        for number, (task, prompt) in enumerate(prompts):
+            seconds, tokens = {}, {}
+            for plan in ("plain", "auto") if number % 2 else ("auto", "plain"):
+                answer = writers[plan].answer(prompt)
+                seconds[plan], tokens[plan] = answer["seconds"], answer["tokens"]
+            same = tokens["plain"] == tokens["auto"]
+            done.append({"task": task, "same": same, "tokens": len(tokens["plain"]), **seconds})
+        for writer in writers.values():
+            writer.close()
+    return done
 
 
 def main(argv: Sequence[str] | None = None) -> int:

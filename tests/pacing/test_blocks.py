@@ -124,6 +124,22 @@ def test_a_block_has_what_one_call_writes():
     assert [WhileWorthwhile(costs(1.0), at_once=6).begin(Load(requests)) for requests in (1, 2)] == [6, 4]
 
 
+def test_what_one_call_writes_is_weighed_as_a_whole():
+    """A pass above takes 0.5 more for any draft: too much for one token, little for four in one call."""
+    above = Costs((1, 2, 8), (1.0, 1.5, 1.5))
+    one, four = (WhileWorthwhile(above, own=costs(0.1), at_once=at_once) for at_once in (1, 4))
+    for policy in (one, four):
+        for _ in range(40):
+            policy.learn_round(1, 0.1)
+            policy.learn_block(block(UNDRAFTED), [0, 99] if _ % 10 < 5 else [99], 1.6)
+    assert not one.go_on(())
+    for policy in (one, four):
+        for number in range(60):
+            policy.learn_round(1, 0.1)
+            policy.learn_block(block(*[UNDRAFTED] * 4), [0, 1, 2, 3, 99] if number % 10 < 7 else [99], 1.9)
+    assert four.go_on(())
+
+
 def test_going_on_is_weighed_against_what_time_is_worth():
     assert learnt(0.9, 0.1).go_on(block(UNDRAFTED))
     assert not learnt(0.2, 0.1).go_on(block(UNDRAFTED, UNDRAFTED, UNDRAFTED))

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hierspec.stores import compiled, ngram_index
+from hierspec import compiled
+from hierspec.stores import ngram_index
 from hierspec.stores.ngram_index import LONGEST, NgramIndex
 
 tokens = st.integers(-1, 3)  # -1 separates documents

@@ -5,6 +5,7 @@ from __future__ import annotations
 from threading import Event
 
 from hierspec import compiling
+from hierspec.scorers.alignment import ALIGNING
 from hierspec.stores.tree import DRAFTING
 
 _started = Event()
@@ -13,7 +14,7 @@ _started = Event()
 def start_compiling(stores: bool = True, sampling: bool = False) -> None:
     """For the compiled backend, once in a process: a command calls it first, and knows more than `load`.
 
-    `stores`: for plans that look drafts up; `sampling`: for temperatures above 0.
+    `stores`: for plans that draft; `sampling`: for temperatures above 0.
     """
     if _started.is_set():
         return
@@ -22,4 +23,4 @@ def start_compiling(stores: bool = True, sampling: bool = False) -> None:
         from hierspec.backends.cpu.functions import needed_functions
     except ImportError:  # without numba there is nothing to compile
         return
-    compiling.start([*needed_functions(draft_heads=True, sampling=sampling), *([DRAFTING] if stores else [])])
+    compiling.start([*needed_functions(draft_heads=True, sampling=sampling), *([DRAFTING, ALIGNING] if stores else [])])

@@ -18,6 +18,7 @@ from hierspec.core.foresight import Foresight
 from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.interfaces import Scorer
 from hierspec.core.plan import Plan, TierPlan
+from hierspec.scorers.alignment import ALIGNING
 from hierspec.scorers.base import ModelScorer, StateScorer
 from hierspec.scorers.catalogue import PACKED_SMALL, ScorerCatalogue
 from hierspec.scorers.skipping import skipping_scorer
@@ -73,6 +74,8 @@ class Assembler:
         else:
             config = self._target.decoder.config
             plan = plan.fitted(config.layers, config.early_exit)
+        if plan.tiers or plan.stores:
+            ALIGNING.load()  # before a request waits for it
         below = [self.tier_scorer(tier) for tier in plan.tiers]
         scorers = [self.target, *self.synthetics.scorers(plan.tiers, below)]
         # A host's target is no StateScorer; plans that would ask for its costs are refused above.

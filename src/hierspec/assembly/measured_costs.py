@@ -30,7 +30,7 @@ _ROUNDS = 3  # at least, and until the two fastest of each width agree,
 _MOST_ROUNDS = 9
 _AGREE = 1.03
 _ENOUGH_PASSES = 100  # from so many on, what passes took says more than what was measured
-_VERSION = 9  # count up when passes become faster or slower
+_VERSION = 10  # count up when passes become faster or slower
 
 
 class CostBook:

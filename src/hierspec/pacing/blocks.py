@@ -89,6 +89,7 @@ class WhileWorthwhile:
         self._gains: dict[int, list[float]] = {}  # depth at which rounds began -> rounds, tokens accepted; -1: all
         # Blocks beside other drafts, tokens that passes over both brought, and seconds beyond those of plain passes.
         self._beside = [0.0, 0.0, 0.0]
+        self._aside = [0.0, 0.0]  # blocks alone, and tokens that runners-up and the like brought beyond their chains
         self._drafted = [0.0, 0.0, 0.0]  # blocks, their tokens, and the tokens written in their places
         self._with_others = 0  # times that there were other drafts
         self._idle = 0.0  # seconds since drafting was last tried
@@ -117,7 +118,7 @@ class WhileWorthwhile:
         if self.go_on((), load):
             return True
         self._idle += self._plain
-        if self._idle < PROBE * self._extra_seconds(0, load):
+        if self._idle < PROBE * self._extra_seconds(0, load, self._least_rounds(load)):
             return False
         self._idle = 0.0
         return True
@@ -145,20 +146,33 @@ class WhileWorthwhile:
         """A block begins. The tokens that it should have in any case."""
         trial = self._on_trial()
         self._blocks += 1
-        least = self._at_once if load.requests == 1 else 1
+        least = self._least_rounds(load)
         return max(_TRIAL_TOKENS, least) if trial or self._blocks % _TRIAL_EVERY == 0 else least
 
     def _on_trial(self) -> bool:
-        """Whether to draft to learn what it is worth: for the first blocks, while they lose little."""
+        """Whether to draft to learn what it is worth: for the first blocks, and while it is not known what verifying
+        takes here (what was learnt elsewhere does not tell), as long as they lose little."""
         allowed = _TRIAL_PASSES * self._plain + _TRIAL_SHARE * self._passed
-        return self._blocks < _TRIAL_BLOCKS and self._lost <= allowed
+        return self._new and self._lost <= allowed
+
+    @property
+    def _new(self) -> bool:
+        return self._blocks <= _TRIAL_BLOCKS or not self.above.known(1 + self._at_once)
 
     def go_on(self, block: Sequence[Written], load: Load = ALONE) -> bool:
-        probability = 1.0
+        probability, rounds = 1.0, 1 if block else self._least_rounds(load)
         for depth, position in enumerate(block):
             probability *= self.acceptance.rate(position.source, position.evidence, depth)
-        extra = self._extra_seconds(len(block), load)
-        return probability * self._gain(len(block)) >= self._speed() * extra
+        extra, gain = self._extra_seconds(len(block), load, rounds), self._gain(len(block), rounds)
+        if not block:
+            blocks, aside = self._aside
+            gain += aside / (blocks + _PRIOR_ROUNDS)
+        return probability * gain >= self._speed() * extra
+
+    def _least_rounds(self, load: Load) -> int:
+        """Of a block: where a call for several tokens takes little more time than for one, a block of one token costs
+        almost as much as one of several."""
+        return self._at_once if load.requests == 1 else 1
 
     def learn_round(self, tokens: int, seconds: float, load: Load = ALONE) -> None:
         own = self._own_pass(load)
@@ -175,7 +189,7 @@ class WhileWorthwhile:
         self._passed += seconds
         if not block:
             return
-        if self._blocks <= _TRIAL_BLOCKS:
+        if self._new:
             self._lost += seconds - len(written) * self._plain
         tokens, sources, evidence = zip(*((p.token, p.source, p.evidence) for p in block), strict=True)
         chain = tuple(range(-1, len(tokens) - 1))
@@ -186,7 +200,9 @@ class WhileWorthwhile:
         _count(self._drafted, len(block), len(written))
         if beside:
             _count(self._beside, len(written) - 1, seconds - self._plain)
-        if accepted >= self._speed() * self._extra_seconds(0, load):
+        else:
+            _count(self._aside, max(len(written) - 1 - accepted, 0))
+        if accepted >= self._speed() * self._extra_seconds(0, load, self._least_rounds(load)):
             self._idle = math.inf  # it would have paid: where drafting is left out, try again at once
         start = 0
         for depth, position in enumerate(block):
@@ -225,22 +241,31 @@ class WhileWorthwhile:
         self._drafted = _prior(*learnt["drafted"])
         self.acceptance.begin_with(learnt["acceptance"])
 
-    def _gain(self, depth: int) -> float:
-        """Tokens accepted above of a round that begins at this depth, if all before it are."""
+    def _gain(self, depth: int, rounds: int = 1) -> float:
+        """Tokens accepted above of so many rounds, of which the first begins at this depth, if all before it are."""
+        gained, probability, (counted, tokens, _) = 0.0, 1.0, self._round
+        each = max(tokens / counted, 1.0) if counted else 1.0  # tokens of a round
+        for number in range(rounds):
+            gain = self._gain_of_round(depth + number)
+            gained += probability * gain
+            probability *= min(gain / each, 1.0)
+        return gained
+
+    def _gain_of_round(self, depth: int) -> float:
         gain = 1.0
         for key in (-1, depth):
             rounds, tokens = self._gains.get(key, (0.0, 0.0))
             gain = (tokens + _PRIOR_ROUNDS * gain) / (rounds + _PRIOR_ROUNDS)
         return gain
 
-    def _extra_seconds(self, depth: int, load: Load = ALONE) -> float:
-        """Seconds that a round after so many tokens adds: its own, and those of the wider pass above."""
+    def _extra_seconds(self, depth: int, load: Load = ALONE, more: int = 1) -> float:
+        """Seconds that so many more rounds after so many tokens add: their own, and those of the wider pass above."""
         rounds, tokens, passes = self._round
-        wider = 1 + depth + (round(tokens / rounds) if rounds else 1)
+        wider = 1 + depth + (round(more * tokens / rounds) if rounds else more)
         above, without = self.above.under(load), self.above if depth else self.undrafted
         verifying = above.seconds(wider) - without.under(load).seconds(1 + depth)
         drafting = passes / rounds * self._own_pass(load) if rounds else self.own.under(load).seconds(1)
-        return self.alone(drafting + max(verifying, 0.0), load)
+        return self.alone(more * drafting + max(verifying, 0.0), load)
 
     def _own_pass(self, load: Load) -> float:
         """Seconds by which those of this tier's rounds are counted: a pass of its own, a plain one above where that

@@ -23,6 +23,7 @@ import numpy as np
 from hierspec.backends.base import Memory
 from hierspec.core.errors import OutOfMemory
 from hierspec.core.proposal import Proposal
+from hierspec.scorers.alignment import follow, seen_by
 
 KEYS_ONLY = -1  # a height: keys and values of all layers are there, and no state. What comes later needs no more
 
@@ -212,32 +213,12 @@ class Staircase:
             self.heights[same:length] = 0
             self.chain = self.used = length
             return
-        held = self._held_children(same)
-        at = same - 1
-        sources = []  # held entry of wanted entry same, same + 1, ...; -1 where nothing is held
-        for token in context[same:]:
-            at = held.get((at, int(token)), -2)
-            if at < 0:
-                break
-            sources.append(at)
-        sources += [-1] * (length - same - len(sources))
-        node_sources = {-1: sources[-1] if sources else same - 1}
-        for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
-            source = node_sources[parent]
-            node_sources[node] = held.get((source, token), -1) if source >= 0 else -1
-            sources.append(node_sources[node])
-
-        moves = [(entry, source) for entry, source in enumerate(sources, same) if 0 <= source != entry]
-        heights = [self.heights[source] if source >= 0 else 0 for source in sources]
-        if moves:
-            to, source_entries = (np.array(entries) for entries in zip(*moves, strict=True))
-            self.memory.copy(self.slots[to], self.slots[source_entries])
-        self._put_context(context, same)
-        self.tokens[length:wanted] = proposal.tokens
-        self.heights[same:wanted] = heights
-        for node, (parent, depth) in enumerate(zip(proposal.parents, proposal.depths(), strict=True)):
-            self.parents[length + node] = length + parent  # a parent of -1 is the context's last entry
-            self.positions[length + node] = length + depth
+        nodes = np.array((proposal.tokens, proposal.parents), np.int64)
+        to, sources = follow(
+            self.tokens, self.parents, self.positions, self.heights, same, self.used, context, nodes[0], nodes[1]
+        )
+        if len(to):
+            self.memory.copy(self.slots[to], self.slots[sources])
         self.chain, self.used = length, wanted
 
     def seen(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -247,19 +228,9 @@ class Staircase:
         An entry that is where its position is has all entries before it as its ancestors, also if they are nodes: for
         backends that is cheaper than a path.
         """
-        in_line = self.positions[entries] == entries
-        if entries[-1] < self.chain or in_line.all():  # they rise
+        if entries[-1] < self.chain:  # they rise
             return entries + 1, np.zeros(len(entries) + 1, np.int64), _NO_PATHS
-        chain, parents = self.chain, self.parents[self.chain : self.used].tolist()
-        starts, path_entries = [0], list[int]()
-        paths: list[list[int]] = []  # of all nodes: each is its parent's and itself
-        for node, parent in enumerate(parents, chain):
-            paths.append([*paths[parent - chain], node] if parent >= chain else [node])
-        for entry, no_path in zip(entries.tolist(), in_line.tolist(), strict=True):
-            if not no_path and entry >= chain:
-                path_entries += paths[entry - chain]
-            starts.append(len(path_entries))
-        return np.where(in_line, entries + 1, chain), np.array(starts, np.int64), self.slots[path_entries]
+        return seen_by(entries, self.chain, self.positions, self.parents, self.slots)
 
     def _put_context(self, context: np.ndarray, same: int) -> None:
         length = len(context)
@@ -270,11 +241,6 @@ class Staircase:
         """These entries follow each other."""
         self.parents[first:end] = np.arange(first - 1, end - 1)
         self.positions[first:end] = np.arange(first, end)
-
-    def _held_children(self, same: int) -> dict[tuple[int, int], int]:
-        """(entry, token) -> the held entry after it, for the entries from `same` on."""
-        entries = range(same, self.used)
-        return {(int(self.parents[entry]), int(self.tokens[entry])): entry for entry in reversed(entries)}
 
     def _unshare(self, start: int) -> None:
         """Have pages of its own from the entry `start` on, with what is held in them."""

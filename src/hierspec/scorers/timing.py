@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from hierspec.core.foresight import SUREST
 from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.interfaces import Ask
 from hierspec.core.proposal import NOTHING, Proposal
@@ -60,7 +62,7 @@ class PassTimer:
 
     def run(self, tokens: np.ndarray) -> list[float]:
         """Seconds of the layers, the head and the picks of a pass over as many tokens as these. What is one call
-        counts as layers."""
+        counts as layers; of several tokens that a scorer had better write at once, one counts."""
         scorer = self._scorer
         self._runs += 1
         tokens = ((tokens + self._runs) % scorer.vocabulary).astype(np.int32)  # new ones, so nothing is computed yet
@@ -70,9 +72,11 @@ class PassTimer:
             [staircase] = scorer.pool.prepare([(self._request, context, ask.proposal)])
             scorer.pool.assume(staircase, staircase.used, self._computed_layers, len(context))
         if scorer.in_one_call([ask]):
+            if len(tokens) == 1 < scorer.at_once:
+                ask = replace(ask, ahead=np.ones((scorer.at_once - 1, SUREST + 1), bool))
             began = time.perf_counter()
-            scorer.score([ask])
-            return [time.perf_counter() - began, 0.0, 0.0]
+            [answer] = scorer.score([ask])
+            return [(time.perf_counter() - began) / (1 + len(answer.ahead)), 0.0, 0.0]
         layers, states = time_layers(scorer, [ask])
         return [layers, *time_head(scorer, [ask], states)]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from hierspec.compiled import compiled, njit
 from hierspec.core.errors import HierspecError
 from hierspec.paths import make_folder, whole_file
 from hierspec.progress import Progress, silent
-from hierspec.stores.compiled import compiled, njit
 from hierspec.stores.corpus import DEPTH, MAX_SHARDS, Catalogue, Shard, Source, shard_paths
 from hierspec.stores.corpus_read import KEYS, Input, Piece, batches, identify
 from hierspec.stores.corpus_search import signed

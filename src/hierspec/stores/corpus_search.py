@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.stores.compiled import compiled
+from hierspec.compiled import compiled
 
 
 @compiled

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hierspec.stores.compiled import compiled_brief, compiled_part
+from hierspec.compiled import compiled_brief, compiled_part
 
 LONGEST = 64  # tokens of a match that are compared, at most
 SEPARATOR = -1  # between documents, and after the newest token

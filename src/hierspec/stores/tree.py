@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from hierspec.compiled import CompiledCalls, compiled_brief, compiled_part
 from hierspec.core.proposal import NOTHING, Proposal
-from hierspec.stores.compiled import CompiledCalls, compiled_brief, compiled_part
 from hierspec.stores.ngram_index import LONGEST, NgramIndex, append_tokens, find_matches
 
 _INT32 = np.dtype(np.int32)

@@ -85,12 +85,12 @@ def test_what_an_exit_computed_is_gone_on_with(model, both):
 def test_several_tokens_are_those_of_one_after_the_other(model, both, sampling):
     scorer, reference = both
     context = [5, 9, 40, 17]
-    ahead = np.ones((4, SUREST + 1), bool)
+    ahead = np.ones((5, SUREST + 1), bool)
     [ask] = asks_of(model, scorer, [context], NOTHING, sampling, ahead=ahead)
     scorer.score([replace(ask, context=ask.context[:-1], ahead=None)])
     [answer] = scorer.score([ask])
     answers = [answer, *answer.ahead]
-    assert len(answers) == 5
+    assert len(answers) == 6
     for each in answers:
         [right] = reference.score([replace(ask, context=np.array(context, np.int32), ahead=None)])
         same(each, right)

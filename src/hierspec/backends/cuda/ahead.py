@@ -11,7 +11,7 @@ from hierspec.core.foresight import LEADS
 from hierspec.core.interfaces import Ask
 
 # Few numbers: each has a graph of its own, and a step too many takes less than another call.
-_STEPS = (0, 1, 3, 5, 7, 11, 15)
+_STEPS = (0, 1, 2, 3, 4, 5, 7, 11, 15)
 
 
 def steps_allowed(asks: Sequence[Ask], room: int, most: int) -> Sequence[np.ndarray]:
@@ -21,7 +21,9 @@ def steps_allowed(asks: Sequence[Ask], room: int, most: int) -> Sequence[np.ndar
     allowed = asks[0].ahead[: min(room, most - 1)]
     wanted = allowed.any(axis=1)
     steps = len(allowed) if wanted.all() else int(wanted.argmin())  # after so many it would stop in any case
-    return list(allowed[: min(bucket(steps, _STEPS), len(allowed))])
+    if bucket(steps, _STEPS) > len(allowed):  # near the end of a text
+        return list(allowed[: max(each for each in _STEPS if each <= len(allowed))])
+    return list(allowed[: bucket(steps, _STEPS)])
 
 
 def steps_wanted(ask: Ask, picks: np.ndarray, leads: np.ndarray, ahead: Sequence[np.ndarray]) -> int:

@@ -70,7 +70,8 @@ class CudaDecoder:
         self.weight_bytes = sum(each.bytes for each in used) + (self.head.bytes if self.head else 0)
         multiplied = [*self.layers[0].weights, *([(self.head, 1)] if self.head else [])]
         self.scratch = Scratch(config, multiplied, self.device)
-        self.rotary = self._rotary(max(config.context, _FEWEST_POSITIONS))
+        self._positions = max(config.context, _FEWEST_POSITIONS)  # that there are cosines and sines for
+        self.rotary = self._rotary(self._positions)
         self.graphs = Graphs(self.device)
         self._made = 0  # memories so far
         self._memories: WeakKeyDictionary[CudaMemory, int] = WeakKeyDictionary()  # numbers, for keys of graphs
@@ -124,8 +125,9 @@ class CudaDecoder:
 
     def have_positions(self, count: int) -> None:
         """Let there be cosines and sines for so many positions. Graphs have the addresses of the old ones."""
-        if count > len(self.rotary[0]):
-            self.rotary = self._rotary(2 * count)
+        if count > self._positions:
+            self._positions = 2 * count
+            self.rotary = self._rotary(self._positions)
             self.graphs.clear()
 
     def memory(self, taps: tuple[int, ...], most_bytes: int) -> CudaMemory:

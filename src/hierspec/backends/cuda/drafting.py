@@ -17,6 +17,7 @@ from hierspec.backends.cuda.ahead import steps_allowed, steps_wanted
 from hierspec.backends.cuda.attention import FIELDS, ROWS
 from hierspec.backends.cuda.decoder import CudaDecoder
 from hierspec.backends.cuda.filters import changes_logits
+from hierspec.backends.cuda.fused import gather_rows
 from hierspec.backends.cuda.graphs import Exchange, rounded_up
 from hierspec.backends.cuda.head_kernels import gathered_product, listed_product
 from hierspec.backends.cuda.heads import CudaJoin, CudaShortlist, room_for
@@ -40,7 +41,7 @@ from hierspec.core.interfaces import Answer, Ask
 
 _NormedJoin = tuple[CudaJoin, Tensor | None]  # and the norms of its features
 _MOST_STEPS = 16
-_COUNTS = (2, 4, 8)  # picks of a step: two at least, since how far the first is ahead decides whether to go on
+_COUNTS = (4, 8)  # picks of a step: two at least, since how far the first is ahead decides whether to go on
 _WORDS = 2  # of 32 bits in a number of 64
 _NO_PATHS = np.zeros(0, np.int64)
 
@@ -64,6 +65,7 @@ class CudaDraftWriter:
         self._shortlist, self._norm, self._picker = shortlist, norm, picker
         device, (vocabulary, hidden) = layers.device, shortlist.table.shape
         self._x = torch.zeros((1, hidden), dtype=torch.bfloat16, device=device)
+        self._state = torch.zeros((1, hidden), device=device)  # of the last row of several
         self._logits = torch.full((1, vocabulary), -math.inf, device=device)
         given = _MOST_STEPS * (PARAMETERS * _WORDS + ROW_ARRAYS + MOST_PIECES * FIELDS) + MOST_NUMBERS
         self._exchange = Exchange(rounded_up(given), _MOST_STEPS * (_COUNTS[-1] + 1), device)
@@ -106,7 +108,7 @@ class CudaDraftWriter:
         shape = work.width, work.pieces, work.tile, len(ahead), 0 if later is None else later.pieces
         numbers = layers.number_of(memory), layers.number_of(features)
         layers.graphs.run(
-            ("draft", id(self), numbers, rows.own, rows.taps, count, shape, wanted, most, size),
+            ("draft", id(self), numbers, rows.own, rows.taps, shape, wanted, most, size),
             lambda: self._launch(rows, work, later, wanted, most, size),
         )
         if not picked:
@@ -140,13 +142,17 @@ class CudaDraftWriter:
         return work_of(batch, config.heads // config.kv_heads, window, memory.spare)
 
     def _put(self, ask: Ask, rows: DraftRows, work: Work, later: Steps | None, picked: bool) -> int:
-        """All that a call copies to the device: what picks need, tokens, slots of features, the rows of all steps. How
-        many numbers those are, rounded up."""
-        steps = 1 if later is None else 1 + len(later.numbers)
+        """All that a call copies to the device: what picks need, tokens, slots of features, which row is the last and
+        its slot, the rows of all steps. How many numbers those are, rounded up."""
+        steps, count = 1 if later is None else 1 + len(later.numbers), work.rows
         keys = np.zeros((steps, PARAMETERS), np.int64)
         if picked:
             keys[:] = parameters_of_steps(ask, len(ask.context), steps)
-        parts = [keys.ravel().view(np.int32), rows.tokens, rows.feature_slots, work.numbers]
+        joined = np.zeros((2, work.width), np.int32)
+        joined[1] = -1  # rows that only fill up follow nothing
+        joined[0, :count], joined[1, :count] = rows.tokens, rows.feature_slots
+        last = np.array((count - 1, rows.slots[count - 1]), np.int32)
+        parts = [keys.ravel().view(np.int32), joined.ravel(), last, work.numbers]
         if later is not None:
             parts.append(later.numbers.ravel())
         at, numbers = 0, self._exchange.numbers
@@ -166,33 +172,35 @@ class CudaDraftWriter:
         self._extra = extra
 
     def _launch(self, rows: DraftRows, work: Work, later: Steps | None, wanted: int, most: int, size: int) -> None:
-        layers, numbers, count, memory = self._layers, self._exchange.given, work.rows, rows.memory
+        layers, numbers, width, memory = self._layers, self._exchange.given, work.width, rows.memory
         assert isinstance(memory, CudaMemory)
         assert isinstance(rows.features, CudaMemory)
         self._exchange.copy_in(size)
         steps = 1 if later is None else 1 + len(later.numbers)
         hidden, at = layers.scratch.hidden, steps * PARAMETERS * _WORDS
         keys = numbers[:at].view(torch.int64)
-        tokens, slots = numbers[at : at + count], numbers[at + count : at + 2 * count]
-        at += 2 * count
+        tokens, slots, last = numbers[at : at + width], numbers[at + width : at + 2 * width], at + 2 * width
+        at = last + 2
         join, norms = self._then if rows.own else self._first
         states, taps = (memory, (0,)) if rows.own else (rows.features, rows.taps)
-        join.launch(tokens, states.all_states, join.taps(taps), slots, join.floats(norms), hidden, count)
-        last = count - 1
+        join.launch(tokens, states.all_states, join.taps(taps), slots, join.floats(norms), hidden, width)
         for step in range(steps):
             places, at = places_at(numbers, at, work.width, work.pieces)
             layers.launch(memory, work, 0, layers.config.layers, places)
-            self._launch_head(hidden[last : last + 1], most)
+            state = hidden[:1]
+            if work.width > 1:  # how many of them are rows differs from call to call
+                gather_rows(numbers[last:], hidden, self._state, 1)
+                state = self._state
+            self._launch_head(state, most)
             if not wanted:
                 return
             out = self._exchange.answered[step * (wanted + 1) :]
             launch_picks(self._logits, keys[step * PARAMETERS :], self._scratch.arrays, out, 1, wanted)
             if later is not None and step + 1 < steps:
                 join, norms = self._then
-                slots = places.slots[last : last + 1]
+                slots = numbers[last + 1 : last + 2] if not step else places.slots[:1]
                 join.launch(out, memory.all_states, join.taps((0,)), slots, join.floats(norms), hidden, 1)
                 work = Work(1, 1, later.pieces, False, ROWS, work.numbers)
-            last = 0
         self._exchange.copy_out(steps * (wanted + 1))
 
     def _launch_head(self, state: Tensor, most: int) -> None:

@@ -130,7 +130,7 @@ class Exchange:
         return self._answers[:size].copy()
 
 
-def rounded_up(size: int, least: int = 64) -> int:
+def rounded_up(size: int, least: int = 2048) -> int:
     """To a power of two, so that few graphs copy numbers of all sizes."""
     return max(least, 1 << (size - 1).bit_length())
 

@@ -29,7 +29,7 @@ from hierspec.backends.torch.pick import picks_wanted
 from hierspec.core.interfaces import Answer, Ask
 
 _MOST_STEPS = 8  # passes of a graph
-_COUNTS = (1, 2, 4, 8)  # picks of a row
+_COUNTS = (1, 4, 8)  # picks of a row: few, since each has graphs of its own
 _WORDS = 2  # of 32 bits in a number of 64
 
 

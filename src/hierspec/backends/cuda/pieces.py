@@ -1,4 +1,5 @@
-"""Attention's work of a pass in pieces: which rows see which block of keys.
+"""The numbers of a pass as kernels read them: its rows, and attention's work in pieces (which rows see which block of
+keys).
 
 Rows of one text that follow each other are a tile. Of each tile first come the blocks that its rows see together, then
 those that rows with paths see alone. Compiled: between two passes the GPU waits for this.
@@ -10,8 +11,9 @@ import numpy as np
 
 from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS
 from hierspec.backends.cuda.memory import PAGE
-from hierspec.stores.compiled import compiled_brief
+from hierspec.compiled import compiled_brief
 
+ROW_ARRAYS = 7  # positions, slots, drafted, limits, lengths, path starts, own pieces: as `Places` names them
 _PAGES_OF_BLOCK = KEYS // PAGE
 
 
@@ -57,3 +59,47 @@ def pieces_of(  # type: ignore[no-untyped-def]
                     piece[FIRST_PAGE + page] = tables[text, at] if at < tables.shape[1] else 0
             tile += 1
     return pieces[:count], own
+
+
+@compiled_brief
+def numbers_of(  # type: ignore[no-untyped-def]
+    positions,
+    slots,
+    drafted,
+    lengths,
+    path_starts,
+    paths,
+    text_starts,
+    tables,
+    together,
+    window,
+    spare,
+    widths,
+    sizes,
+):
+    """Seven arrays of `width`, pieces times FIELDS, then the paths; the width and the number of pieces that the kernels
+    run. Those are the smallest of `widths` and `sizes` that are enough; rows that only fill up write to `spare`."""
+    pieces, own = pieces_of(positions, lengths, path_starts, text_starts, tables, together, window)
+    rows, width, count = len(positions), 0, 0
+    for size in widths:
+        if size >= rows:
+            width = size
+            break
+    for size in sizes:
+        if size >= len(pieces):
+            count = size
+            break
+    middle, end = ROW_ARRAYS * width, ROW_ARRAYS * width + count * FIELDS
+    numbers = np.zeros(end + len(paths), np.int32)
+    by_row = numbers[:middle].reshape(ROW_ARRAYS, width)
+    by_row[1, rows:] = spare
+    for row in range(rows):
+        length, path = lengths[row], path_starts[row + 1] - path_starts[row]
+        by_row[0, row], by_row[1, row] = positions[row], slots[row]
+        by_row[2, row] = drafted[row] if len(drafted) else 0
+        by_row[3, row] = length // KEYS * KEYS if path > 0 else length
+        if rows > 1 or path > 0:
+            by_row[4, row], by_row[5, row], by_row[6, row] = length, path_starts[row], own[row]
+    numbers[middle : middle + pieces.size] = pieces.ravel()
+    numbers[end:] = paths
+    return numbers, width, count

@@ -10,18 +10,19 @@ import numpy as np
 from hierspec.backends.base import Batch
 from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS, ROWS, WIDE_FROM, WIDE_ROWS
 from hierspec.backends.cuda.memory import PAGE
-from hierspec.backends.cuda.pieces import pieces_of
+from hierspec.backends.cuda.pieces import ROW_ARRAYS, numbers_of
 
-ROW_ARRAYS = 7  # positions, slots, drafted, limits, lengths, path starts, own pieces: as `Places` names them
 MOST_ROWS = 256  # of a pass
 MOST_PIECES = 2048  # of attention's work in a pass
 MOST_PATHS = 64 * MOST_ROWS  # slots of all paths of a pass
 MOST_NUMBERS = ROW_ARRAYS * MOST_ROWS + MOST_PIECES * FIELDS + MOST_PATHS  # of a pass
 _PAGES_OF_BLOCK = KEYS // PAGE
 # Few sizes: a graph is launched kernel by kernel once and recorded once before it is fast, and rows or pieces that only
-# fill up take next to no time.
-_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, MOST_ROWS)
-_PIECES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, MOST_PIECES)
+# fill up take next to no time: products multiply 16 rows at once.
+_WIDTHS = (1, 16, 32, 64, 128, MOST_ROWS)
+_PIECES = (4, 16, 64, 256, 1024, MOST_PIECES)  # of one row
+_PIECES_OF_MORE = _PIECES[2:]
+_MOST_AS_TREE = 64  # rows that may be a tree or none in one graph: drafts are now the one, now the other
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -31,7 +32,7 @@ class Work:
     rows: int
     width: int  # rows that the kernels run: some only fill up
     pieces: int  # that the kernels run, likewise
-    tree: bool
+    tree: bool  # whether rows may have paths
     tile: int  # rows of a tile
     numbers: np.ndarray  # int32: seven arrays of `width`, `pieces` times FIELDS, then the paths
 
@@ -93,37 +94,24 @@ def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
     """The work of a batch of at most MOST_ROWS rows. `group`: heads that share a key head; `window`: the widest one of
     the layers, 0 where one sees everything; `spare`: a slot for rows that only fill up."""
     rows = len(batch.positions)
-    width = bucket(rows, _WIDTHS)
-    tree = len(batch.paths) > 0
     wide = rows * group >= 2 * WIDE_ROWS and int(batch.positions.max()) >= WIDE_FROM
     tile = WIDE_ROWS if wide else ROWS
-    if rows == 1 and not tree:
-        pieces, own = _one_row(batch, window), np.zeros(0, np.int64)
-    else:
-        pieces, own = pieces_of(
-            batch.positions,
-            batch.lengths,
-            batch.path_starts,
-            batch.text_starts,
-            batch.tables,
-            tile // group,
-            window,
-        )
-    count = bucket(len(pieces), _PIECES)
-    numbers = np.zeros(ROW_ARRAYS * width + count * FIELDS + len(batch.paths), np.int32)
-    by_row = numbers[: ROW_ARRAYS * width].reshape(ROW_ARRAYS, width)
-    by_row[0, :rows] = batch.positions
-    by_row[1, :rows], by_row[1, rows:] = batch.slots, spare
-    if len(batch.drafted):
-        by_row[2, :rows] = batch.drafted
-    by_row[3, :rows] = batch.lengths
-    if tree:
-        has_path = np.diff(batch.path_starts) > 0
-        by_row[3, :rows] = np.where(has_path, batch.lengths // KEYS * KEYS, batch.lengths)
-        by_row[4, :rows], by_row[5, :rows], by_row[6, :rows] = batch.lengths, batch.path_starts[:-1], own
-    numbers[ROW_ARRAYS * width : ROW_ARRAYS * width + pieces.size] = pieces.ravel()
-    numbers[ROW_ARRAYS * width + count * FIELDS :] = batch.paths
-    return Work(rows, width, count, tree, tile, numbers)
+    numbers, width, pieces = numbers_of(
+        batch.positions,
+        batch.slots,
+        batch.drafted,
+        batch.lengths,
+        batch.path_starts,
+        batch.paths,
+        batch.text_starts,
+        batch.tables,
+        tile // group,
+        window,
+        spare,
+        _WIDTHS,
+        _PIECES if rows == 1 else _PIECES_OF_MORE,
+    )
+    return Work(rows, width, pieces, len(batch.paths) > 0 or 1 < rows <= _MOST_AS_TREE, tile, numbers)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -154,19 +142,6 @@ def steps_of(position: int, slots: np.ndarray, table: np.ndarray, windows: tuple
     if lasts[0] != lasts[-1]:  # what the first steps do not see yet is no work
         work[one[None, :, 2] > lasts[:, None]] = 0
     return Steps(pieces, numbers)
-
-
-def _one_row(batch: Batch, window: int) -> np.ndarray:
-    """The most frequent batch: a token more of one text."""
-    position = int(batch.positions[0])
-    first = max(position - window + 1, 0) // KEYS if window else 0
-    last = position // KEYS
-    pieces = np.zeros((last + 1 - first, FIELDS), np.int32)
-    pieces[:, 1] = pieces[:, 5] = 1
-    pieces[:, 2] = np.arange(first, last + 1)
-    pieces[:, 7], pieces[:, 8], pieces[:, 9] = first, last, last + 1 - first
-    _put_pages(pieces, batch.tables[0], first)
-    return pieces
 
 
 def _put_pages(pieces: np.ndarray, table: np.ndarray, first: int) -> None:
