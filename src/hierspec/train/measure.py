@@ -30,7 +30,8 @@ def agreement(
     """By task and over "all": the share of answer tokens where a draft's best (and one of its 3 best, "top 3 …") is
     the verifier's choice. Drafts choose from the draft vocabulary and the tokens of the text before the answer.
 
-    `pairs` names drafts to be compared with each other: "exit 4 with exit 8".
+    `pairs` names drafts to be compared with each other: "exit 4 with exit 8" is how often they agree, "exit 4 and exit
+    8" how often both are right. The second over the first is how much of what exit 8 accepts of exit 4 stands.
     """
     device = head.device
     hits: dict[str, dict[str, float]] = {"all": {}}
@@ -60,7 +61,9 @@ def agreement(
                 _count(hits, task, name, best[name] == chosen)
                 _count(hits, task, f"top 3 {name}", (three == chosen[:, None]).any(-1))
             for low, high in pairs:
-                _count(hits, task, f"{low} with {high}", best[low] == best[high])
+                agree = best[low] == best[high]
+                _count(hits, task, f"{low} with {high}", agree)
+                _count(hits, task, f"{low} and {high}", agree & (best[low] == chosen))
             counts[task] = counts.get(task, 0) + len(positions)
             counts["all"] = counts.get("all", 0) + len(positions)
     return {
