@@ -40,15 +40,15 @@ class Result:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     """What every recipe is given: data, the pack to write, how to train, and prompts to measure with."""
 
     material: Material
     folder: Path
     settings: Settings
-    prompts: Sequence[BenchPrompt]
-    progress: Progress
-    report: Report | None
+    prompts: Sequence[BenchPrompt] = ()
+    progress: Progress = silent
+    report: Report | None = None
 
     def fit(self, objective: FrozenTargetObjective | TunedObjective) -> TrainingRun:
         return fit(objective, self.material.texts, self.settings, self.progress, self.report)
@@ -80,7 +80,7 @@ def train_exits(
         stored = begin.read(EXITS)
         for student in students:
             student.begin(stored)
-    return _train_frozen(_Job(material, folder, settings, prompts, progress, report), students, EXITS)
+    return _train_frozen(Job(material, folder, settings, prompts, progress, report), students, EXITS)
 
 
 def train_feature(
@@ -107,7 +107,7 @@ def train_feature(
         _check_exits(taps, material, "Taps")
     student = FeatureDrafter(material.target, steps, layers, taps)
     _begin_as(begin, [student])
-    return _train_frozen(_Job(material, folder, settings, prompts, progress, report), [student], FEATURE)
+    return _train_frozen(Job(material, folder, settings, prompts, progress, report), [student], FEATURE)
 
 
 def train_small(
@@ -124,7 +124,7 @@ def train_small(
     _check_exits([layers], material)
     student = SmallModel(material.target, layers)
     _begin_as(begin, [student])
-    return _train_frozen(_Job(material, folder, settings, prompts, progress, report), [student], SMALL)
+    return _train_frozen(Job(material, folder, settings, prompts, progress, report), [student], SMALL)
 
 
 def train_tuned(
@@ -147,23 +147,30 @@ def train_tuned(
     adapters beside the unchanged model are. Everything is measured as stored. A run that pauses before its end has no
     figures, and no pack.
     """
-    job = _Job(material, folder, settings, prompts, progress, report)
+    job = Job(material, folder, settings, prompts, progress, report)
     objective = tuned_objective(material, exits, drift, ranks, norms, begin)
     compile_blocks(material.target, objective.model, objective.adapters)
     run = job.fit(objective)
     if not run.finished:
         return Result(folder, run, {})
     objective.round_as_stored()
-    target, copied = material.target, objective.model
-    names = [f"exit {each.layer}" for each in sorted(objective.exits.values(), key=lambda each: each.layer)]
-    figures = agreement(objective, target.head, *job.measured_texts(copied), list(combinations(names, 2)))
-    more = {}
-    if text is not None:
-        more = {"perplexity before": perplexity(target, text), "perplexity after": perplexity(copied, text)}
+    figures, more = measure_tuned(job, objective, text)
     about = {"recipe": "tuned", "exits": [vars(each) for each in exits], "norms": list(norms), "drift": drift}
     result = Result(folder, run, figures, more)
     _write_pack(job, EARLY_EXIT, objective.tensors(), result, {**about, "ranks": list(ranks), **more})
     return result
+
+
+def measure_tuned(
+    job: Job, objective: TunedObjective, text: Tensor | None
+) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """Agreement of its exits with its last layer, alone and in pairs, and its perplexity on rows of text."""
+    target, copied = job.material.target, objective.model
+    names = [f"exit {each.layer}" for each in sorted(objective.exits.values(), key=lambda each: each.layer)]
+    figures = agreement(objective, target.head, *job.measured_texts(copied), list(combinations(names, 2)))
+    if text is None:
+        return figures, {}
+    return figures, {"perplexity before": perplexity(target, text), "perplexity after": perplexity(copied, text)}
 
 
 def tuned_objective(
@@ -196,7 +203,7 @@ def tuned_objective(
     return objective
 
 
-def _train_frozen(job: _Job, students: Sequence[nn.Module], file: str) -> Result:
+def _train_frozen(job: Job, students: Sequence[nn.Module], file: str) -> Result:
     target = job.material.target
     objective = FrozenTargetObjective(target, students, job.material.vocabulary)
     compile_blocks(target, objective.students)
@@ -231,7 +238,7 @@ def _check_exits(layers: Sequence[int], material: Material, what: str = "Exits")
         )
 
 
-def _write_pack(job: _Job, file: str, tensors: Mapping[str, Tensor], result: Result, about: Mapping[str, Any]) -> None:
+def _write_pack(job: Job, file: str, tensors: Mapping[str, Tensor], result: Result, about: Mapping[str, Any]) -> None:
     checkpoint = job.material.checkpoint
     files = {file: {name: tensor.detach() for name, tensor in tensors.items()}}
     files[VOCABULARY] = {"tokens": job.material.vocabulary}
@@ -246,7 +253,7 @@ def _write_pack(job: _Job, file: str, tensors: Mapping[str, Tensor], result: Res
     )
 
 
-def _model_card(job: _Job, file: str, result: Result, about: Mapping[str, Any]) -> str:
+def _model_card(job: Job, file: str, result: Result, about: Mapping[str, Any]) -> str:
     """What the part is, what it was trained on and how, and its agreement; for people."""
     model, texts, settings, run = job.material.checkpoint.name, job.material.texts, job.settings, result.run
     rows, length = texts.tokens.shape
