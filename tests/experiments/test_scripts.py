@@ -25,6 +25,7 @@ def test_the_experiments_are_all_there():
             "hero",
             "hispec_pairs",
             "hispec_synthetic",
+            "hispec_tables",
             "long_prompts",
             "phases",
         ),
