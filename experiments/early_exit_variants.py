@@ -34,6 +34,7 @@ VARIANTS = {
     "pulled": Variant((1, 2), (40, 40, 8), weights=(0.3, 2.0), pulls=(0.0, 1.5)),
     "norm-draft": Variant((0, 2), (80, 80, 8), weights=(1.0, 1.5)),
 }
+_BELOW = 0.007  # rounding and another measure may add a little
 USUAL = "two-layers,weighted,pulled"
 
 
@@ -42,3 +43,10 @@ def shortfall(reached: Mapping[str, float]) -> float:
     missed = [max(0.0, AIMS[name] - reached[name]) for name in ("draft", "verifier", "stands")]
     excess = max(0.0, reached["perplexity"] - AIMS["perplexity"])
     return round(math.fsum([*missed, excess]), 4)
+
+
+def next_drift(drift: float, perplexity: float) -> float:
+    """What a variant may drift when it goes on, after it came to this perplexity: up to just below the aim, by steps
+    that are not too large. A drift in nats a token is about the logarithm of the perplexity's growth."""
+    wanted = math.log(AIMS["perplexity"] - _BELOW) / math.log(max(perplexity, 1.001))
+    return round(drift * min(max(wanted, 0.6), 1.25), 4)

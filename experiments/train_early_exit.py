@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from early_exit_variants import AIMS, USUAL, VARIANTS, Variant, shortfall
+from early_exit_variants import AIMS, USUAL, VARIANTS, Variant, next_drift, shortfall
 from safetensors.torch import load_file, save_file
 
 from hierspec.checkpoints.delta import ChangedWeights
@@ -158,7 +158,7 @@ class Run:
         chosen = {name: VARIANTS[name] for name in self.names}
         minutes = self.arguments.variant_minutes
         for name, variant in chosen.items():
-            if not self._stage(name, variant, self.begin, minutes, self.arguments.rate):
+            if not self._stage(name, variant, self.begin, minutes, self.arguments.rate, self.arguments.drift):
                 return False
         name = self._best(chosen)
         if name is None or not self.arguments.final_minutes:
@@ -166,9 +166,12 @@ class Run:
         config, weights = self.checkpoint.config, self.checkpoint.weights
         begin = open_pack(self.work / name, config, weights)
         rate, minutes = self.arguments.rate / 2, self.arguments.final_minutes
-        return self._stage(f"{name}-longer", chosen[name], begin, minutes, rate)
+        drift = next_drift(self.arguments.drift, self.record["variants"][name]["reached"]["perplexity"])
+        return self._stage(f"{name}-longer", chosen[name], begin, minutes, rate, drift)
 
-    def _stage(self, name: str, variant: Variant, begin: Pack | None, minutes: float, rate: float) -> bool:
+    def _stage(
+        self, name: str, variant: Variant, begin: Pack | None, minutes: float, rate: float, drift: float
+    ) -> bool:
         """Trains and measures one variant; whether that is done. One that fails does not keep others from running."""
         if name in self.record["variants"]:
             return True
@@ -182,7 +185,7 @@ class Run:
             checkpoint=folder.with_name(folder.name + ".work"),
             pause_at=self.pause_at,
         )
-        about: dict[str, Any] = {**asdict(variant), "rate": rate, "drift": arguments.drift}
+        about: dict[str, Any] = {**asdict(variant), "rate": rate, "drift": drift}
         print(f"{name}: {json.dumps(about)}", flush=True)
         norms = options.numbers("--norm-layers", arguments.norm_layers)
         try:
@@ -191,7 +194,7 @@ class Run:
                 variant.exits(self.layers),
                 folder,
                 settings,
-                arguments.drift,
+                drift,
                 variant.ranks,
                 norms,
                 begin,

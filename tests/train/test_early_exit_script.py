@@ -83,6 +83,12 @@ def test_aims_are_missed_by_what_lacks() -> None:
     assert train_early_exit.shortfall(reached) == pytest.approx(0.1 + 0.05 + 0.03)
 
 
+def test_a_variant_goes_on_with_the_drift_that_is_left() -> None:
+    assert train_early_exit.next_drift(0.08, 1.093) == 0.08
+    assert train_early_exit.next_drift(0.08, 1.5) == pytest.approx(0.048)
+    assert train_early_exit.next_drift(0.08, 0.99) == pytest.approx(0.1)
+
+
 def test_every_source_of_questions_has_its_share(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"turns": ["one", "two"]}\n{"question": "three"}\n')
     (tmp_path / "text.txt").write_text("word " * 600)
