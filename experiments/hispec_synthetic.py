@@ -1,12 +1,16 @@
-"""HiSpec's setting without its models: 32 layers with exits at 1/8 and 1/4 that agree as often as the paper says.
+"""HiSpec's setting without its models: exits at 1/8 and 1/4 of the layers that agree as often as the paper says.
 
-The model is random, so what it writes means nothing. Every pass runs; only which draft tokens are accepted is simulated
-(`hierspec/scorers/synthetic.py`). Shown beside it are what the paper reports and what the latency formula predicts.
+The model is random, so what it writes means nothing: 32 layers of 512, or with --shape as large as those of the paper
+(8B on a GPU of 24 GB and more; 70B needs 140 GB, or 70 GB with --weights int8). Every pass runs; only which draft
+tokens are accepted is simulated (`hierspec/scorers/synthetic.py`). Shown beside it are what the paper reports and what
+the latency formula predicts.
 
 It made docs/results/synthetic-block.json and docs/results/synthetic-token.json.
 
-example:
+examples:
   python experiments/hispec_synthetic.py --rates token --limit 4 --max-tokens 96 --output synthetic.json
+  python experiments/hispec_synthetic.py --shape 8B --device cuda --limit 8 --max-tokens 128 --output synthetic-8b.json
+  python experiments/hispec_synthetic.py --shape 70B --weights int8 --device cuda --output synthetic-70b.json
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,12 +27,15 @@ from typing import Any
 import torch
 
 from hierspec.assembly.drafts import LoadOptions
+from hierspec.assembly.opening import why_not_compiled, why_not_cuda
 from hierspec.backends.base import Backend
 from hierspec.backends.torch.backend import TorchBackend
+from hierspec.checkpoints.config import DecoderConfig
 from hierspec.cli import options
 from hierspec.cli.console import note, progress_bars
 from hierspec.cli.main import run_script
 from hierspec.cli.report import hand_out
+from hierspec.core.errors import HierspecError
 from hierspec.core.plan import Plan, TierPlan
 from hierspec.language_model import LanguageModel
 from hierspec.pacing.costs import Costs
@@ -44,6 +51,7 @@ from hierspec.text.tokenizer import Tokenizer
 from hierspec_bench.cli import common
 from hierspec_bench.cli.table import show
 from hierspec_bench.document import document
+from hierspec_bench.gpu.random_models import SHAPES, RandomWeights, shape_config
 from hierspec_bench.record import Record
 from hierspec_bench.run import run_plans
 
@@ -56,6 +64,7 @@ PAPER = {
     "hispec over plain": "1.84x to 2.08x (Llama-3-8B, H100)",
 }
 READINGS = ("block", "token")
+SMALL = "32x512"
 _DRAFTED = 4  # tokens that a block has in the paper
 _TEXT = "The keeper of the lighthouse wrote down every ship that passed. "
 
@@ -111,26 +120,44 @@ def plans(layers: int, rates: Setting) -> dict[str, Plan]:
     return with_rates
 
 
-def random_model() -> LanguageModel:
-    """32 layers of 512, with a head that is as small a part as that of an 8B model, in memory only."""
-    config = tiny_config(
+def random_model(shape: str = SMALL, device: str = "auto", weights: str = "auto") -> LanguageModel:
+    """A model of this shape, in memory only."""
+    if device == "auto":
+        device = "cuda" if shape != SMALL and torch.cuda.is_available() else "cpu"
+    # A head that is as small a part as that of an 8B model.
+    small = tiny_config(
         layers=32, hidden=512, heads=8, kv_heads=4, head_size=64, intermediate=1408, vocabulary=15360, context=2048
     )
-    weights = random_weights(config)
-    backend: Backend
-    try:
-        from hierspec.backends.cpu.backend import CpuBackend
-    except ImportError:
-        backend = TorchBackend()
-    else:
-        backend = CpuBackend(torch.get_num_threads())
-    decoder = backend.decoder(config, weights, "float32")
+    config, dtype = small if shape == SMALL else shape_config(shape), torch.bfloat16
+    if device == "cpu":
+        dtype = torch.float32
+    numbers: Mapping[str, torch.Tensor] = RandomWeights(config, torch.device(device), dtype)
+    if shape == SMALL:
+        numbers = {name: tensor.to(device, dtype) for name, tensor in random_weights(config).items()}
+    format = weights if weights != "auto" else "float32" if device == "cpu" else "bfloat16"
+    backend = _backend(device, config, format)
+    if reason := backend.refuses(config, format):
+        raise HierspecError(f"A model of the shape {shape} cannot run here with weights in {format}: {reason}.")
+    decoder = backend.decoder(config, numbers, format)
     with tempfile.TemporaryDirectory() as folder:
         write_byte_tokenizer(Path(folder))
         tokenizer = Tokenizer.from_folder(Path(folder))
-    loading = LoadOptions()
-    catalogue = ScorerCatalogue("random-32x512", decoder, StaircasePool(decoder, loading.kv_memory), None)
-    return LanguageModel(catalogue, tokenizer, Path("random-32x512"), loading)
+    loading, name = LoadOptions(), f"random-{shape}"
+    catalogue = ScorerCatalogue(name, decoder, StaircasePool(decoder, loading.kv_memory), None)
+    return LanguageModel(catalogue, tokenizer, Path(name), loading)
+
+
+def _backend(device: str, config: DecoderConfig, format: str) -> Backend:
+    """The fastest that there is for this device."""
+    if not why_not_cuda(config, format, device):
+        from hierspec.backends.cuda.backend import CudaBackend
+
+        return CudaBackend(device)
+    if not why_not_compiled(config, format, device):
+        from hierspec.backends.cpu.backend import CpuBackend
+
+        return CpuBackend(torch.get_num_threads())
+    return TorchBackend(device)
 
 
 def some_prompts(count: int) -> list[BenchPrompt]:
@@ -186,6 +213,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="block",
         help="what the paper's rates are shares of: all drafted tokens, or those whose predecessors were accepted",
     )
+    parser.add_argument(
+        "--shape", choices=(SMALL, *SHAPES), default=SMALL, help=f"of the random model, where none is named ({SMALL})"
+    )
     parser.add_argument("--limit", type=int, default=8, metavar="N", help="prompts (default 8)")
     common.add_output(parser)
     options.add_sampling(parser)
@@ -196,7 +226,10 @@ def run(arguments: argparse.Namespace) -> int:
     sampling = options.chosen_sampling(arguments)
     if arguments.threads is not None:
         torch.set_num_threads(max(1, arguments.threads))
-    model = random_model() if arguments.model is None else options.load_model(arguments)
+    if arguments.model is None:
+        model = random_model(arguments.shape, arguments.device, arguments.weights)
+    else:
+        model = options.load_model(arguments)
     rates = setting(arguments.rates)
     with progress_bars() as progress:
         predicted = predictions(model, rates, progress)

@@ -3,9 +3,9 @@
 For a machine without a network: it reads the model, the file of ids and nothing else. A file of ids has one text per
 line, ids separated by spaces; the conversations.safetensors that `hierspec train` keeps beside its output works too.
 All draft models learn at once (bfloat16 on a GPU) from one pass of the model. What was reached is written down every
-two minutes, so a run that is stopped resumes when it is started again. In the end every draft model is an ordinary
-folder in bfloat16, and the last line is a JSON document. Two steps on a CPU, to see that it runs:
-docs/results/train-ladder.json.
+two minutes, so a run that is stopped resumes when it is started again; with --call-minutes a call pauses by itself,
+with models, record and all, and the same command goes on. In the end every draft model is an ordinary folder in
+bfloat16, and the last line is a JSON document. Two steps on a CPU, to see that it runs: docs/results/train-ladder.json.
 
 example:
   python experiments/train_ladder.py --tokens ids.txt --minutes 20 --output ladder --results ladder.json
@@ -39,6 +39,8 @@ from hierspec.train.loop import Settings
 from hierspec.train.network import Network
 from hierspec.train.synthesise import Texts
 
+_STARTED = time.monotonic()
+_SAVING = 30.0  # seconds that a call keeps for measuring and writing
 _HELD_BACK = 64  # texts that are not trained on, at most an eighth of all
 
 
@@ -81,6 +83,7 @@ def train(arguments: argparse.Namespace) -> dict[str, object]:
         arguments.rate,
         seed=arguments.seed,
         checkpoint=arguments.output / ".work",
+        pause_at=None if arguments.call_minutes is None else _STARTED + 60 * arguments.call_minutes - _SAVING,
     )
     print(f"{len(trained):,} texts of {texts.tokens.shape[1]} tokens, on {device}", flush=True)
     models, run, figures = train_draft_models(target, trained, held_back, wanted, settings, report=_report)
@@ -95,15 +98,13 @@ def train(arguments: argparse.Namespace) -> dict[str, object]:
         "device": device,
         "texts": len(trained),
         "length": texts.tokens.shape[1],
+        "finished": run.finished,
         "steps": run.steps,
         "seconds": round(run.seconds, 1),
         "tokens_per_second": round(tokens / run.seconds, 1),
         "models": {name: {"parameters": parameters(model), **figures[name]} for name, model in models.items()},
         "log": run.log,
     }
-
-
-_STARTED = time.monotonic()
 
 
 def _report(step: int, loss: float, figures: dict[str, float]) -> None:
@@ -114,6 +115,12 @@ def _report(step: int, loss: float, figures: dict[str, float]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=Path, required=True, metavar="FILE", help="the file of token ids")
     parser.add_argument("--minutes", type=float, required=True, metavar="M", help="to train")
+    parser.add_argument(
+        "--call-minutes",
+        type=float,
+        metavar="M",
+        help="this call ends after M minutes; another goes on (default: none)",
+    )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a folder for the models' folders")
     parser.add_argument("--model", help="a folder or a GGUF file (default: the default model)")
     usual = ",".join(f"{layers}x{hidden}" for layers, hidden in LADDER)

@@ -221,5 +221,5 @@ def test_what_drafters_add_is_said_in_its_size(folders):
             shape[0] * shape[1] for name, shape in layer.items() if len(shape) == 2 and name.startswith("model.layers")
         )
         assert said["small"] == 2 * numbers * 4
-        assert said["adapter of exit 4"] == numbers * 4
+        assert said["adapter of exit 4"] == 2 * numbers * 4  # of two layers
         assert said["feature"] == (2 * numbers + 6 * hidden * hidden) * 4

@@ -224,7 +224,7 @@ def test_the_early_exit_variant_is_the_model_with_the_delta(folders, monkeypatch
     # Adapters were trained on the states of the default model; the variant has others, or only a norm.
     assert variant.pack.exits() == (2,)
     adapter = variant.pack.adapter(2, variant.config).layer["model.layers.0.mlp.up_proj.weight"]
-    assert torch.equal(adapter, delta["exit.2.layer.mlp.up_proj.weight"])
+    assert torch.equal(adapter, delta["exit.2.layers.0.mlp.up_proj.weight"])
     assert not torch.equal(adapter, default.pack.adapter(2, default.config).layer["model.layers.0.mlp.up_proj.weight"])
     assert type(variant.assembler.catalogue.exit(2)) is AdapterScorer
     with pytest.raises(HierspecError, match="has adapters for exits 2, not for exit_layer 1"):

@@ -126,6 +126,10 @@ def expected_plans(eighth: int, quarter: int) -> dict[str, Plan]:
         "hd+": Plan(stores=STORES_TOGETHER, budget=24, merge=True, adapt=True),
         "layerskip": Plan(tiers=(TierPlan(exit_layer=eighth, gather=4),)),
         "layerskip+": replace(adaptive, tiers=(TierPlan(exit_layer=eighth, gather=8, until="worth"),)),
+        "adadecode": Plan(
+            budget=12,
+            tiers=(replace(upper, gather=8, until="unsure"), replace(lower, gather=6, until="unsure")),
+        ),
         "hispec": Plan(tiers=(upper, lower)),
         "hispec+": replace(
             adaptive,

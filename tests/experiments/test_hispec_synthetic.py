@@ -6,6 +6,7 @@ import hispec_synthetic as synthetic
 import numpy as np
 import pytest
 
+from hierspec.core.errors import HierspecError
 from hierspec.pacing.costs import Costs
 from hierspec.testing.checkpoints import tiny_checkpoint
 
@@ -46,6 +47,15 @@ def test_the_formula_is_what_a_simulation_gives(probabilities, blocks):
     costs = [Costs(range(1, 17), [base + 0.02 * rows for rows in range(16)]) for base in (1.0, 0.3, 0.15, 0.1)]
     found = synthetic.predicted_speedup(costs[: len(probabilities) + 1], probabilities, blocks)
     assert found == pytest.approx(simulated(costs, probabilities, blocks, np.random.default_rng(0)), rel=0.02)
+
+
+def test_random_models_have_the_shape_that_was_asked_for():
+    model = synthetic.random_model("tiny", "cpu")
+    assert (model.name, model.config.layers, model.config.hidden) == ("random-tiny", 2, 64)
+    assert len(model.generate("abc", plan="plain", max_tokens=4).tokens) == 4
+    assert synthetic.shape_config("70B").layers == 80
+    with pytest.raises(HierspecError, match="cannot run here with weights in int3"):
+        synthetic.random_model("tiny", "cpu", "int3")
 
 
 def test_the_command_marks_what_it_shows(tmp_path, capsys):

@@ -10,7 +10,7 @@ import pytest
 from hispec_pairs import chart, main
 
 ROOT = Path(__file__).parents[2]
-HELPERS = {"killed_writer"}  # started by others
+HELPERS = {"early_exit_variants", "killed_writer"}  # used by others
 SCRIPTS = sorted(path for path in (ROOT / "experiments").glob("*.py") if path.stem not in HELPERS)
 
 
@@ -25,6 +25,7 @@ def test_the_experiments_are_all_there():
             "hero",
             "hispec_pairs",
             "hispec_synthetic",
+            "hispec_tables",
             "long_prompts",
             "phases",
         ),
@@ -36,6 +37,7 @@ def test_the_experiments_are_all_there():
             "store_soak",
             "store_times",
             "structured",
+            "train_early_exit",
             "train_ladder",
             "two_commits",
         ),

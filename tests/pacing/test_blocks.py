@@ -11,11 +11,12 @@ from paced_tiers import TEXT, TOKENS, Reciting, costs, paced, policy_of, random_
 from random_hierarchies import EXACT, errors, random_hierarchy, random_sampling
 
 from hierspec.core.engine import Engine
+from hierspec.core.foresight import lead_class
 from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.interfaces import ACCEPTED, CORRECTED, UNDRAFTED, Written
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
-from hierspec.pacing.blocks import UntilCorrection, WhileWorthwhile, open_policy
+from hierspec.pacing.blocks import UntilCorrection, UntilUnsure, WhileWorthwhile, open_policy
 from hierspec.pacing.costs import ALONE, Costs, Load, Prefill
 from hierspec.pacing.healing import HealingCosts
 from hierspec.pacing.pace import AdaptivePace
@@ -33,7 +34,7 @@ def test_the_distribution_is_plain_decodings(rule, depth):
         vocabulary = int(generator.integers(2, 4))
         sampling = random_sampling(generator, vocabulary, int(generator.integers(2, 5)))
         plain = random_hierarchy(generator, depth, vocabulary, attempt, with_stores=attempt % 3 == 0)
-        kinds = [str(kind) for kind in generator.choice(["correction", "worth", "worth"], depth - 1)]
+        kinds = [str(kind) for kind in generator.choice(["correction", "unsure", "worth", "worth"], depth - 1)]
         built: list[tuple[Tier, ...]] = []
 
         def tiers(branches: Branches, plain=plain, kinds=kinds, built=built) -> tuple[Tier, ...]:
@@ -61,7 +62,7 @@ def test_the_distribution_is_plain_decodings(rule, depth):
 def test_the_text_is_plain_decodings(seed, temperature, depth):
     rng = np.random.default_rng(seed)
     tiers = random_tiers(rng, depth, seed, 6)
-    kinds = [str(kind) for kind in rng.choice(["count", "correction", "worth"], depth - 1)]
+    kinds = [str(kind) for kind in rng.choice(["count", "correction", "unsure", "worth"], depth - 1)]
     shared = Hierarchy(with_policies(tiers, kinds, eager=bool(rng.integers(2))))
     sampling = Sampling(max_tokens=40, temperature=temperature, seed=seed)
     plain = [Request([1, k], sampling, Hierarchy((Tier(tiers[0].scorer),))) for k in range(3)]
@@ -80,6 +81,12 @@ def test_a_correction_ends_a_block():
     policy = UntilCorrection()
     assert policy.go_on(block(ACCEPTED, UNDRAFTED))
     assert not policy.go_on(block(ACCEPTED, ACCEPTED, CORRECTED))
+
+
+def test_a_token_that_was_hardly_ahead_ends_a_block():
+    sure, unsure = (Written([(3, None)], "exit", UNDRAFTED, lead_class(lead)) for lead in (1.1, 0.9))
+    assert UntilUnsure().go_on([unsure, sure])
+    assert not UntilUnsure().go_on([sure, unsure])
 
 
 def test_the_hierarchy_says_how_each_token_came_about():

@@ -202,7 +202,7 @@ def test_synthetic_results_are_marked(folder, tmp_path, capsys):
         ("[[tier]]\nexit_layer = 2\nagrees_corrected = 0.5", "needs agrees"),
         ("[[tier]]\nexit_layer = 4\n[[tier]]\nexit_layer = 2\nagrees = 1", "every tier above"),
         ("rule = 'residual'\n[[tier]]\nexit_layer = 4\nagrees = 1", "coupled only"),
-        ("[[tier]]\nexit_layer = 4\nuntil = 'later'", "until must be one of count, correction, worth"),
+        ("[[tier]]\nexit_layer = 4\nuntil = 'later'", "until must be one of count, correction, unsure, worth"),
         ("[[tier]]\nskip_layers = [1, 1]", "different whole numbers"),
         ("[[tier]]\nskip_layers = [-1]", "different whole numbers"),
         ("[[tier]]\nskip_layers = ['a']", "a list of whole numbers"),

@@ -76,10 +76,13 @@ def test_the_script_writes_folders_that_draft(tmp_path: Path, capsys: pytest.Cap
     ids.write_text("5 6 7 8 9 10 11 12\n" * 40)
     command = ["--tokens", str(ids), "--minutes", "5", "--steps", "3", "--shapes", "1x64,2x128", "--length", "16"]
     command += ["--batch", "4", "--model", str(source), "--device", "cpu", "--output", str(tmp_path / "ladder")]
+    assert train_ladder.main([*command, "--call-minutes", "0"]) == 0  # pauses before its first step, models and all
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (document["finished"], document["steps"], len(document["models"])) == (False, 0, 2)
     assert train_ladder.main([*command, "--results", str(tmp_path / "record.json")]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document == json.loads((tmp_path / "record.json").read_text())
-    assert document["steps"] == 3
+    assert (document["finished"], document["steps"]) == (True, 3)
     model = hierspec.load(source)
     tiers = tuple(TierPlan(draft=str(tmp_path / "ladder" / name), gather=2) for name in ("draft-2x128", "draft-1x64"))
     drafted = model.generate([5, 6, 7], plan=Plan(tiers=tiers), max_tokens=12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,6 +39,7 @@ from hierspec.train.students import (
     FrozenTargetObjective,
     SmallModel,
 )
+from hierspec.train.tuned import Exit, LowRank
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +65,14 @@ def test_every_recipe_writes_its_part_of_one_pack(material: Material, tmp_path: 
     checkpoint = material.checkpoint
     begin = open_pack(folder, checkpoint.config, checkpoint.weights)
     result = recipes.train_tuned(
-        material, [1, 2], folder, settings, rank=2, norms=[3], begin=begin, text=material.held_back.tokens
+        material,
+        [Exit(1), Exit(2, depth=2)],
+        folder,
+        settings,
+        ranks=(2, 2, 1),
+        norms=[3],
+        begin=begin,
+        text=material.held_back.tokens,
     )
     assert set(result.figures["all"]) >= {"exit 1", "exit 3", "exit 1 with exit 2", "exit 2 with exit 3"}
     assert set(result.more) == {"perplexity before", "perplexity after"}
@@ -92,7 +101,7 @@ def test_adapters_continue_from_a_pack(material: Material, tmp_path: Path) -> No
     begin = open_pack(tmp_path / "first", checkpoint.config, checkpoint.weights)
     still = Settings(steps=1, batch=2, rate=1e-9)
     recipes.train_exits(material, [1, 3], tmp_path / "second", still, begin)
-    recipes.train_tuned(material, [1, 3], tmp_path / "third", still, rank=2, begin=begin)
+    recipes.train_tuned(material, [Exit(1), Exit(3)], tmp_path / "third", still, ranks=(2, 2, 2), begin=begin)
     initial = begin.read(EXITS)
     for folder, file in (("second", EXITS), ("third", EARLY_EXIT)):
         trained = open_pack(tmp_path / folder, checkpoint.config, checkpoint.weights).read(file)
@@ -122,7 +131,7 @@ def test_a_drafter_continues_from_one_of_the_same_shape(material: Material, tmp_
 
 def test_an_exit_has_an_adapter_or_a_norm(material: Material, tmp_path: Path) -> None:
     with pytest.raises(HierspecError, match="Exit 2 cannot have both an adapter and a norm only"):
-        recipes.train_tuned(material, [1, 2], tmp_path, Settings(steps=1), norms=[2, 3])
+        recipes.train_tuned(material, [Exit(1), Exit(2)], tmp_path, Settings(steps=1), norms=[2, 3])
 
 
 def test_a_pack_is_measured_as_it_was_trained(material: Material, tmp_path: Path) -> None:
@@ -167,8 +176,8 @@ def test_exits_beyond_the_depth_are_refused(material: Material, tmp_path: Path) 
 
 @pytest.mark.parametrize(("drift", "rank"), [(0.0, 2), (0.05, 0)])
 def test_a_variant_must_be_able_to_move(material: Material, tmp_path: Path, drift: float, rank: int) -> None:
-    with pytest.raises(HierspecError, match="drift must be more than 0 and rank at least 1"):
-        recipes.train_tuned(material, [1, 2], tmp_path, Settings(steps=1), drift, rank)
+    with pytest.raises(HierspecError, match="drift must be more than 0 and ranks at least 1"):
+        recipes.train_tuned(material, [Exit(1), Exit(2)], tmp_path, Settings(steps=1), drift, (rank, 2, 2))
 
 
 @pytest.mark.parametrize(
@@ -222,3 +231,83 @@ def test_training_a_draft_ends_with_its_agreement_and_its_cost(
     assert ("step 4" if kind == "feature" else "small") in last["agreement"]["all"]
     assert last["draft step ms"] > 0
     assert last["target pass ms"] > 0
+
+
+def test_a_variant_continues_from_one_with_shallower_exits_and_other_ranks(material: Material, tmp_path: Path) -> None:
+    """A second layer adds nothing at first, a higher rank changes nothing, a lower one as little as it can."""
+    trained = Settings(steps=6, batch=4, rate=1e-2)
+    recipes.train_tuned(material, [Exit(1), Exit(2)], tmp_path / "first", trained, 1.0, (4, 4, 4), norms=[3])
+    config, weights = material.checkpoint.config, material.checkpoint.weights
+    begin = open_pack(tmp_path / "first", config, weights)
+    tokens = material.texts.tokens[:2, :32].long()
+
+    def drafted(exits: list[Exit], ranks: tuple[int, int, int]) -> dict[str, torch.Tensor]:
+        objective = recipes.tuned_objective(material, exits, 1.0, ranks, [3], begin)
+        with torch.no_grad():
+            feature, drafts = objective.draft_features(tokens)
+        return {"last": feature, **drafts}
+
+    same = drafted([Exit(1), Exit(2)], (4, 4, 4))
+    deeper = drafted([Exit(1), Exit(2, depth=2)], (4, 6, 4))
+    for name, feature in same.items():
+        torch.testing.assert_close(deeper[name], feature, atol=1e-4, rtol=1e-4)
+    cut = drafted([Exit(1), Exit(2)], (3, 3, 3))
+    new = recipes.tuned_objective(material, [Exit(1), Exit(2)], 1.0, (3, 3, 3), [3], None)
+    with torch.no_grad():
+        untrained, _ = new.draft_features(tokens)
+    assert (cut["last"] - same["last"]).norm() < 0.7 * (untrained - same["last"]).norm()
+
+
+def test_a_lower_rank_keeps_the_main_directions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(6, 20, generator=generator), torch.randn(30, 6, generator=generator)
+    change = LowRank(torch.nn.Linear(20, 30, bias=False), 4)
+    change.begin(a, b)
+    u, values, v = torch.linalg.svd(b @ a)
+    torch.testing.assert_close(change.b @ change.a, (u[:, :4] * values[:4]) @ v[:4], atol=1e-4, rtol=1e-4)
+
+
+def test_a_run_that_pauses_goes_on_where_it_was(material: Material, tmp_path: Path) -> None:
+    now = Settings(steps=4, batch=4, checkpoint=tmp_path / "work", pause_at=0.0)
+    exits = [Exit(1, depth=0), Exit(2, weight=2.0, pull=0.0)]
+    paused = recipes.train_tuned(material, exits, tmp_path / "pack", now, norms=[3])
+    assert not paused.run.finished
+    assert not (tmp_path / "pack").exists()
+    result = recipes.train_tuned(material, exits, tmp_path / "pack", replace(now, pause_at=None), norms=[3])
+    assert (result.run.finished, result.run.steps) == (True, 4)
+    variant = open_pack(tmp_path / "pack", material.checkpoint.config, material.checkpoint.weights).early_exit()
+    assert (variant.exits(), variant.exits_with_norm()) == ((2,), (1, 3))
+    both, agree = (result.figures["all"][f"exit 1 {word} exit 2"] for word in ("and", "with"))
+    assert both <= min(agree, result.figures["all"]["exit 1"])
+
+
+def test_the_command_line_describes_each_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def record_call(material: object, exits: object, folder: Path, settings: object, *rest: object, **_: object):
+        calls.append((exits, *rest))
+        return recipes.Result(folder, TrainingRun(1, 0.0, []), {"all": {"exit 4": 0.5}})
+
+    monkeypatch.setattr(recipes, "train_tuned", record_call)
+    common = ["train", "exits", "--recipe", "tuned", "--layers", "4,8", "--output", str(tmp_path / "pack")]
+    monkeypatch.setattr(
+        "hierspec.train.material.gather_material",
+        lambda *_: SimpleNamespace(checkpoint=SimpleNamespace(config=SimpleNamespace(layers=30))),
+    )
+    assert main(common) == 0
+    described = ["--depths", "0,2", "--exit-weights", "0.5,1.5", "--pulls", "0,0.5", "--rank", "32,48,8"]
+    assert main([*common, *described]) == 0
+    assert calls == [
+        ([Exit(4), Exit(8)], 0.075, (128, 64, 8), []),
+        ([Exit(4, 0, 0.5, 0.0), Exit(8, 2, 1.5, 0.5)], 0.075, (32, 48, 8), []),
+    ]
+    for wrong, message in (
+        (["--depths", "1,2,3"], "There are 2 exits, and a depth of 3"),
+        (["--rank", "1,2"], "--rank takes one rank or three"),
+        (["--pulls", "a"], "--pulls takes numbers separated by commas, not 'a'"),
+    ):
+        capsys.readouterr()
+        assert main([*common, *wrong]) != 0
+        assert message in capsys.readouterr().err

@@ -204,4 +204,4 @@ def test_an_adapter_runs_as_it_was_trained_where_layers_do_not_rotate(tmp_path: 
     network = Network(checkpoint.config, checkpoint.weights).frozen("cpu", torch.float32)
     assert not checkpoint.config.rotary_layers[3]
     for layer in (2, 3):
-        assert layers_like(checkpoint.config, [layer]).rotary_layers == (ExitAdapter(network, layer).block.rotates,)
+        assert layers_like(checkpoint.config, [layer]).rotary_layers == (ExitAdapter(network, layer).blocks[0].rotates,)

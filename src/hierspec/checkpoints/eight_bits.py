@@ -46,5 +46,15 @@ def from_eight_bits(path: Path, tensors: Mapping[str, Tensor], remedy: str) -> d
     return floats
 
 
+def rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What comes back of these after they were stored."""
+    return from_eight_bits(Path(), in_eight_bits(tensors), "")
+
+
+def stored_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """That their numbers take in a file."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in in_eight_bits(tensors).values())
+
+
 def _is_matrix(tensor: Tensor | None) -> bool:
     return tensor is not None and tensor.dtype == torch.int8

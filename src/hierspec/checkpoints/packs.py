@@ -40,7 +40,7 @@ SHIPPED = Path(__file__).parent.parent / "packs"
 _DESCRIPTION = "pack.json"
 _INSTEAD = "fetch it again, or go without it (--pack none)"
 # Names of tensors that belong to an exit, or to one of several layers; no model has a million of them.
-_ADAPTER = re.compile(r"exit\.([0-9]{1,6})\.layer\..+")
+_ADAPTER = re.compile(r"exit\.([0-9]{1,6})\.layers?\..+")
 _EXIT_NORM = re.compile(r"exit\.([0-9]{1,6})\.norm\.weight")
 _LAYER_NUMBER = re.compile(r"([0-9]{1,6})\..+")
 
@@ -133,10 +133,16 @@ class Pack:
                 f"The pack {self.folder.name} {available}, not for exit_layer {exit_layer}; choose one that it has, or "
                 'head = "shared".'
             )
-        like_next, file = layers_like(config, [min(exit_layer, config.layers - 1)]), self._adapters
+        file, several = self._adapters, f"exit.{exit_layer}.layers."
         tensors = self.read(file)
-        layer = self._layers(file, tensors, f"exit.{exit_layer}.layer.", like_next, "model.layers.0.")
-        return Branch(like_next, layer, self._tensor(file, tensors, f"exit.{exit_layer}.norm.weight", (config.hidden,)))
+        norm = self._tensor(file, tensors, f"exit.{exit_layer}.norm.weight", (config.hidden,))
+        if not any(name.startswith(several) for name in tensors):
+            alike = layers_like(config, adapter_layers(config, exit_layer, 1))
+            layer = self._layers(file, tensors, f"exit.{exit_layer}.layer.", alike, "model.layers.0.")
+            return Branch(alike, layer, norm)
+        count = self._count(file, tensors, several, config)
+        alike = layers_like(config, adapter_layers(config, exit_layer, count))
+        return Branch(alike, self._layers(file, tensors, several, alike), norm)
 
     def feature(self, config: DecoderConfig) -> FeatureBranch:
         """The feature drafter: as many layers as the file has, like the target's last."""
@@ -236,6 +242,12 @@ class Pack:
 def layers_like(config: DecoderConfig, numbers: Sequence[int]) -> DecoderConfig:
     """A decoder whose layers are like these of the target: training begins with copies of them."""
     return replace(config, layer_configs=tuple(config.layer_configs[number] for number in numbers), tied=True)
+
+
+def adapter_layers(config: DecoderConfig, exit_layer: int, count: int) -> list[int]:
+    """Layers of the target that the layers of an exit's adapter are like: the one that would come next, then the last
+    ones."""
+    return [min(exit_layer, config.layers - 1), *range(config.layers - count + 1, config.layers)]
 
 
 def fingerprint(config: DecoderConfig, weights: Mapping[str, Tensor]) -> str:

@@ -18,7 +18,7 @@ examples:
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hierspec.cli import options, train_measure, train_model, train_prior, train_skip, train_text
 from hierspec.cli.console import note, progress_bars
@@ -27,11 +27,15 @@ from hierspec.cli.parser import add_command, add_commands
 from hierspec.cli.report import Report
 from hierspec.core.errors import HierspecError
 
+if TYPE_CHECKING:
+    from hierspec.train.tuned import Exit
+
 _EXITS = """Train exits of a model: adapters beside it, or an early-exit variant of it. A stopped run resumes.
 
 examples:
   hierspec train exits --layers 4,8 --minutes 20 --output my-pack
   hierspec train exits ./my-model --recipe tuned --layers 4,8 --begin my-pack --text books/*.txt --output my-pack
+  hierspec train exits --recipe tuned --layers 4,8 --depths 1,2 --exit-weights 0.5,1.5 --pulls 0,0.5 --output my-pack
 """
 _DRAFT = """Train a draft that shares the model's embeddings and head. A stopped run resumes.
 
@@ -52,7 +56,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drift", type=float, default=0.075, help="tuned: nats a token that it may differ from the original (0.075)"
     )
     exits.add_argument(
-        "--rank", type=int, default=128, help="tuned: rank of the change before the first exit (128); less after it"
+        "--rank",
+        default="128",
+        metavar="N[,N,N]",
+        help="tuned: rank of the change before the first exit (128), up to the last one (half), after it (a 16th)",
+    )
+    exits.add_argument(
+        "--depths", default="", metavar="N,N", help="tuned: layers of each exit's adapter, 0 for a norm alone (1 each)"
+    )
+    exits.add_argument(
+        "--exit-weights", default="", metavar="W,W", help="tuned: how much the loss of each exit counts (1 each)"
+    )
+    exits.add_argument(
+        "--pulls", default="", metavar="W,W", help="tuned: how much each exit draws the last layer to itself (0.25)"
     )
     exits.add_argument(
         "--norm-layers", default="", metavar="N,N", help="tuned: more exits, each with a norm only (default none)"
@@ -87,7 +103,8 @@ def _add_training(part: argparse.ArgumentParser) -> None:
         "--begin",
         type=Folder,
         metavar="PACK",
-        help="start from the same part of this pack (default: from layers of the model)",
+        help="start from the same part of this pack (default: from layers of the model); tuned: from its variant, or "
+        "from its adapters where it has none",
     )
     part.add_argument("--output", type=OutputFolder, required=True, metavar="FOLDER", help="the pack, made or added to")
     options.add_device(part)
@@ -117,6 +134,8 @@ def _train(arguments: argparse.Namespace) -> int:
     # Before anything is written or read: a typing error should not wait for it.
     chosen = options.numbers("--layers", arguments.layers) if arguments.part == "exits" else []
     norms = options.numbers("--norm-layers", arguments.norm_layers) if arguments.part == "exits" else []
+    tuned = arguments.part == "exits" and arguments.recipe == "tuned"
+    ranks, of_exits = (_ranks(arguments.rank), _of_exits(arguments)) if tuned else ((1, 1, 1), {})
     taps = options.numbers("--taps", arguments.taps) if arguments.part == "draft" else []
     if both := set(chosen) & set(norms):
         raise HierspecError(f"Exit {min(both)} is in --layers and in --norm-layers; name it once.")
@@ -124,7 +143,6 @@ def _train(arguments: argparse.Namespace) -> int:
         raise HierspecError(f"--begin {arguments.begin} is not a pack, it has no pack.json; name the folder of one.")
     given = [prompt.turns[0] for prompt in read_prompts(arguments.prompts)] if arguments.prompts else []
     measured = read_prompts(arguments.measure) if arguments.measure else []
-    tuned = arguments.part == "exits" and arguments.recipe == "tuned"
     name = "exits-" + arguments.recipe if arguments.part == "exits" else "draft-" + arguments.kind
     work = arguments.output.with_name(arguments.output.name + ".work")
     rate = (1e-3 if tuned else 6e-4) if arguments.rate is None else arguments.rate
@@ -165,11 +183,11 @@ def _train(arguments: argparse.Namespace) -> int:
                 text = text_rows(material.tokenizer, held, arguments.length, progress) if held else None
                 result = recipes.train_tuned(
                     material,
-                    layers,
+                    _exits(layers, of_exits),
                     arguments.output,
                     settings,
                     arguments.drift,
-                    arguments.rank,
+                    ranks,
                     norms,
                     text=text,
                     **common,
@@ -193,6 +211,43 @@ def _train(arguments: argparse.Namespace) -> int:
     document = {"folder": str(arguments.output), "steps": result.run.steps, "agreement": result.figures}
     report.document({**document, "seconds": round(result.run.seconds, 1), **more})
     return 0
+
+
+def _ranks(listed: str) -> tuple[int, int, int]:
+    """Before the first exit, up to the last one, after it."""
+    ranks = options.numbers("--rank", listed)
+    if len(ranks) == 1:
+        return ranks[0], max(1, ranks[0] // 2), max(1, ranks[0] // 16)
+    if len(ranks) != 3:
+        raise HierspecError(f"--rank takes one rank or three, before, between and after the exits, not {listed!r}.")
+    return ranks[0], ranks[1], ranks[2]
+
+
+def _of_exits(arguments: argparse.Namespace) -> dict[str, list[float]]:
+    """What is said of each exit, by the names of `Exit`."""
+    listed: dict[str, list[float]] = {
+        "depth": [float(depth) for depth in options.numbers("--depths", arguments.depths)]
+    }
+    for name, option in (("weight", "exit-weights"), ("pull", "pulls")):
+        given = getattr(arguments, option.replace("-", "_"))
+        try:
+            listed[name] = [float(part) for part in given.split(",")] if given else []
+        except ValueError:
+            raise HierspecError(f"--{option} takes numbers separated by commas, not {given!r}.") from None
+    return {name: numbers for name, numbers in listed.items() if numbers}
+
+
+def _exits(layers: list[int], of_exits: dict[str, list[float]]) -> list[Exit]:
+    from hierspec.train.tuned import Exit
+
+    for name, numbers in of_exits.items():
+        if len(numbers) != len(layers):
+            raise HierspecError(f"There are {len(layers)} exits, and a {name} of {len(numbers)}: give one for each.")
+    exits = []
+    for place, layer in enumerate(layers):
+        about: dict[str, Any] = {name: numbers[place] for name, numbers in of_exits.items()}
+        exits.append(Exit(layer, **about | {"depth": int(about.get("depth", 1))}))
+    return exits
 
 
 def _report(step: int, loss: float, figures: dict[str, float]) -> None:

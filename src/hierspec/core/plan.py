@@ -16,7 +16,7 @@ from hierspec.core.verify import RULES
 
 HEADS = ("auto", "shared", "adapter")
 VOCABULARIES = ("auto", "full", "small")
-UNTIL = ("count", "correction", "worth")
+UNTIL = ("count", "correction", "unsure", "worth")
 # The plans that ship, in the order in which they are listed: <name>.toml in _SHIPPED.
 NAMED = (
     "plain",
@@ -28,6 +28,7 @@ NAMED = (
     "hd+",
     "layerskip",
     "layerskip+",
+    "adadecode",
     "hispec",
     "hispec+",
     "draft",
@@ -56,7 +57,8 @@ class TierPlan:
     vocabulary: str = "auto"  # tokens that it scores: full, small (the pack's and the prompt's), or what there is
     weights: str | None = None  # of the draft or the adapter: auto, int8 or int4
     gather: int = 4
-    until: str = "count"  # what ends a block before `gather` tokens: nothing, a correction, or what it is worth
+    # What ends a block before `gather` tokens: nothing, a correction, a token it was not sure of, or what it is worth.
+    until: str = "count"
     stores: tuple[str, ...] = ()
     budget: int = 7
     merge: bool = False

@@ -1,4 +1,5 @@
-"""When a tier hands up its block: by count, at a correction, or when another round is not worth its time.
+"""When a tier hands up its block: by count, at a correction, when it is no longer sure, or when another round is not
+worth its time.
 
 Every decision is made from what is already written and from what became of earlier blocks, before the next token is
 sampled. So none of this can change what is written, only how fast.
@@ -10,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from hierspec.core.foresight import lead_class
 from hierspec.core.interfaces import ACCEPTED, CORRECTED, Written
 from hierspec.core.proposal import Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
@@ -25,6 +27,7 @@ _PRIOR_ROUNDS = 8.0  # rounds after which a depth weighs as much as all depths t
 _DECAY = 0.99  # what a pass counts for after the next
 _HALF_LIFE = 256.0  # rounds after which older ones count half
 _MOST_PRIOR = 48.0  # rounds that what was learnt before may count for
+_SURE = lead_class(1.0)  # a token of probability 0.75 is ahead by 1.1 nats at least
 _LOOK_EVERY = 16  # once in so many times a tier drafts beside other drafts, however good they are
 
 
@@ -54,6 +57,14 @@ class UntilCorrection(ByCount):
 
     def go_on(self, block: Sequence[Written], load: Load = ALONE) -> bool:
         return block[-1].how != CORRECTED
+
+
+class UntilUnsure(ByCount):
+    """Hands up once a token was hardly ahead of the next best. That token stays in the block: only what would come
+    after it is left to the tier above."""
+
+    def go_on(self, block: Sequence[Written], load: Load = ALONE) -> bool:
+        return block[-1].lead >= _SURE
 
 
 class WhileWorthwhile:
@@ -300,6 +311,8 @@ def open_policy(until: str, above: Costs | None = None) -> BlockPolicy:
     """The policy of a plan's `until`; `worth` needs the costs of the tier above."""
     if until == "correction":
         return UntilCorrection()
+    if until == "unsure":
+        return UntilUnsure()
     if until == "worth":
         assert above is not None
         return WhileWorthwhile(above)

@@ -90,6 +90,8 @@ class ScorerCatalogue:
                         'pack: give one (--pack FOLDER), or use head = "shared".'
                     )
                 branch = self.pack.adapter(layers, self.decoder.config)
+                if branch.config.layers > 1:
+                    kind = f"{kind}, {branch.config.layers} layers"
                 exit_head, layer = self.head(branch.norm, small, weights), self._layer(branch, weights)
                 scorer = AdapterScorer(shared.name, self.decoder, self.pool, layers, exit_head, kind, layer=layer)
             self._scorers[key] = scorer

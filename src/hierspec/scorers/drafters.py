@@ -61,7 +61,7 @@ class BranchScorer(StateScorer):
 
 @dataclass(frozen=True, eq=False)
 class AdapterScorer(BranchScorer):
-    """An exit with a decoder layer of its own after the checkpoint's first `layers`."""
+    """An exit with one or a few decoder layers of its own after the checkpoint's first `layers`."""
 
     def states(self, asks: Sequence[Ask]) -> Tensor:
         wanted = [(ask.request, ask.context, ask.proposal) for ask in asks]
@@ -75,7 +75,7 @@ class AdapterScorer(BranchScorer):
             # Entries of the two staircases are the same ones: both hold this context and this proposal.
             return read(under[id(staircase)], tap, entries).to(self.layer.decoder.dtype, copy=True)
 
-        advance(self.layer.decoder, staircases, 1, source)
+        advance(self.layer.decoder, staircases, self.layer.decoder.config.layers, source)
         return states_after(staircases, 0)
 
 

@@ -35,7 +35,8 @@ def tiny_pack(
     seed: int = 0,
     taps: Sequence[int] = (1, 3),
 ) -> Path:
-    """Writes a random pack with everything that a pack can hold, for the model in the folder `model`."""
+    """Writes a random pack with everything that a pack can hold, for the model in the folder `model`. Adapters of the
+    first exit have one layer, of the others two."""
     checkpoint = load_checkpoint(model, torch.float32, pack="none")
     config, generator = checkpoint.config, torch.Generator().manual_seed(seed)
     single = layers_like(config, [0])
@@ -47,9 +48,17 @@ def tiny_pack(
     def norm() -> torch.Tensor:
         return 1 + 0.1 * torch.randn(config.hidden, generator=generator)
 
+    def adapter(number: int, seed: int) -> dict[str, torch.Tensor]:
+        prefix = f"exit.{number}."
+        if number == exits[0]:
+            tensors = layer(f"{prefix}layer.", seed)
+        else:
+            tensors = layer(f"{prefix}layers.0.", seed) | layer(f"{prefix}layers.1.", seed + 200)
+        return tensors | {f"{prefix}norm.weight": norm()}
+
     adapters: dict[str, torch.Tensor] = {}
     for number in exits:
-        adapters |= layer(f"exit.{number}.layer.", number) | {f"exit.{number}.norm.weight": norm()}
+        adapters |= adapter(number, number)
     fc = torch.randn(config.hidden, 2 * config.hidden, generator=generator) / config.hidden**0.5
     feature = {"feature.norm.weight": norm(), "feature.fc.weight": fc}
     for number in range(2):
@@ -65,7 +74,7 @@ def tiny_pack(
     # The first exit of the variant has a norm, the others adapters.
     delta = {f"exit.{exits[0]}.norm.weight": norm()} if exits else {}
     for number in exits[1:]:
-        delta |= layer(f"exit.{number}.layer.", 30 + number) | {f"exit.{number}.norm.weight": norm()}
+        delta |= adapter(number, 30 + number)
     for number, name in ((0, "self_attn.q_proj.weight"), (config.layers - 1, "mlp.down_proj.weight")):
         outputs, inputs = checkpoint.weights[f"model.layers.{number}.{name}"].shape
         delta[f"layers.{number}.{name}.a"] = torch.randn(2, inputs, generator=generator) / inputs**0.5

@@ -103,7 +103,9 @@ def students_of(target: Network, pack: Pack) -> list[nn.Module]:
     """The trained parts of a pack, as students."""
     students: list[nn.Module] = []
     exits = pack.read(EARLY_EXIT if pack.is_variant else EXITS) if pack.exits() or pack.exits_with_norm() else {}
-    students += [with_weights(ExitAdapter(target, layer), exits) for layer in pack.exits()]
+    for layer in pack.exits():
+        depth = pack.adapter(layer, target.config).config.layers
+        students.append(with_weights(ExitAdapter(target, layer, depth), exits))
     students += [with_weights(ExitNorm(target, layer), exits) for layer in pack.exits_with_norm()]
     if pack.has(FEATURE):
         feature = pack.read(FEATURE)

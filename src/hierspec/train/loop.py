@@ -40,6 +40,7 @@ class Settings:
     seed: int = 0
     checkpoint: Path | None = None  # a folder, written every `every` seconds
     every: float = 120.0
+    pause_at: float | None = None  # of time.monotonic(): where a run stops that another will resume
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch < 1:
@@ -55,6 +56,7 @@ class TrainingRun:
     steps: int
     seconds: float
     log: list[tuple[int, float, dict[str, float]]]  # step, loss, figures
+    finished: bool = True  # False: it paused
 
 
 def selected_positions(answers: Tensor, seed: int) -> Tensor:
@@ -86,7 +88,8 @@ def fit(
         done = step / settings.steps
         if settings.minutes is not None:
             done = max(done, elapsed / (60 * settings.minutes))
-        if done >= 1:
+        paused = settings.pause_at is not None and time.monotonic() >= settings.pause_at
+        if done >= 1 or paused:
             break
         factor = min(1.0, done / settings.warm_up) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
         for group in optimiser.param_groups:
@@ -115,7 +118,7 @@ def fit(
     seconds = before + time.perf_counter() - started
     if settings.checkpoint is not None:
         _save(parameters, optimiser, settings.checkpoint, step, seconds)
-    return TrainingRun(step, seconds, log)
+    return TrainingRun(step, seconds, log, finished=done >= 1)
 
 
 def _batch(texts: Texts, step: int, settings: Settings) -> tuple[Tensor, Tensor]:

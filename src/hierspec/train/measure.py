@@ -13,6 +13,7 @@ from torch.nn import functional
 from hierspec.train.network import Network, as_written
 from hierspec.train.synthesise import Texts
 
+IN_VOCABULARY = "in the draft vocabulary"  # the most that any draft can reach
 _BATCH = 8  # texts: logits of a whole vocabulary are large
 
 
@@ -28,9 +29,11 @@ def agreement(
     objective: Drafting, head: Tensor, texts: Texts, tasks: Sequence[str], pairs: Sequence[tuple[str, str]] = ()
 ) -> dict[str, dict[str, float]]:
     """By task and over "all": the share of answer tokens where a draft's best (and one of its 3 best, "top 3 …") is
-    the verifier's choice. Drafts choose from the draft vocabulary and the tokens of the text before the answer.
+    the verifier's choice. Drafts choose from the draft vocabulary and the tokens of the text before the answer; how
+    often the verifier's choice is among those is counted, too.
 
-    `pairs` names drafts to be compared with each other: "exit 4 with exit 8".
+    `pairs` names drafts to be compared with each other: "exit 4 with exit 8" is how often they agree, "exit 4 and exit
+    8" how often both are right. The second over the first is how much of what exit 8 accepts of exit 4 stands.
     """
     device = head.device
     hits: dict[str, dict[str, float]] = {"all": {}}
@@ -52,6 +55,7 @@ def agreement(
             allowed[objective.rows] = 0
             allowed[tokens[row, : int(positions[0]) + 1]] = 0
             chosen = functional.linear(feature[row, positions].to(head.dtype), head).argmax(-1)
+            _count(hits, task, IN_VOCABULARY, allowed[chosen] == 0)
             best: dict[str, Tensor] = {}
             for name, draft in drafts.items():
                 logits = functional.linear(draft[row, positions].to(head.dtype), head).float() + allowed
@@ -60,7 +64,9 @@ def agreement(
                 _count(hits, task, name, best[name] == chosen)
                 _count(hits, task, f"top 3 {name}", (three == chosen[:, None]).any(-1))
             for low, high in pairs:
-                _count(hits, task, f"{low} with {high}", best[low] == best[high])
+                agree = best[low] == best[high]
+                _count(hits, task, f"{low} with {high}", agree)
+                _count(hits, task, f"{low} and {high}", agree & (best[low] == chosen))
             counts[task] = counts.get(task, 0) + len(positions)
             counts["all"] = counts.get("all", 0) + len(positions)
     return {

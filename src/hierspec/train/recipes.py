@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from hierspec.train.measure import agreement, perplexity, table
 from hierspec.train.network import Network, compile_blocks
 from hierspec.train.students import ExitAdapter, FeatureDrafter, FrozenTargetObjective, SmallModel, with_weights
 from hierspec.train.synthesise import Texts, greedy_answers
-from hierspec.train.tuned import TunedObjective
+from hierspec.train.tuned import Exit, TunedObjective
 
 Report = Callable[[int, float, dict[str, float]], None]
-_FILES = ((ExitAdapter, EXITS), (FeatureDrafter, FEATURE), (SmallModel, SMALL))  # the file of a pack for each
+_FILES = ((FeatureDrafter, FEATURE), (SmallModel, SMALL))  # the file of a pack for each
+RANKS = (128, 64, 8)  # of a variant's change: before its first exit, up to the last, after it
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,15 @@ class Result:
 
 
 @dataclass(frozen=True)
-class _Job:
+class Job:
     """What every recipe is given: data, the pack to write, how to train, and prompts to measure with."""
 
     material: Material
     folder: Path
     settings: Settings
-    prompts: Sequence[BenchPrompt]
-    progress: Progress
-    report: Report | None
+    prompts: Sequence[BenchPrompt] = ()
+    progress: Progress = silent
+    report: Report | None = None
 
     def fit(self, objective: FrozenTargetObjective | TunedObjective) -> TrainingRun:
         return fit(objective, self.material.texts, self.settings, self.progress, self.report)
@@ -75,8 +76,11 @@ def train_exits(
     """An adapter for each of these exits; the target does not change. Those in the pack `begin` continue from there."""
     _check_exits(layers, material)
     students = [ExitAdapter(material.target, layer) for layer in layers]
-    _begin_as(begin, students)
-    return _train_frozen(_Job(material, folder, settings, prompts, progress, report), students, EXITS)
+    if begin is not None and begin.has(EXITS):
+        stored = begin.read(EXITS)
+        for student in students:
+            student.begin(stored)
+    return _train_frozen(Job(material, folder, settings, prompts, progress, report), students, EXITS)
 
 
 def train_feature(
@@ -103,7 +107,7 @@ def train_feature(
         _check_exits(taps, material, "Taps")
     student = FeatureDrafter(material.target, steps, layers, taps)
     _begin_as(begin, [student])
-    return _train_frozen(_Job(material, folder, settings, prompts, progress, report), [student], FEATURE)
+    return _train_frozen(Job(material, folder, settings, prompts, progress, report), [student], FEATURE)
 
 
 def train_small(
@@ -120,16 +124,16 @@ def train_small(
     _check_exits([layers], material)
     student = SmallModel(material.target, layers)
     _begin_as(begin, [student])
-    return _train_frozen(_Job(material, folder, settings, prompts, progress, report), [student], SMALL)
+    return _train_frozen(Job(material, folder, settings, prompts, progress, report), [student], SMALL)
 
 
 def train_tuned(
     material: Material,
-    layers: Sequence[int],
+    exits: Sequence[Exit],
     folder: Path,
     settings: Settings,
     drift: float = 0.075,
-    rank: int = 128,
+    ranks: tuple[int, int, int] = RANKS,
     norms: Sequence[int] = (),
     begin: Pack | None = None,
     text: Tensor | None = None,
@@ -137,40 +141,69 @@ def train_tuned(
     progress: Progress = silent,
     report: Report | None = None,
 ) -> Result:
-    """The low-rank change of an early-exit variant, and its exits: those in `layers` with an adapter, those in `norms`
-    with only a norm. `text` is rows that were not trained on, for its perplexity."""
+    """The low-rank change of an early-exit variant, and its exits; those in `norms` have only a norm and count little.
+
+    `text` is rows that were not trained on, for its perplexity. A variant in the pack `begin` is continued; else its
+    adapters beside the unchanged model are. Everything is measured as stored. A run that pauses before its end has no
+    figures, and no pack.
+    """
+    job = Job(material, folder, settings, prompts, progress, report)
+    objective = tuned_objective(material, exits, drift, ranks, norms, begin)
+    compile_blocks(material.target, objective.model, objective.adapters)
+    run = job.fit(objective)
+    if not run.finished:
+        return Result(folder, run, {})
+    objective.round_as_stored()
+    figures, more = measure_tuned(job, objective, text)
+    about = {"recipe": "tuned", "exits": [vars(each) for each in exits], "norms": list(norms), "drift": drift}
+    result = Result(folder, run, figures, more)
+    _write_pack(job, EARLY_EXIT, objective.tensors(), result, {**about, "ranks": list(ranks), **more})
+    return result
+
+
+def measure_tuned(
+    job: Job, objective: TunedObjective, text: Tensor | None
+) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """Agreement of its exits with its last layer, alone and in pairs, and its perplexity on rows of text."""
+    target, copied = job.material.target, objective.model
+    names = [f"exit {each.layer}" for each in sorted(objective.exits.values(), key=lambda each: each.layer)]
+    figures = agreement(objective, target.head, *job.measured_texts(copied), list(combinations(names, 2)))
+    if text is None:
+        return figures, {}
+    return figures, {"perplexity before": perplexity(target, text), "perplexity after": perplexity(copied, text)}
+
+
+def tuned_objective(
+    material: Material,
+    exits: Sequence[Exit],
+    drift: float,
+    ranks: tuple[int, int, int],
+    norms: Sequence[int],
+    begin: Pack | None,
+) -> TunedObjective:
+    """What `train_tuned` trains, before its first step."""
+    layers = [each.layer for each in exits]
     _check_exits(layers, material)
     if norms:
         _check_exits(norms, material)
     if both := set(layers) & set(norms):
         raise HierspecError(f"Exit {min(both)} cannot have both an adapter and a norm only; name it once.")
-    if drift <= 0 or rank < 1:
-        raise HierspecError(f"drift must be more than 0 and rank at least 1, not {drift} and {rank}.")
+    if drift <= 0 or min(ranks) < 1:
+        raise HierspecError(f"drift must be more than 0 and ranks at least 1, not {drift} and {min(ranks)}.")
     checkpoint, target = material.checkpoint, material.target
-    device, dtype = target.embedding.device, target.embedding.dtype
-    copied = Network(checkpoint.config, checkpoint.weights).frozen(device, dtype)
+    copied = Network(checkpoint.config, checkpoint.weights).frozen(target.embedding.device, target.embedding.dtype)
 
-    def rank_of(layer: int) -> int:
-        # Layers before the first exit change the most; those after the last exit only have to adapt.
-        return rank if layer < layers[0] else max(1, rank // 2) if layer < layers[-1] else max(1, rank // 16)
+    def rank(layer: int) -> int:
+        # Layers after the last exit only have to adapt.
+        return ranks[0] if layer < layers[0] else ranks[1] if layer < layers[-1] else ranks[2]
 
-    job = _Job(material, folder, settings, prompts, progress, report)
-    objective = TunedObjective(target, copied, layers, material.vocabulary, drift, rank_of, norms=norms)
-    _begin_as(begin, objective.adapters)
-    compile_blocks(target, copied, objective.adapters)
-    run = job.fit(objective)
-    pairs = [(f"exit {low}", f"exit {high}") for low, high in pairwise(sorted((*layers, *norms)))]
-    figures = agreement(objective, target.head, *job.measured_texts(copied), pairs)
-    more = {}
-    if text is not None:
-        more = {"perplexity before": perplexity(target, text), "perplexity after": perplexity(copied, text)}
-    about = {"recipe": "tuned", "layers": list(layers), "norms": list(norms), "drift": drift, "rank": rank}
-    result = Result(folder, run, figures, more)
-    _write_pack(job, EARLY_EXIT, objective.tensors(), result, {**about, **more})
-    return result
+    objective = TunedObjective(target, copied, exits, material.vocabulary, drift, rank, norms)
+    if begin is not None and (begin.has(EARLY_EXIT) or begin.has(EXITS)):
+        objective.begin(begin.read(EARLY_EXIT if begin.has(EARLY_EXIT) else EXITS))
+    return objective
 
 
-def _train_frozen(job: _Job, students: Sequence[nn.Module], file: str) -> Result:
+def _train_frozen(job: Job, students: Sequence[nn.Module], file: str) -> Result:
     target = job.material.target
     objective = FrozenTargetObjective(target, students, job.material.vocabulary)
     compile_blocks(target, objective.students)
@@ -184,8 +217,8 @@ def _train_frozen(job: _Job, students: Sequence[nn.Module], file: str) -> Result
 def _begin_as(pack: Pack | None, students: Iterable[nn.Module]) -> None:
     """Students of which the pack has one of the same shape start with its weights."""
     for student in students:
-        [file] = [file for student_class, file in _FILES if isinstance(student, student_class)] or [""]
-        if pack is None or not file or not pack.has(file):
+        [file] = [file for student_class, file in _FILES if isinstance(student, student_class)]
+        if pack is None or not pack.has(file):
             continue
         stored, initial = pack.read(file), student.tensors()  # type: ignore[operator]
         if all(
@@ -205,7 +238,7 @@ def _check_exits(layers: Sequence[int], material: Material, what: str = "Exits")
         )
 
 
-def _write_pack(job: _Job, file: str, tensors: Mapping[str, Tensor], result: Result, about: Mapping[str, Any]) -> None:
+def _write_pack(job: Job, file: str, tensors: Mapping[str, Tensor], result: Result, about: Mapping[str, Any]) -> None:
     checkpoint = job.material.checkpoint
     files = {file: {name: tensor.detach() for name, tensor in tensors.items()}}
     files[VOCABULARY] = {"tokens": job.material.vocabulary}
@@ -220,7 +253,7 @@ def _write_pack(job: _Job, file: str, tensors: Mapping[str, Tensor], result: Res
     )
 
 
-def _model_card(job: _Job, file: str, result: Result, about: Mapping[str, Any]) -> str:
+def _model_card(job: Job, file: str, result: Result, about: Mapping[str, Any]) -> str:
     """What the part is, what it was trained on and how, and its agreement; for people."""
     model, texts, settings, run = job.material.checkpoint.name, job.material.texts, job.settings, result.run
     rows, length = texts.tokens.shape

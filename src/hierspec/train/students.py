@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hierspec.checkpoints.config import DecoderConfig
+from hierspec.checkpoints.packs import adapter_layers
 from hierspec.train.divergence import ReferenceDistribution
 from hierspec.train.network import Block, Network, attended
 
@@ -32,28 +33,53 @@ class Student(Protocol):
 
 
 class ExitAdapter(nn.Module):
-    """One more decoder layer and a norm after so many layers of the target."""
+    """One or a few more decoder layers and a norm after so many layers of the target.
 
-    def __init__(self, target: Network, layer: int) -> None:
+    The first starts as the layer that would come next, and the norm as the last one. Others start as copies of the last
+    layers that add nothing yet, so that a deeper adapter begins as a shallow one that was trained.
+    """
+
+    def __init__(self, target: Network, layer: int, depth: int = 1) -> None:
         super().__init__()
         self.layer, self.taps = layer, (layer,)
-        config = target.config
-        self.block = Block(config, layer)
-        # Starts as the layer that would come next, and the norm as the last one.
-        self.block.load_state_dict(target.blocks[min(layer, config.layers - 1)].state_dict())
+        self.blocks = nn.ModuleList()
+        for number in adapter_layers(target.config, layer, depth):
+            block = Block(target.config, number)
+            block.load_state_dict(target.blocks[number].state_dict())
+            if len(self.blocks):
+                _add_nothing(block)
+            self.blocks.append(block)
         self.norm = _norm_like(target)
         self.float()
+
+    def begin(self, stored: Mapping[str, Tensor]) -> None:
+        """Start as the trained adapter of this exit among these tensors, if there is one. Layers that it has not go on
+        adding nothing."""
+        prefix = f"exit.{self.layer}."
+        named = {name.replace(".layer.", ".layers.0.", 1): tensor for name, tensor in stored.items()}
+        for number, block in enumerate(self.blocks):
+            start = f"{prefix}layers.{number}."
+            weights = {name.removeprefix(start): named[name] for name in named if name.startswith(start)}
+            if not weights:
+                return
+            block.load_state_dict(weights)
+            self.norm.load_state_dict({"weight": named[f"{prefix}norm.weight"]})
 
     def draft_features(
         self, target: Network, tokens: Tensor, states: dict[int, Tensor], feature: Tensor
     ) -> dict[str, Tensor]:
-        x = self.block(states[self.layer], target.rotation(0, tokens.shape[1]))
+        x, rotation = states[self.layer], target.rotation(0, tokens.shape[1])
+        for block in self.blocks:
+            x = block(x, rotation)
         return {f"exit {self.layer}": self.norm(x)}
 
     def tensors(self) -> dict[str, Tensor]:
         prefix = f"exit.{self.layer}."
-        block = {f"{prefix}layer.{name}": tensor for name, tensor in self.block.state_dict().items()}
-        return {**block, f"{prefix}norm.weight": self.norm.weight}
+        tensors: dict[str, Tensor] = {f"{prefix}norm.weight": self.norm.weight}
+        for number, block in enumerate(self.blocks):
+            start = f"{prefix}layer." if len(self.blocks) == 1 else f"{prefix}layers.{number}."
+            tensors |= {start + name: tensor for name, tensor in block.state_dict().items()}
+        return tensors
 
 
 class ExitNorm(nn.Module):
@@ -69,6 +95,12 @@ class ExitNorm(nn.Module):
         self, target: Network, tokens: Tensor, states: dict[int, Tensor], feature: Tensor
     ) -> dict[str, Tensor]:
         return {f"exit {self.layer}": self.norm(states[self.layer])}
+
+    def begin(self, stored: Mapping[str, Tensor]) -> None:
+        """Start as the norm of this exit among these tensors, if there is one without an adapter."""
+        prefix = f"exit.{self.layer}."
+        if [name for name in stored if name.startswith(prefix)] == [f"{prefix}norm.weight"]:
+            self.norm.load_state_dict({"weight": stored[f"{prefix}norm.weight"]})
 
     def tensors(self) -> dict[str, Tensor]:
         return {f"exit.{self.layer}.norm.weight": self.norm.weight}
@@ -227,6 +259,14 @@ def with_weights(student: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module
         for name, weight in student.tensors().items():  # type: ignore[operator]
             weight.copy_(tensors[name])
     return student
+
+
+def _add_nothing(block: Block) -> None:
+    """Let a layer pass on what enters it."""
+    with torch.no_grad():
+        for part, name in (("self_attn", "o_proj"), ("mlp", "down_proj")):
+            for parameter in getattr(block, part)[name].parameters():
+                parameter.zero_()
 
 
 def _norm_like(target: Network) -> nn.RMSNorm:

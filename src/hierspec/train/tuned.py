@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hierspec.checkpoints.eight_bits import rounded
 from hierspec.train.divergence import ReferenceDistribution
 from hierspec.train.network import Network
 from hierspec.train.students import ExitAdapter, ExitNorm
@@ -28,35 +30,69 @@ class LowRank(nn.Module):
         self.a = nn.Parameter(torch.randn(rank, base.in_features, device=device) * base.in_features**-0.5)
         self.b = nn.Parameter(torch.zeros(base.out_features, rank, device=device))
 
+    def begin(self, a: Tensor, b: Tensor) -> None:
+        """Start with this change: with its main directions where it has a higher rank, with new ones beside it where it
+        has a lower one."""
+        rank, given = len(self.a), len(a)
+        a, b = (factor.to(self.a) for factor in (a, b))
+        if given > rank:
+            a, b = cut(a, b, rank)
+        with torch.no_grad():
+            self.a[: len(a)] = a
+            self.b.zero_()
+            self.b[:, : len(a)] = b
+
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + functional.linear(functional.linear(x, self.a.to(x.dtype)), self.b.to(x.dtype))
 
 
+def cut(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The nearest change of this rank to b @ a; rows of its `a` have length 1, about as new ones begin."""
+    # The change is a product of thin matrices: its singular values are those of the product of their small factors.
+    left, right = torch.linalg.qr(b.float()), torch.linalg.qr(a.float().T)
+    u, values, v = torch.linalg.svd(left.R @ right.R.T)
+    return v[:rank] @ right.Q.T, (left.Q @ u[:, :rank]) * values[:rank]
+
+
+@dataclass(frozen=True)
+class Exit:
+    """An exit of an early-exit variant: how many layers its adapter has (0: a norm alone), how much its loss counts,
+    and how much it draws the last layer towards what it can draft."""
+
+    layer: int
+    depth: int = 1
+    weight: float = 1.0
+    pull: float = 0.25
+
+
 class TunedObjective:
-    """Losses of the exits, each with its own adapter, while the model stays near the original.
+    """Losses of the exits while the model stays near the original.
 
     `drift` is how far it may move, in nats per token: while it has moved further, the weight of the divergence from the
-    original (the anchor) grows; while it has not, the weight shrinks. `pull` lets exits draw the last layer a little
-    towards what they can draft. Exits in `norms` have only a norm, no adapter.
+    original (the anchor) grows; while it has not, the weight shrinks. Exits in `norms` have only a norm, count little
+    and take turns: one of them is trained in a step.
     """
 
     def __init__(
         self,
         original: Network,
         copied: Network,
-        exits: Sequence[int],
+        exits: Sequence[Exit],
         vocabulary: Tensor,
         drift: float = 0.05,
         rank: Callable[[int], int] = lambda layer: 32,
-        pull: float = 0.25,
         norms: Sequence[int] = (),
     ) -> None:
-        self.original, self.model, self.drift, self.pull = original, copied, drift, pull
-        self.exits, self._norm_exits = (*exits, *norms), {f"exit {layer}" for layer in norms}
-        self._anchor = 1.0
+        self.original, self.model, self.drift = original, copied, drift
+        self.exits = {f"exit {each.layer}": each for each in exits}
+        self.exits |= {f"exit {layer}": Exit(layer, 0, _NORM_WEIGHT, 0.0) for layer in norms}
+        self._in_turn = [f"exit {layer}" for layer in norms]
+        self._anchor, self._steps = 1.0, 0
         device = original.embedding.device
-        self.adapters = nn.ModuleList(ExitAdapter(copied, layer) for layer in exits)
-        self.adapters.extend(ExitNorm(copied, layer) for layer in norms)
+        self.adapters = nn.ModuleList(
+            ExitAdapter(copied, each.layer, each.depth) if each.depth else ExitNorm(copied, each.layer)
+            for each in self.exits.values()
+        )
         self.adapters.to(device)
         self.changes: dict[str, LowRank] = {}
         for number, block in enumerate(copied.blocks):
@@ -80,9 +116,24 @@ class TunedObjective:
             tensors[f"{name}.a"], tensors[f"{name}.b"] = change.a, change.b
         return tensors
 
+    def begin(self, tensors: Mapping[str, Tensor]) -> None:
+        """Start with the exits and the changes of a variant that was trained before, as far as it has them."""
+        for adapter in self.adapters:
+            adapter.begin(tensors)  # type: ignore[operator]
+        for name, change in self.changes.items():
+            if f"{name}.a" in tensors and f"{name}.b" in tensors:
+                change.begin(tensors[f"{name}.a"], tensors[f"{name}.b"])
+
+    def round_as_stored(self) -> None:
+        """Let everything that was trained be what a pack will give back."""
+        stored = rounded(self.tensors())
+        with torch.no_grad():
+            for name, tensor in self.tensors().items():
+                tensor.copy_(stored[name])
+
     def draft_features(self, tokens: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         last = self.original.config.layers
-        states = self.model(tokens, {last, *self.exits})
+        states = self.model(tokens, {last, *(each.layer for each in self.exits.values())})
         feature = self.model.norm(states[last])
         drafts: dict[str, Tensor] = {}
         for adapter in self.adapters:
@@ -104,12 +155,17 @@ class TunedObjective:
         measured = {"drift": drift, "anchor": torch.tensor(self._anchor), "as original": original.agreement(anchored)}
         last_feature = feature[selected]
         reference = ReferenceDistribution(last_feature.detach(), self._head)
-        for name, draft in drafts.items():
-            draft = draft[selected]
-            norm_only = name in self._norm_exits
-            total = total + (_NORM_WEIGHT if norm_only else 1.0) * reference.divergence(draft).mean()
-            if self.pull and not norm_only:
+        for name in self._trained_now():
+            draft, about = drafts[name][selected], self.exits[name]
+            total = total + about.weight * reference.divergence(draft).mean()
+            if about.pull:
                 exit_distribution = ReferenceDistribution(draft.detach(), self._head)
-                total = total + self.pull * exit_distribution.divergence(last_feature).mean()
+                total = total + about.pull * exit_distribution.divergence(last_feature).mean()
             measured[name] = reference.agreement(draft)
+        self._steps += 1
         return total, measured
+
+    def _trained_now(self) -> list[str]:
+        """Exits whose losses count in this step."""
+        names = [name for name in self.exits if name not in self._in_turn]
+        return names + self._in_turn[self._steps % len(self._in_turn) :][:1] if self._in_turn else names

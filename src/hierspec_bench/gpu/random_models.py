@@ -15,6 +15,7 @@ SHAPES = {  # vocabulary, hidden, layers, heads, heads for keys, head size, inte
     "default": (49152, 576, 30, 9, 3, 64, 1536, True),
     "1B": (128256, 2048, 16, 32, 8, 64, 8192, True),
     "8B": (128256, 4096, 32, 32, 8, 128, 14336, False),
+    "70B": (32000, 8192, 80, 64, 8, 128, 28672, False),
     "tiny": (320, 64, 2, 4, 2, 32, 96, True),  # to see whether it runs
 }
 
@@ -44,15 +45,15 @@ def shape_config(shape: str) -> DecoderConfig:
 class RandomWeights(Mapping[str, Tensor]):
     """Weights that are made when they are asked for, on the device: a whole model of them is never held twice."""
 
-    def __init__(self, config: DecoderConfig, device: torch.device) -> None:
-        self._shapes, self._device = expected_tensors(config), device
+    def __init__(self, config: DecoderConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
+        self._shapes, self._device, self._dtype = expected_tensors(config), device, dtype
 
     def __getitem__(self, name: str) -> Tensor:
         shape = self._shapes[name]
         if len(shape) == 1:
             return torch.ones(shape, device=self._device)
         generator = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
-        numbers = torch.empty(shape, dtype=torch.bfloat16, device=self._device)
+        numbers = torch.empty(shape, dtype=self._dtype, device=self._device)
         return numbers.normal_(0, shape[1] ** -0.5, generator=generator)
 
     def __contains__(self, name: object) -> bool:

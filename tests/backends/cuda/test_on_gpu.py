@@ -8,6 +8,7 @@ import torch
 from texts import Texts, states
 
 import hierspec
+from hierspec import Plan, TierPlan
 from hierspec.backends.cuda.backend import CudaBackend
 from hierspec.core.proposal import Proposal
 from hierspec.scorers.climb import advance
@@ -94,5 +95,7 @@ def test_plans_write_the_plain_text(tmp_path, temperature):
         prompt = [rng.randrange(3, 250) for _ in range(rng.randrange(1, 80))]
         options = {"max_tokens": 60, "temperature": temperature, "seed": 5}
         plain = model.generate(prompt, plan="plain", **options).tokens
-        for plan in ("draft", "lookup", "layerskip"):
+        # The adapter of exit 2 has two layers.
+        exits = Plan(tiers=(TierPlan(exit_layer=2, gather=3), TierPlan(exit_layer=1, gather=2)))
+        for plan in ("draft", "lookup", "layerskip", exits):
             assert model.generate(prompt, plan=plan, **options).tokens == plain, plan
