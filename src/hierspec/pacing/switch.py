@@ -7,7 +7,8 @@ both ways of writing are timed whole, in runs of rounds that follow each other, 
 
 from __future__ import annotations
 
-_SAMPLE = 4  # rounds without drafts, now and then: where drafts pay, each costs what a draft would have gained
+_SETTLING = 1  # rounds without drafts after one with, of which nothing is learnt: the weights come back into caches
+_SAMPLE = 4 + _SETTLING  # rounds without drafts, now and then: where drafts pay, each costs what one would have gained
 _FIRST_RUN = 16  # rounds with drafts before the next sample, where they gain nothing,
 _RUN_PER_GAIN = 400  # and so many more where they double the speed: samples cost a hundredth at most
 _PROBE = 12  # rounds with drafts after a break
@@ -31,6 +32,7 @@ class Switch:
         self._rounds = 0.0  # that it has had
         self._break = _BREAKS[0]
         self._looks = False  # this round drafts though it is a break
+        self._settling = 0.0  # rounds that do not count
         self._counts = {True: [0.0, 0.0, 0.0], False: [0.0, 0.0, 0.0]}  # rounds, tokens and seconds, older ones decayed
 
     def drafts(self) -> bool:
@@ -48,14 +50,17 @@ class Switch:
         """What a round of one of so many requests brought, and how long it took with all that belongs to it."""
         if self._looks:
             self._left = 0 if tokens >= _LUCK else self._left - 1 / requests
+            self._settling = _SETTLING
         else:
-            self._count(tokens, seconds)
+            if self._on or self._settling <= 0:
+                self._count(tokens, seconds)
+            self._settling -= 1 / requests
             self._left -= 1 / requests
             self._rounds += 1 / requests
             if self._on and self._rounds >= _ENOUGH and self._gain() < _SLOWER - 1:
                 self._left = 0
         if self._left <= 0:
-            self._on, self._rounds = not self._on, 0
+            self._on, self._rounds, self._settling = not self._on, 0, _SETTLING
             self._left = self._begin_drafts() if self._on else self._end_drafts()
 
     def _begin_drafts(self) -> int:
