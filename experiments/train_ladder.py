@@ -5,7 +5,7 @@ line, ids separated by spaces; the conversations.safetensors that `hierspec trai
 All draft models learn at once (bfloat16 on a GPU) from one pass of the model. What was reached is written down every
 two minutes, so a run that is stopped resumes when it is started again; with --call-minutes a call pauses by itself,
 with models, record and all, and the same command goes on. In the end every draft model is an ordinary folder in
-bfloat16, and the last line is a JSON document. Two steps on a CPU, to see that it runs: docs/results/train-ladder.json.
+bfloat16, and the last line is a JSON document. It made docs/results/train-ladder.json.
 
 example:
   python experiments/train_ladder.py --tokens ids.txt --minutes 20 --output ladder --results ladder.json
