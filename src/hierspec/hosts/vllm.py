@@ -17,16 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.assembly.assembler import Assembler
-from hierspec.assembly.drafts import LoadOptions
-from hierspec.assembly.vocabulary import Vocabulary
 from hierspec.checkpoints.load import model_folder
 from hierspec.core.errors import HierspecError
 from hierspec.hosts.guest import Guest, GuestRequest
-from hierspec.hosts.host_pace import HostPace
+from hierspec.hosts.opening import HostModel, open_guest
 from hierspec.hosts.rows import Rows
-from hierspec.hosts.vllm_options import check_version, read_options, read_plan
-from hierspec.text.tokenizer import Tokenizer
+from hierspec.hosts.vllm_options import check_version, read_options
 
 
 class Proposer:
@@ -122,20 +118,22 @@ def _open_guest(config: Any) -> Guest:
     """Stores and draft models under the plan that was asked for, for vLLM's model."""
     options = read_options(config.additional_config)
     model = config.model_config
-    plan = read_plan(options.plan, model.hf_text_config.num_hidden_layers)
     most = config.speculative_config.num_speculative_tokens
     if most is None or most < 1:
         raise HierspecError("num_speculative_tokens must be at least 1: it is the longest draft of a row.")
-    folder = model_folder(model.tokenizer or model.model)
-    name = Path(model.model).name if Path(model.model).is_dir() else model.model
-    vocabulary = Vocabulary(name, Tokenizer.from_folder(folder), model.get_vocab_size())
     device = config.device_config.device_type
-    assembler = Assembler(
-        vocabulary, LoadOptions(device=device if device in ("cpu", "cuda") else "cpu"), stores=options.stores
+    served = HostModel(
+        Path(model.model).name if Path(model.model).is_dir() else model.model,
+        model_folder(model.tokenizer or model.model),
+        model_folder(model.model),
+        model.hf_text_config.num_hidden_layers,
+        model.get_vocab_size(),
+        model.max_model_len,
+        device if device in ("cpu", "cuda") else "cpu",
+        # Where batches take turns no step can be timed by itself.
+        timed=config.parallel_config.pipeline_parallel_size == 1,
     )
-    # Where batches take turns no step can be timed by itself.
-    adapts = plan.adapt and config.parallel_config.pipeline_parallel_size == 1
-    return Guest(assembler, plan, HostPace(most, adapts), model.max_model_len, options.namespace)
+    return open_guest(served, options, most)
 
 
 def _first_rank() -> bool:

@@ -1,0 +1,58 @@
+"""Opens what drafts for a host's model: stores and draft models under the plan that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from hierspec.assembly.assembler import Assembler
+from hierspec.assembly.drafts import LoadOptions
+from hierspec.assembly.learnt import Learnt
+from hierspec.assembly.vocabulary import Vocabulary
+from hierspec.checkpoints.load import load_checkpoint
+from hierspec.core.errors import HierspecError
+from hierspec.hosts.guest import Guest
+from hierspec.hosts.host_costs import HostCostBook
+from hierspec.hosts.host_pace import HostPace
+from hierspec.hosts.vllm_options import GuestOptions, read_plan
+from hierspec.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class HostModel:
+    """The target as its host runs it."""
+
+    name: str
+    folder: Path  # of its tokenizer
+    weights: Path
+    layers: int
+    vocabulary: int
+    context: int  # tokens of a text at most
+    device: str = "cpu"  # where draft models run
+    timed: bool = True  # whether the time between two calls is that of one step
+
+
+def open_guest(
+    model: HostModel, options: GuestOptions, most: int, clock: Callable[[], float] = perf_counter
+) -> Guest:
+    """Drafts at most `most` tokens a row."""
+    plan = read_plan(options.plan, model.layers)
+    vocabulary = Vocabulary(model.name, Tokenizer.from_folder(model.folder), model.vocabulary)
+    load, pace = LoadOptions(device=model.device), HostPace(most, plan.adapt and model.timed, clock)
+    costs = HostCostBook(pace.costs, model.name, load.dtype, load.weights)
+    learnt = Learnt((model.name, str(model.weights), "host"), _shipped(model.weights))
+    assembler = Assembler(vocabulary, load, None, options.stores, costs, learnt, hosted=model.weights)
+    return Guest(assembler, plan, pace, model.context, options.namespace)
+
+
+def _shipped(weights: Path) -> Mapping[str, Any] | None:
+    """What the pack that ships for this model knows about drafts, where there is one. A host may run models that cannot
+    be read here."""
+    try:
+        pack = load_checkpoint(weights).pack
+    except (HierspecError, OSError):
+        return None
+    return None if pack is None else pack.learnt()
