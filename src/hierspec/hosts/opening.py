@@ -14,6 +14,7 @@ from hierspec.assembly.learnt import Learnt
 from hierspec.assembly.vocabulary import Vocabulary
 from hierspec.checkpoints.load import load_checkpoint
 from hierspec.core.errors import HierspecError
+from hierspec.hosts.cores import on_all_cores
 from hierspec.hosts.guest import Guest
 from hierspec.hosts.host_costs import HostCostBook
 from hierspec.hosts.host_pace import HostPace
@@ -45,7 +46,8 @@ def open_guest(
     costs = HostCostBook(pace.costs, model.name, load.dtype, load.weights)
     learnt = Learnt((model.name, str(model.weights), "host"), _shipped(model.weights))
     assembler = Assembler(vocabulary, load, None, options.stores, costs, learnt, hosted=model.weights)
-    return Guest(assembler, plan, pace, model.context, options.namespace)
+    with on_all_cores():
+        return Guest(assembler, plan, pace, model.context, options.namespace)
 
 
 def _shipped(weights: Path) -> Mapping[str, Any] | None:
