@@ -1,11 +1,14 @@
 """hierspec's proposer as vLLM calls it, against a host without a model."""
 
+import importlib.util
 import random
+from pathlib import Path
 
 import pytest
 from model_free_host import Host, Text, own_text, owner, proposer
 
 from hierspec.core.plan import Plan
+from hierspec.hosts import vllm
 from hierspec.hosts.host_pace import Rest
 from hierspec.stores.context import ContextStore
 
@@ -143,3 +146,32 @@ def test_a_store_that_fails_leaves_the_host_running(adapt, monkeypatch):
     host.batch = [text]
     for _ in range(20):
         assert host.step() == {id(text): []}
+
+
+@pytest.fixture
+def soak():
+    """The harness of `make soak`, which runs 10,000 steps of each plan."""
+    path = Path(__file__).parents[1] / "soak" / "vllm_rows.py"
+    spec = importlib.util.spec_from_file_location("vllm_rows", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_few_steps_of_the_soak(soak):
+    for name in soak.PLANS:
+        failures, counts = soak.soak(name, random.Random(1), 120)
+        assert failures == []
+        assert min(counts[what] for what in ("requests", "aborted", "preempted", "moved", "drafted")) > 0
+        assert name == "lookup, adapting" or counts["accepted"] > 0  # by the clock it may find nothing worth drafting
+
+
+def test_the_soak_sees_a_token_of_another_request(soak, monkeypatch):
+    propose = vllm.Proposer.propose
+
+    def mixed_up(self, sampled, *arguments, **options):
+        return propose(self, sampled, *arguments, **options)[::-1]
+
+    monkeypatch.setattr(vllm.Proposer, "propose", mixed_up)
+    failures, _ = soak.soak("lookup", random.Random(1), 60)
+    assert any("in a text of" in failure for failure in failures)

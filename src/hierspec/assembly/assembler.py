@@ -13,6 +13,7 @@ from hierspec.assembly.measured_costs import CostBook
 from hierspec.assembly.open_stores import OpenStores
 from hierspec.assembly.paces import Learning, PaceBook
 from hierspec.assembly.vocabulary import Vocabulary
+from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.core.foresight import Foresight
 from hierspec.core.hierarchy import Hierarchy, Tier
@@ -40,7 +41,7 @@ class Assembler:
         costs: CostBook | None = None,
         learnt: Learnt | None = None,  # by earlier runs; default: nothing
         history: str | Path | None = None,  # a file or the URL of a database; default: in the folder
-        hosted: Path | None = None,  # the folder of a target that runs in a host, for what is trained for it
+        hosted: Checkpoint | None = None,  # of a target that runs in a host: for what was trained for it
     ) -> None:
         self.vocabulary, self.options = vocabulary, options
         self.drafts = DraftModels(vocabulary, options)
@@ -70,7 +71,7 @@ class Assembler:
     def hierarchy(self, plan: Plan) -> Hierarchy:
         """The plan with its names replaced by scorers and stores."""
         if self._target is None:
-            check_for_host(plan, self.vocabulary.model, self.costs.times_host)
+            check_for_host(plan, self.vocabulary.model, self.costs.times_host, self._hosted is not None)
         else:
             config = self._target.decoder.config
             plan = plan.fitted(config.layers, config.early_exit)
@@ -91,7 +92,7 @@ class Assembler:
             assert tier.draft is not None
             small = self._target is not None and self._target.is_small(tier.vocabulary)
             return self.drafts.scorer(tier.draft, tier.weights, self.catalogue.tokens if small else None)
-        if tier.draft == PACKED_SMALL and self._target is None and self._hosted is not None:
+        if tier.draft == PACKED_SMALL and self._hosted is not None:
             return self.drafts.small(self._hosted, tier.vocabulary, tier.weights)
         target = self.catalogue
         if tier.exit_layer is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -81,11 +80,11 @@ class DraftModels:
             self._scorers[key] = scorer
         return self._scorers[key]
 
-    def small(self, target: Path, vocabulary: str = "auto", weights: str | None = None) -> StateScorer:
-        """The small model of the pack for a target that runs elsewhere, in this folder: a model of its own."""
-        key = f"{target}, small", weights or "", vocabulary != "full"
+    def small(self, target: Checkpoint, vocabulary: str = "auto", weights: str | None = None) -> StateScorer:
+        """The small model of the pack of a target that runs elsewhere: a model of its own."""
+        key = f"{target.folder}, small", weights or "", vocabulary != "full"
         if key not in self._scorers:
-            checkpoint = small_checkpoint(load_checkpoint(target, DTYPES[self._options.dtype]))
+            checkpoint = small_checkpoint(target)
             options = self._options
             if weights is None and not why_not_compiled(checkpoint.config, "int8", options.device, options.backend):
                 weights = "int8"  # as everywhere: a draft may have 8 bits where the backend has them

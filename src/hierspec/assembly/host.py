@@ -30,11 +30,11 @@ class HostTarget:
         return
 
 
-def check_for_host(plan: Plan, model: str, timed: bool = False) -> None:
-    """Refuse what needs the target's layers or hidden states, which its host keeps, and what weighs the times of its
-    passes where nobody times them."""
+def check_for_host(plan: Plan, model: str, timed: bool = False, weights_here: bool = False) -> None:
+    """Refuse what needs the target's layers or hidden states, which its host keeps; what runs on its embeddings, where
+    its weights cannot be read here; and what weighs the times of its passes where nobody times them."""
     for level, tier in enumerate(plan.tiers, 1):
-        needs, instead = _needs(tier)
+        needs, instead = _needs(tier, weights_here)
         if needs:
             raise HierspecError(f"Tier {level} {needs}, which {model} keeps in its host; {instead}.")
     if (plan.adapt or plan.weighs) and not timed:
@@ -50,12 +50,14 @@ def is_draft_model(tier: TierPlan) -> bool:
     return tier.draft is not None and tier.draft not in (PACKED_FEATURE, PACKED_SMALL) and not is_eagle(tier.draft)
 
 
-def _needs(tier: TierPlan) -> tuple[str, str]:
+def _needs(tier: TierPlan, weights_here: bool) -> tuple[str, str]:
     """What a tier needs of the target, and what to use instead; nothing where it runs without."""
     if tier.exit_layer is not None or tier.exit_depth is not None:
         return "is an exit of the target and runs on its layers", _INSTEAD
     if tier.skip_layers:
         return "has skip_layers and runs on the target's layers", _INSTEAD
+    if tier.draft == PACKED_SMALL and not weights_here:
+        return 'has draft = "small", the small model of a pack, and runs on the target\'s embeddings', _INSTEAD
     if tier.draft != PACKED_SMALL and not is_draft_model(tier):
         return f'has draft = "{tier.draft}", a feature drafter, and reads the target\'s hidden states', _INSTEAD
     if tier.agrees is not None:

@@ -1,4 +1,4 @@
-"""A pack's small model as a checkpoint of its own: it has the target's embeddings and head, and needs none of its states."""
+"""A pack's small model as a checkpoint of its own: it has the target's embeddings and head, and none of its states."""
 
 from __future__ import annotations
 

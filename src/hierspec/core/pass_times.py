@@ -17,9 +17,7 @@ class PassClock(NamedTuple):
     prepared: bool  # whether something was made ready meanwhile that later passes find ready
 
 
-def tell_times(
-    group: Sequence[tuple[Request, Ask]], answers: Sequence[Answer], clock: PassClock, spent: float
-) -> None:
+def tell_times(group: Sequence[tuple[Request, Ask]], answers: Sequence[Answer], clock: PassClock, spent: float) -> None:
     """Tell the requests of a pass its time, which they share; `spent` are the seconds of all passes so far.
 
     What lies between passes is part of it: it is not the same where something was drafted, and where passes are fast it
