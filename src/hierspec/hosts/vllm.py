@@ -23,6 +23,7 @@ from hierspec.hosts.guest import Guest, GuestRequest
 from hierspec.hosts.opening import HostModel, open_guest
 from hierspec.hosts.rows import Rows
 from hierspec.hosts.vllm_options import check_version, read_options
+from hierspec.hosts.vllm_sampling import cure_sampling
 
 
 class Proposer:
@@ -33,6 +34,7 @@ class Proposer:
         guest = _open_guest(vllm_config) if _first_rank() else None
         # With pipeline parallelism as many batches as stages take turns.
         self._set(guest, vllm_config.model_config.max_model_len, vllm_config.parallel_config.pipeline_parallel_size)
+        self._on_cpu = vllm_config.device_config.device_type == "cpu"
         if guest is not None:
             atexit.register(self.close)
 
@@ -47,9 +49,15 @@ class Proposer:
         self._guest, self._max_model_len = guest, max_model_len
         self._rows: Rows[GuestRequest] = Rows(patience)
         self._batch: list[GuestRequest] = []  # for which the last call drafted
+        self._on_cpu = False
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """vLLM calls this with the target. Nothing of it is needed: draft models were loaded before."""
+        """vLLM calls this with the target. Nothing of it is needed: draft models were loaded before. On a CPU every
+        rank samples."""
+        if self._on_cpu:
+            from vllm.v1.sample import rejection_sampler
+
+            cure_sampling(rejection_sampler)
 
     def propose(
         self,
