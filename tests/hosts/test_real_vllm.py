@@ -113,8 +113,8 @@ def test_sampling_follows_its_settings(model, plain, tmp_path):
         {"temperature": 0.9, "top_k": 1},
         {"temperature": 0.01, "seed": 1},
         {"temperature": 0.9, "top_p": 0.001, "seed": 2},
-        {"temperature": 3.0, "seed": 3},
-        {"temperature": 3.0, "seed": 4},
+        {"temperature": 2.0, "seed": 3},
+        {"temperature": 2.0, "seed": 4},
     ]
     additional = {"hierspec": {"plan": str(plan)}}
     answers, log = offline(tmp_path, model, (), samplings, speculative_config=SPECULATIVE, additional_config=additional)

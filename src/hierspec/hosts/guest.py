@@ -77,6 +77,17 @@ class Guest:
             _LOG.debug("Nothing is drafted for a request: %s", error)
             return None
 
+    def sleeps(self, requests: int, tokens: int) -> bool:
+        """Whether the host, whose requests wrote so many tokens, need not tell which: `caught_up` tells it later. Draft
+        models go on token by token, so theirs are always told."""
+        return not self._tiers and self.pace.sleeps(requests, tokens)
+
+    def caught_up(self, request: GuestRequest, tokens: Sequence[int]) -> None:
+        """The host wrote these while nobody looked."""
+        request.drafted, request.proposals = (), ()
+        if tokens:
+            request.follow(tokens)
+
     def wrote(self, request: GuestRequest, tokens: Sequence[int]) -> bool:
         """The host has written these tokens in place of the last draft. False where the request has ended by that, or
         could not have written them."""

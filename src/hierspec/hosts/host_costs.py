@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from hierspec.assembly.host import HostTarget
 from hierspec.assembly.measured_costs import CostBook
 from hierspec.pacing.healing import HealingCosts
 from hierspec.scorers.base import StateScorer
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a step whose costs are told apart
-_ROW_SHARE = 1 / 16  # of a step of one row: what a further row is thought to cost before any was timed
+# What twice as many rows are thought to add before any were timed, as a share of a step of one row. Little: wide steps
+# that are tried show what they cost, and those that are thought too dear are never tried.
+_DOUBLED = 1 / 16
 _FIRST_STEPS = 3  # that are timed before anything is thought to be known; the fastest counts
 _UNKNOWN = 0.03  # seconds of a step before that: nothing is drafted by it
 
@@ -29,7 +33,7 @@ class HostCosts(HealingCosts):
         if self.timed:
             super().observe(rows, seconds, context, requests)
             return
-        self._first.append(seconds / (1 + (rows - 1) * _ROW_SHARE))
+        self._first.append(seconds / _times(rows))
         if self.timed:
             self._begin(max(min(self._first), 1e-6))
 
@@ -38,7 +42,12 @@ class HostCosts(HealingCosts):
         return self
 
     def _begin(self, alone: float) -> None:
-        super().__init__(_WIDTHS, [alone * (1 + (rows - 1) * _ROW_SHARE) for rows in _WIDTHS])
+        super().__init__(_WIDTHS, [alone * _times(rows) for rows in _WIDTHS])
+
+
+def _times(rows: int) -> float:
+    """How long so many rows are thought to take, where one takes 1."""
+    return 1 + _DOUBLED * math.log2(rows)
 
 
 class HostCostBook(CostBook):

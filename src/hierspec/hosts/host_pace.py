@@ -12,6 +12,7 @@ from hierspec.core.interfaces import Block, Round, Written
 from hierspec.core.proposal import NOTHING, Proposal
 from hierspec.hosts.chains import best_chain, compare
 from hierspec.hosts.host_costs import HostCosts
+from hierspec.hosts.rest import Rest
 from hierspec.pacing.acceptance import AcceptanceRates
 from hierspec.pacing.asking import StoreChoice, promise
 from hierspec.pacing.costs import Load
@@ -21,39 +22,12 @@ from hierspec.pacing.routing import Router
 
 _EAGER, _EVERY = 512, 8  # after so many rounds one in so many is learnt from,
 _MANY = 8  # where more requests than this run: learning takes a few microseconds a row
+_DOUBT = (
+    32  # steps without a draft after which rows are thought to cost half as much: what is never tried is never timed
+)
 _SAMPLE_EVERY = 16  # steps: one of so many may be timed without drafts
-_TRIAL = 8  # steps with drafts before a rest
-_RESTS = (16, 512)  # steps without, at first and at most: twice as long each time
 _DRAFTERS = "draft models"  # as one source beside the stores
-_BALANCE = 0.9  # what a step counts for after the next, in the balance of drafts
 _DECAY = 0.998  # what a step counts for after the next
-
-
-class Rest:
-    """Whether anything is looked up at all: what chains should bring, against what looking for them takes."""
-
-    def __init__(self) -> None:
-        self._load = 0  # class of how many requests there are
-        self._left, self._next = 0, _RESTS[0]  # steps without drafts: still to come, and of the next rest
-        self._steps, self._balance = 0, 0.0
-
-    def drafts(self, requests: int) -> bool:
-        """Whether the step that begins may draft. Another load is another matter."""
-        if requests.bit_length() != self._load:
-            self._load, self._left, self._next, self._steps, self._balance = requests.bit_length(), 0, _RESTS[0], 0, 0.0
-        self._left -= self._left > 0
-        return not self._left
-
-    def learn(self, gain: float, worth: float) -> None:
-        """A step's chains should bring `gain` tokens; `worth` could have been written while they were looked for."""
-        self._steps += 1
-        self._balance = _BALANCE * self._balance + gain - worth
-        if self._steps >= _TRIAL:
-            if self._balance < 0:
-                self._left, self._next = self._next, min(2 * self._next, _RESTS[1])
-                self._steps, self._balance = 0, 0.0
-            else:
-                self._next = _RESTS[0]
 
 
 class HostPace(FixedPace):
@@ -76,10 +50,26 @@ class HostPace(FixedPace):
         )
         self._learnt = 0  # rounds
         self._steps = 0  # steps
+        self._undrafted = 0  # steps in a row in which nothing was worth drafting
         self._clock, self._rest, self._gain = clock, Rest(), 0.0
         self._drafting, self._prices = True, list[float]()
         self._load, self._rows = Load(), 0
         self._began = self._ended = 0.0  # the last call
+
+    def sleeps(self, requests: int, tokens: int) -> bool:
+        """The host calls: whether this step is one of several to come in which nothing is looked up, so that it does
+        not matter who writes what. So many tokens were written."""
+        if not (self.adapts and self._rest.sleeps(requests)):
+            return False
+        self._see(self._clock(), tokens)
+        self._rows, self._drafting = 0, False  # what the next call sees is not the step of known rows
+        return True
+
+    def _see(self, now: float, tokens: int) -> None:
+        """The step since the last call has ended."""
+        if self._began:
+            self._rest.saw(self._drafting, tokens, now - self._began)
+        self._began = now
 
     def step_begins(self, requests: int, same: bool, tokens: int) -> None:
         """The host calls: so many of its requests have written so many tokens. `same`: they are those of the call
@@ -87,6 +77,8 @@ class HostPace(FixedPace):
         now = self._clock()
         if self.adapts and same and self._rows:
             self._learn_time(now - self._ended, now - self._began, tokens / requests)
+        if self.adapts:
+            self._see(now, tokens)
         self._began, self._load = now, Load(requests)
         self._drafting, self._prices, self._gain = True, [], 0.0
         if self.adapts:
@@ -97,9 +89,9 @@ class HostPace(FixedPace):
     def step_ends(self, rows: int) -> None:
         """All drafts of this call are made: the host's next step is this wide."""
         self._rows, self._ended = rows, self._clock()
+        self._undrafted = self._undrafted + 1 if self._drafting and rows == self._load.requests else 0
         if self.adapts and self._drafting:
-            all_write = self._load.requests * self._tokens / self._plain / self.costs.seconds(self._load.requests)
-            self._rest.learn(self._gain, all_write * (self._ended - self._began))
+            self._rest.learn(self._gain, self._speed() * (self._ended - self._began))
 
     def drafts(self, round: Round) -> bool:
         return self._drafting
@@ -185,12 +177,14 @@ class HostPace(FixedPace):
     def _worth_of_time(self) -> list[float]:
         """What each further token of a row's draft costs, in tokens that could be written in its time."""
         share, speed = self.costs.under(self._load), self._speed()
+        speed *= 0.5 ** (self._undrafted // _DOUBT)
         seconds = [share.seconds(1 + nodes) for nodes in range(self.most + 1)]
         return [speed * (after - before) for before, after in pairwise(seconds)]
 
     def _speed(self) -> float:
-        """Tokens a second that a request writes: what a second is worth."""
-        return self._tokens / self._plain / self.costs.under(self._load).seconds(1)
+        """Tokens a second that all requests write, which is what a second is worth. Without drafts each writes one a
+        step, so where drafting is slower than that its own speed is no measure."""
+        return self._load.requests * max(self._tokens / self._plain, 1.0) / self.costs.seconds(self._load.requests)
 
 
 def _compared(round: Round) -> Sequence[Proposal]:

@@ -50,6 +50,7 @@ class Proposer:
         self._rows: Rows[GuestRequest] = Rows(patience)
         self._batch: list[GuestRequest] = []  # for which the last call drafted
         self._on_cpu = False
+        self._slept = False  # calls went by in which no row was looked at
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """vLLM calls this with the target. Nothing of it is needed: draft models were loaded before. On a CPU every
@@ -73,18 +74,26 @@ class Proposer:
         guest = self._guest
         if guest is None:
             return drafts
+        written = sum(map(len, sampled_token_ids))
+        if guest.sleeps(max(len(drafts), 1), written):
+            self._slept = True
+            return drafts
         lengths = num_tokens_no_spec[: len(drafts)].tolist()
         texts = [
             token_ids_cpu[row, : length - len(sampled)] if sampled else None
             for row, (sampled, length) in enumerate(zip(sampled_token_ids, lengths, strict=True))
         ]
+        if self._slept:
+            for request, tokens in self._rows.catch_up(texts):
+                guest.caught_up(request, tokens)
+            self._slept = False
         known, ended = self._rows.recognise(texts)
         for request in ended:
             guest.end(request)
         requests = self._follow(guest, known, sampled_token_ids, lengths, token_ids_cpu)
         batch = list(requests.values())
         same = len(batch) == len(drafts) == len(self._batch) and set(batch) == set(self._batch)
-        guest.pace.step_begins(max(len(drafts), 1), same, sum(map(len, sampled_token_ids)))
+        guest.pace.step_begins(max(len(drafts), 1), same, written)
         guest.draft(batch)
         rows = len(drafts)
         for row, request in requests.items():
