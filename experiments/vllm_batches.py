@@ -19,26 +19,22 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from vllm_propose_times import made_proposer
 
-from hierspec.assembly.assembler import Assembler
-from hierspec.assembly.drafts import LoadOptions
 from hierspec.core.plan import Plan
-from hierspec.hosts.guest import Guest
-from hierspec.hosts.host_pace import HostPace
-from hierspec.hosts.vllm import Proposer
 from hierspec.machine import machine
-from hierspec.stores.registry import Home
 
 PLANS = {
     "adapting": Plan(stores=("context",), budget=24, merge=True, adapt=True),
     "fixed": Plan(stores=("context",), budget=24, merge=True),
 }
-_CONTEXT = 4096
+_CONTEXT, _VOCABULARY = 4096, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -108,15 +104,19 @@ class Batch:
         self.lengths[row] = self.prompts[self.number[row]]
 
 
+def _time(passed: SimpleNamespace) -> float:
+    """CPU time of this process, as others may run meanwhile, and the target's steps."""
+    return float(passed.seconds) + time.process_time()
+
+
 def simulate(texts: Sequence[dict[str, Any]], plan: Plan | None, arguments: argparse.Namespace, rows: int) -> Any:
     """Tokens a second, and drafted and accepted tokens a row and step."""
     card, target = CARDS[arguments.card], TARGETS[arguments.target]
     batch, passed = Batch(texts, rows), SimpleNamespace(seconds=0.0)
     proposer = None
     if plan is not None:
-        vocabulary: Any = SimpleNamespace(model="trace", size=1 << 20, home=lambda *_: Home(Path("none"), ""))
-        pace = HostPace(arguments.tokens, plan.adapt, lambda: passed.seconds + time.process_time())
-        proposer = Proposer.over(Guest(Assembler(vocabulary, LoadOptions()), plan, pace, _CONTEXT), _CONTEXT)
+        clock = partial(_time, passed)
+        proposer = made_proposer(plan, arguments.tokens, _VOCABULARY, _CONTEXT, clock)
     tokens = drafted = accepted = 0
     spent = 0.0
     for _ in range(arguments.steps):

@@ -1,9 +1,9 @@
 """Drafts of vLLM's own methods and of ours over the same texts, without vLLM's steps: accepted tokens a step, by task.
 
-Texts are greedy answers of the default model, made once (`--texts` keeps them). Each method is called as vLLM calls it,
-one request after another, and sees what the text says in the place of a target. Steps take made-up times (`--step`,
-`--row`, in milliseconds), by which ours decides how much to draft. Run it in vLLM's environment; `suffix` needs
-arctic-inference.
+docs/results/vllm-drafts.json was made by it, in one thread. Texts are greedy answers of the default model, made once
+(`--texts` keeps them). Each method is called as vLLM calls it, one request after another; the text stands for the
+target. Steps take made-up times (`--step`, `--row`, in milliseconds), by which ours decides how much to draft. Run it
+in vLLM's environment; `suffix` needs arctic-inference.
 
 example:
   .venv-vllm/bin/python experiments/vllm_drafts.py --prompts spec_bench_dev.jsonl --limit 48 --texts texts.jsonl
@@ -139,14 +139,17 @@ def _rates(counts: dict[str, float]) -> dict[str, float]:
 
 
 def write_texts(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Greedy answers of the default model in the file's own bits."""
+    """Greedy answers of the default model in the file's own bits, to prompts of each task in turn."""
     import hierspec
-    from hierspec.prompts import own_prompts, read_prompts, spread
+    from hierspec.prompts import own_prompts, read_prompts
 
-    prompts = own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts)
-    texts = []
+    families: dict[str, list[Any]] = {}
+    for prompt in own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts):
+        families.setdefault(prompt.task, []).append(prompt)
+    in_turn = [prompt for each in zip(*families.values(), strict=False) for prompt in each]
+    first, texts = arguments.skip * len(families), []
     with hierspec.load(weights="file") as model:
-        for prompt in spread(prompts, arguments.limit):
+        for prompt in in_turn[first : first + arguments.limit]:
             ids = model.encode([{"role": "user", "content": prompt.turns[0]}])
             answer = model.generate(ids, plan="plain", max_tokens=arguments.max_tokens)
             texts.append({"task": prompt.task, "prompt": ids, "tokens": [int(token) for token in answer.tokens]})
@@ -157,6 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, help="JSON lines with task and turns (default: hierspec's own)")
     parser.add_argument("--limit", type=int, default=36, help="prompts (default 36)")
+    parser.add_argument("--skip", type=int, default=0, help="prompts of each task that are left out before (default 0)")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--texts", type=Path, help="JSON lines with task, prompt and tokens: read, or written first")
     parser.add_argument("--methods", default="ngram,suffix,hd+", help="ngram, suffix, and plans of ours")

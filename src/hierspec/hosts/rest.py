@@ -1,5 +1,5 @@
-"""Whether anything is looked up for a host at all: by what its requests write in the same time with drafts and without,
-and by what drafts should bring against what looking for them takes."""
+"""Whether anything is looked up for a host at all: by what drafts should bring against what looking for them takes, and,
+where there are many requests, by what they write in the same time with drafts and without."""
 
 from __future__ import annotations
 
@@ -60,6 +60,9 @@ class Rest:
             self._next = _FIRST
 
     def _slower(self, share: float = 1.0) -> bool:
-        """Whether less was written in a second with drafts than this share of what was written without."""
+        """Whether less was written in a second with drafts than this share of what was written without. Few requests
+        are told by the times of their steps alone: what they write differs more from one text to the next."""
+        if not self._many:
+            return False
         (tokens, seconds), (plain_tokens, plain_seconds) = self._seen[True], self._seen[False]
         return tokens * plain_seconds < share * plain_tokens * seconds
