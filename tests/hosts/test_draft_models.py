@@ -112,7 +112,7 @@ def test_nothing_is_drafted_where_each_row_costs_a_step(target, pack, tmp_path):
     guest = opened(target, SMALL.format("true"), tmp_path, clock=clock, pack=str(pack))
     text = written_by(target, TierPlan(draft="small"), pack, 400)
     drafted, _ = steps_of(guest, clock, Text(text, 19), 2.0)
-    assert drafted < 120  # all would be accepted; it takes some wide steps to learn what they cost
+    assert drafted < 200  # all would be accepted; it takes some wide steps to learn what they cost
 
 
 def test_a_model_without_a_small_one_is_refused_in_one_sentence(target, tmp_path):

@@ -1,5 +1,5 @@
-"""Whether anything is looked up for a host at all: by what drafts should bring against what looking for them takes, and,
-where there are many requests, by what they write in the same time with drafts and without."""
+"""Whether anything is looked up for a host at all: by what drafts should bring against what looking for them takes;
+where there are many requests, also by what they write in the same time with drafts and without."""
 
 from __future__ import annotations
 
