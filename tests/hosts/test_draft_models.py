@@ -17,6 +17,7 @@ from hierspec.core.plan import TierPlan
 from hierspec.core.proposal import NOTHING, Proposal
 from hierspec.hosts.chains import compare
 from hierspec.hosts.cores import on_all_cores
+from hierspec.hosts.guest import Guest
 from hierspec.hosts.host_costs import HostCosts
 from hierspec.hosts.opening import HostModel, open_guest
 from hierspec.hosts.vllm import Proposer
@@ -113,6 +114,25 @@ def test_nothing_is_drafted_where_each_row_costs_a_step(target, pack, tmp_path):
     text = written_by(target, TierPlan(draft="small"), pack, 400)
     drafted, _ = steps_of(guest, clock, Text(text, 19), 2.0)
     assert drafted < 200  # all would be accepted; it takes some wide steps to learn what they cost
+
+
+def test_beside_stores_it_drafts_where_it_adds_to_them(target, pack, tmp_path, monkeypatch):
+    """Where stores are always right it adds nothing; in a text that it writes itself and that never repeats it does."""
+    plan = 'stores = ["context"]\nmerge = true\n' + SMALL.format("true")
+    own = written_by(target, TierPlan(draft="small"), pack, 300)
+    repeated = [*own[:19], *([7, 3, 9, 4, 8, 2, 6, 5] * 40)]
+    calls = []
+    score = Guest._score
+    monkeypatch.setattr(Guest, "_score", lambda self, group: calls.append(1) or score(self, group))
+    counts = []
+    for text in (repeated, own):
+        clock = Clock()
+        guest = opened(target, plan, tmp_path, clock=clock, pack=str(pack))
+        calls.clear()
+        _, accepted = steps_of(guest, clock, Text(text, 19), 0.05)
+        assert accepted > 150
+        counts.append(len(calls))
+    assert counts[0] < counts[1]
 
 
 def test_a_model_without_a_small_one_is_refused_in_one_sentence(target, tmp_path):
