@@ -87,7 +87,7 @@ def ours(plan: str, most: int, clock: Clock) -> Propose:
     folder = model_folder(vllm_model(None))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     options = GuestOptions(plan=plan, stores=tempfile.mkdtemp())
-    model = HostModel(folder.name, folder, folder, config["num_hidden_layers"], config["vocab_size"], _CONTEXT)
+    model = HostModel(folder.name, folder, str(folder), config["num_hidden_layers"], config["vocab_size"], _CONTEXT)
     proposer = Proposer.over(open_guest(model, options, most, clock), _CONTEXT)
 
     def propose(name: str, text: np.ndarray, sampled: Sequence[int]) -> list[int]:

@@ -43,7 +43,7 @@ def opened(target, plan, tmp_path, most=4, clock=None, **options):
     file = tmp_path / "plan.toml"
     file.write_text(plan)
     config = read_config(target)
-    model = HostModel("tiny", target, target, config.layers, config.vocabulary, CONTEXT)
+    model = HostModel("tiny", target, str(target), config.layers, config.vocabulary, CONTEXT)
     clocks = {} if clock is None else {"clock": clock}
     return open_guest(model, GuestOptions(str(file), stores=str(tmp_path), **options), most, **clocks)
 

@@ -27,7 +27,7 @@ class HostModel:
 
     name: str
     folder: Path  # of its tokenizer
-    weights: Path
+    weights: str  # a folder, a file or a hub name, as the host was given it
     layers: int
     vocabulary: int
     context: int  # tokens of a text at most
@@ -43,7 +43,7 @@ def open_guest(model: HostModel, options: GuestOptions, most: int, clock: Callab
     costs = HostCostBook(pace.costs, model.name, load.dtype, load.weights)
     target = _readable(model, options.pack)
     prior = None if target is None or target.pack is None else target.pack.learnt()
-    learnt = Learnt((model.name, str(model.weights), "host"), prior)
+    learnt = Learnt((model.name, model.weights, "host"), prior)
     assembler = Assembler(vocabulary, load, None, options.stores, costs, learnt, hosted=target)
     with on_all_cores():
         return Guest(assembler, plan, pace, model.context, options.namespace)

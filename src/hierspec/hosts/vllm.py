@@ -142,7 +142,7 @@ def _open_guest(config: Any) -> Guest:
     served = HostModel(
         Path(model.model).name if Path(model.model).is_dir() else model.model,
         model_folder(model.tokenizer or model.model),
-        model_folder(model.model),
+        str(model.model),
         model.hf_text_config.num_hidden_layers,
         model.get_vocab_size(),
         model.max_model_len,
