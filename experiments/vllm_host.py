@@ -65,24 +65,19 @@ def answer_all(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
         output = llm.chat([{"role": "user", "content": prompt}], sampling, use_tqdm=False)[0].outputs[0]
         seconds = time.perf_counter() - began
         after = _counters(llm)
-        accepted, drafted = (after[key] - before[key] for key in ("accepted", "drafted"))
-        answers.append(
-            {
-                "task": task,
-                "tokens": list(output.token_ids),
-                "seconds": round(seconds, 4),
-                "accepted": accepted,
-                "drafted": drafted,
-            }
-        )
+        counted = {key: after[key] - before[key] for key in before}
+        answers.append({"task": task, "tokens": list(output.token_ids), "seconds": round(seconds, 4), **counted})
     return {"engine": engine, "answers": answers}
 
 
 def _counters(llm: Any) -> dict[str, int]:
-    values = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    """vLLM's own. Accepted tokens beyond the end of an answer are counted too, so tokens do not tell how many steps there
+    were: those after the prompt are told by the times between them."""
+    values = {metric.name: getattr(metric, "value", getattr(metric, "count", 0)) for metric in llm.get_metrics()}
     return {
         "accepted": int(values.get("vllm:spec_decode_num_accepted_tokens", 0)),
         "drafted": int(values.get("vllm:spec_decode_num_draft_tokens", 0)),
+        "steps": int(values["vllm:inter_token_latency_seconds"]),
     }
 
 
@@ -97,13 +92,13 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Tokens a second, and accepted tokens a step: a step writes one token besides those that it accepts."""
+    """Tokens a second, and accepted and drafted tokens a step after the prompt."""
     tokens = sum(len(answer["tokens"]) for answer in answers)
-    accepted, drafted = (sum(answer[key] for answer in answers) for key in ("accepted", "drafted"))
+    accepted, drafted, steps = (sum(answer[key] for answer in answers) for key in ("accepted", "drafted", "steps"))
     return {
         "tokens_per_second": round(tokens / sum(answer["seconds"] for answer in answers), 2),
-        "accepted_a_step": round(accepted / max(tokens - accepted, 1), 3),
-        "drafted_a_step": round(drafted / max(tokens - accepted, 1), 3),
+        "accepted_a_step": round(accepted / max(steps, 1), 3),
+        "drafted_a_step": round(drafted / max(steps, 1), 3),
     }
 
 
