@@ -71,8 +71,8 @@ def answer_all(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _counters(llm: Any) -> dict[str, int]:
-    """vLLM's own. Accepted tokens beyond the end of an answer are counted too, so tokens do not tell how many steps there
-    were: those after the prompt are told by the times between them."""
+    """vLLM's own. Accepted tokens beyond the end of an answer are counted too, so tokens do not tell how many steps
+    there were: those after the prompt are told by the times between them."""
     values = {metric.name: getattr(metric, "value", getattr(metric, "count", 0)) for metric in llm.get_metrics()}
     return {
         "accepted": int(values.get("vllm:spec_decode_num_accepted_tokens", 0)),

@@ -25,7 +25,7 @@ _MANY = 8  # where more requests than this run: learning takes a few microsecond
 _DOUBT = (
     32  # steps without a draft after which rows are thought to cost half as much: what is never tried is never timed
 )
-_SAMPLE_EVERY = 32  # steps: one of so many may be timed without drafts
+_SAMPLE_EVERY = 16  # steps: one of so many may be timed without drafts
 _DRAFTERS = "draft models"  # as one source beside the stores
 _DECAY = 0.998  # what a step counts for after the next
 
