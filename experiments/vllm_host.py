@@ -25,12 +25,17 @@ from typing import Any
 
 # vLLM's workers import this file. Their search for kernels in what is loaded stumbles over numba, so nothing of
 # hierspec is imported up here: in a worker the proposer imports it, after that.
+_PROPOSER = {"method": "custom_class", "model": "hierspec.hosts.vllm.Proposer"}
 ENGINES: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5},
     "suffix": {"method": "suffix"},
-    "hierspec": {"method": "custom_class", "model": "hierspec.hosts.vllm.Proposer"},
+    "hierspec": _PROPOSER,
+    "hierspec-draft": _PROPOSER,
 }
+
+
+_DRAFT_PLAN = Path(__file__).parents[1] / "examples" / "vllm_draft.toml"
 
 
 def answer_all(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -39,6 +44,7 @@ def answer_all(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
     settings = ENGINES[engine]
+    plan = str(arguments.draft_plan) if engine == "hierspec-draft" else arguments.plan
     speculative = None if settings is None else {**settings, "num_speculative_tokens": arguments.tokens}
     llm = LLM(
         asked["model"],
@@ -49,7 +55,7 @@ def answer_all(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
         disable_log_stats=False,
         enable_prefix_caching=False,
         speculative_config=speculative,
-        additional_config={"hierspec": {"plan": arguments.plan}} if engine == "hierspec" else {},
+        additional_config={"hierspec": {"plan": plan}} if settings == _PROPOSER else {},
     )
     sampling = SamplingParams(temperature=0, max_tokens=arguments.max_tokens)
     llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
@@ -59,24 +65,19 @@ def answer_all(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
         output = llm.chat([{"role": "user", "content": prompt}], sampling, use_tqdm=False)[0].outputs[0]
         seconds = time.perf_counter() - began
         after = _counters(llm)
-        accepted, drafted = (after[key] - before[key] for key in ("accepted", "drafted"))
-        answers.append(
-            {
-                "task": task,
-                "tokens": list(output.token_ids),
-                "seconds": round(seconds, 4),
-                "accepted": accepted,
-                "drafted": drafted,
-            }
-        )
+        counted = {key: after[key] - before[key] for key in before}
+        answers.append({"task": task, "tokens": list(output.token_ids), "seconds": round(seconds, 4), **counted})
     return {"engine": engine, "answers": answers}
 
 
 def _counters(llm: Any) -> dict[str, int]:
-    values = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+    """vLLM's own. Accepted tokens beyond the end of an answer are counted too, so tokens do not tell how many steps
+    there were: those after the prompt are told by the times between them."""
+    values = {metric.name: getattr(metric, "value", getattr(metric, "count", 0)) for metric in llm.get_metrics()}
     return {
         "accepted": int(values.get("vllm:spec_decode_num_accepted_tokens", 0)),
         "drafted": int(values.get("vllm:spec_decode_num_draft_tokens", 0)),
+        "steps": int(values["vllm:inter_token_latency_seconds"]),
     }
 
 
@@ -91,13 +92,13 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Tokens a second, and accepted tokens a step: a step writes one token besides those that it accepts."""
+    """Tokens a second, and accepted and drafted tokens a step after the prompt."""
     tokens = sum(len(answer["tokens"]) for answer in answers)
-    accepted, drafted = (sum(answer[key] for answer in answers) for key in ("accepted", "drafted"))
+    accepted, drafted, steps = (sum(answer[key] for answer in answers) for key in ("accepted", "drafted", "steps"))
     return {
         "tokens_per_second": round(tokens / sum(answer["seconds"] for answer in answers), 2),
-        "accepted_a_step": round(accepted / max(tokens - accepted, 1), 3),
-        "drafted_a_step": round(drafted / max(tokens - accepted, 1), 3),
+        "accepted_a_step": round(accepted / max(steps, 1), 3),
+        "drafted_a_step": round(drafted / max(steps, 1), 3),
     }
 
 
@@ -117,7 +118,8 @@ def run_apart(engine: str, asked: dict[str, Any], argv: Sequence[str]) -> dict[s
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         Path(file.name).write_text(json.dumps(asked), encoding="utf-8")
         command = [sys.executable, __file__, *argv, "--one", engine, "--output", file.name]
-        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ}
+        # What earlier runs have learnt would make a second run differ from the first.
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HIERSPEC_LEARNT": "off", **os.environ}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
@@ -133,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--tokens", type=int, default=8, help="num_speculative_tokens (default 8)")
     parser.add_argument("--plan", default="hd+", help="hierspec's (default hd+)")
+    parser.add_argument("--draft-plan", type=Path, default=_DRAFT_PLAN, help="hierspec-draft's, a TOML file")
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--model", help="default: the default model")
     parser.add_argument("--one", choices=ENGINES, help=argparse.SUPPRESS)
@@ -160,6 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "num_speculative_tokens": arguments.tokens,
         "max_tokens": arguments.max_tokens,
         "prompts": arguments.limit,
+        "threads": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto"),
         "engines": {
             name: {"failed": result["failed"]} if "failed" in result else by_task(result, plain)
             for name, result in results.items()

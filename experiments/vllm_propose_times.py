@@ -1,10 +1,13 @@
 """What a call of the vLLM proposer costs a row, against a recorded trace: no model runs.
 
 docs/results/vllm-propose.json was made by it. Texts are replayed as vLLM would write them, in a batch whose rows all
-sample in every step; the time is that of `propose` alone.
+sample in every step; the time is that of `propose` alone. By default the texts are prompts that come again and again,
+so that nearly all drafts are accepted; with `--texts` they are recorded answers (as `vllm_drafts.py` writes them),
+which docs/results/vllm-propose-answers.json was made with.
 
-example:
+examples:
   python experiments/vllm_propose_times.py --output docs/results/vllm-propose.json
+  python experiments/vllm_propose_times.py --texts texts.jsonl --output docs/results/vllm-propose-answers.json
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +33,7 @@ from hierspec.hosts.host_pace import HostPace
 from hierspec.hosts.vllm import Proposer
 from hierspec.machine import machine
 from hierspec.prompts import own_prompts, read_prompts
+from hierspec.stores.registry import Home
 
 
 class Replay:
@@ -65,35 +69,44 @@ class Replay:
 def trace(path: Path | None, rows: int, length: int) -> tuple[list[np.ndarray], int]:
     """Texts of so many tokens: the prompts of a file, each text beginning elsewhere and going on with the next ones."""
     tokenizer, size, _ = open_home()
-    prompts = [
-        tokenizer.encode("\n".join(prompt.turns)) for prompt in (own_prompts() if path is None else read_prompts(path))
-    ]
+    prompts = own_prompts() if path is None else read_prompts(path)
+    return _joined([tokenizer.encode("\n".join(prompt.turns)) for prompt in prompts], rows, length, 7), size
+
+
+def recorded(path: Path, rows: int, length: int) -> tuple[list[np.ndarray], int]:
+    """The same of recorded prompts with their answers, each after the one before: few come twice in a text."""
+    pieces = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        item = json.loads(line)
+        pieces.append(item["prompt"] + item["tokens"])
+    return _joined(pieces, rows, length, 1), open_home()[1]
+
+
+def _joined(pieces: Sequence[list[int]], rows: int, length: int, step: int) -> list[np.ndarray]:
     texts = []
     for row in range(rows):
         tokens: list[int] = []
         at = row
         while len(tokens) < length:
-            tokens += prompts[at % len(prompts)]
-            at += 7
+            tokens += pieces[at % len(pieces)]
+            at += step
         texts.append(np.array(tokens[:length], np.int32))
-    return texts, size
+    return texts
 
 
-def made_proposer(plan: Plan, most: int, size: int, context: int) -> Proposer:
-    """As in vLLM, without its configuration."""
-    vocabulary: Any = SimpleNamespace(model="trace", size=size, home=_no_home)
-    return Proposer.over(
-        Guest(Assembler(vocabulary, LoadOptions()), plan, HostPace(most, plan.adapt), context), context
-    )
-
-
-def _no_home(folder: object) -> SimpleNamespace:
-    return SimpleNamespace(history=SimpleNamespace(exists=lambda: False), vocabulary_hash="")
+def made_proposer(
+    plan: Plan, most: int, size: int, context: int, clock: Callable[[], float] = time.perf_counter
+) -> Proposer:
+    """As in vLLM, without its configuration and without databases on disk."""
+    vocabulary: Any = SimpleNamespace(model="trace", size=size, home=lambda *_: Home(Path("none"), ""))
+    pace = HostPace(most, plan.adapt, clock)
+    return Proposer.over(Guest(Assembler(vocabulary, LoadOptions()), plan, pace, context), context)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, help="JSON lines with turns (default: hierspec's own)")
+    parser.add_argument("--texts", type=Path, help="recorded answers instead: JSON lines with prompt and tokens")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=60)
@@ -101,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args(argv)
     length = arguments.context + arguments.steps * (arguments.most + 1) + 1
-    texts, size = trace(arguments.prompts, arguments.rows, length)
+    made_of = recorded if arguments.texts is not None else trace
+    texts, size = made_of(arguments.texts or arguments.prompts, arguments.rows, length)
     plan = Plan(stores=("context", "history"), budget=24, merge=True)
     proposer = made_proposer(plan, arguments.most, size, length + arguments.most)
     seconds, accepted = Replay(texts, arguments.context, arguments.steps).run(proposer)

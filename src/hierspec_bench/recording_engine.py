@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.core.engine import Engine, PassClock
+from hierspec.core.engine import Engine
 from hierspec.core.errors import HierspecError
 from hierspec.core.interfaces import Answer, Ask
+from hierspec.core.pass_times import PassClock
 from hierspec.core.request import Request
 
 

@@ -1,5 +1,6 @@
 """`hierspec serve` as a process: it says where it listens, answers, and stops when it is told to."""
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from hierspec.cli.main import main, make_parser
 from hierspec.cli.serve import _keys
+from hierspec.hosts import vllm_options
 from hierspec.serve import listening
 
 
@@ -96,3 +98,39 @@ def test_keys_come_from_options_the_environment_and_a_file(tmp_path, monkeypatch
         ("ann", "sk-a=="),
         ("key4", "sk-nameless"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "arguments", "told"),
+    [
+        (None, [], "vLLM is not installed here; install it with: pip install vllm"),
+        ("0.21.0", [], "runs inside vLLM 0.22 to 0.32, not 0.21.0"),
+        ("0.32.0", ["--plan", "hispec"], "Tier 1 is an exit of the target"),
+        ("0.32.0", ["--plan", "hsd-residual"], "a host compares tokens"),
+        ("0.32.0", ["--draft", "small"], "write a plan file"),
+        ("0.32.0", ["--speculative-tokens", "0"], "must be at least 1"),
+        ("0.32.0", ["--api-key", "sk-1", "--api-key", "sk-2"], "takes one API key"),
+    ],
+)
+def test_what_vllm_cannot_do_is_a_sentence_before_it_is_started(version, arguments, told, tiny, capsys, monkeypatch):
+    monkeypatch.setattr(vllm_options, "vllm_version", lambda: version)
+    monkeypatch.setattr(os, "execvpe", lambda *_: pytest.fail("vLLM was started"))
+    assert told in refused([tiny, "--engine", "vllm", *arguments], capsys)
+
+
+def test_vllm_is_started_with_the_plan_and_the_key_where_nobody_reads_it(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(vllm_options, "vllm_version", lambda: "0.32.0")
+    started = []
+    monkeypatch.setattr(os, "execvpe", lambda *arguments: started.append(arguments))
+    plan = tmp_path / "mine.toml"
+    plan.write_text('stores = ["context"]\n[[tier]]\ndraft = "small"\n')
+    options = ["--plan", str(plan), "--api-key", "sk-1", "--served-name", "mine", "--vllm-option=--max-num-seqs=4"]
+    assert main(["serve", tiny, "--engine", "vllm", *options]) == 0
+    [(_, command, environment)] = started
+    assert tiny in command
+    assert command[-3:] == ["--served-model-name", "mine", "--max-num-seqs=4"]
+    asked = {name: json.loads(command[command.index(f"--{name}-config") + 1]) for name in ("speculative", "additional")}
+    assert asked["speculative"]["model"] == "hierspec.hosts.vllm.Proposer"
+    assert asked["additional"] == {"hierspec": {"plan": str(plan)}}
+    assert environment["VLLM_API_KEY"] == "sk-1"
+    assert "sk-1" not in " ".join(command)

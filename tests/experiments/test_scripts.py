@@ -41,7 +41,7 @@ def test_the_experiments_are_all_there():
             "train_ladder",
             "two_commits",
         ),
-        *("vllm_host", "vllm_propose_times"),
+        *("vllm_batches", "vllm_drafts", "vllm_host", "vllm_propose_times"),
     ]
 
 

@@ -153,8 +153,10 @@ def configuration(target, **additional):
 def test_vllm_makes_one_and_only_the_first_rank_drafts(target, rank, monkeypatch, tmp_path):
     distributed = ModuleType("vllm.distributed")
     distributed.get_tp_group = lambda: SimpleNamespace(rank_in_group=rank)
-    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.distributed", distributed)
+    sample = ModuleType("vllm.v1.sample")
+    sample.rejection_sampler = ModuleType("vllm.v1.sample.rejection_sampler")
+    for module in (ModuleType("vllm"), ModuleType("vllm.v1"), sample, distributed):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(vllm_options, "vllm_version", lambda: "0.32.0")
     plan = tmp_path / "plan.toml"
     plan.write_text('stores = ["context", "history"]\nmerge = true\n')

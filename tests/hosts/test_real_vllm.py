@@ -35,9 +35,9 @@ if __name__ == "__main__":
               disable_log_stats=False, **asked["options"])
     chats = [[{"role": "user", "content": question}] for question in asked["questions"]]
     texts = []
-    for _ in range(2):  # the second time as one batch, with what was learnt
+    for sampling in asked["samplings"]:
         texts.append([list(answer.outputs[0].token_ids)
-                      for answer in llm.chat(chats, SamplingParams(temperature=0, max_tokens=48), use_tqdm=False)])
+                      for answer in llm.chat(chats, SamplingParams(max_tokens=48, **sampling), use_tqdm=False)])
     metrics = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
     print("ANSWERS", json.dumps([texts, {k: v for k, v in metrics.items() if "spec_decode" in k}]))
 """
@@ -48,10 +48,14 @@ def model() -> str:
     return vllm_model(None)
 
 
-def offline(tmp_path, model, environment=(), **options):
+GREEDY = {"temperature": 0}
+
+
+def offline(tmp_path, model, environment=(), samplings=(GREEDY, GREEDY), **options):
+    """All questions as one batch, once for each sampling: the second time with what was learnt."""
     script = tmp_path / "offline.py"
     script.write_text(_OFFLINE)
-    asked = json.dumps({"model": model, "options": options, "questions": QUESTIONS})
+    asked = json.dumps({"model": model, "options": options, "questions": QUESTIONS, "samplings": samplings})
     done = subprocess.run(
         [sys.executable, script, asked],
         capture_output=True,
@@ -87,6 +91,38 @@ def test_the_plan_that_adapts_writes_the_same(model, plain, tmp_path):
     answers, log = offline(tmp_path, model, {"HIERSPEC_PLAN": "hd+"}, speculative_config=SPECULATIVE)
     assert answers, log[-3000:]
     assert answers[0] == plain
+
+
+def test_a_draft_model_beside_the_stores_writes_the_same_and_is_accepted(model, plain, tmp_path):
+    plan = {
+        "hierspec": {"plan": str(Path(__file__).parents[2] / "examples" / "vllm_draft.toml"), "stores": str(tmp_path)}
+    }
+    answers, log = offline(tmp_path, model, speculative_config=SPECULATIVE, additional_config=plan)
+    assert answers, log[-3000:]
+    texts, metrics = answers
+    assert texts == plain
+    assert metrics["vllm:spec_decode_num_accepted_tokens"] > 20
+
+
+def test_sampling_follows_its_settings(model, plain, tmp_path):
+    """Where one token is left to choose from, or temperatures are next to nothing, the text is the greedy one; vLLM by
+    itself fails or samples at the temperature that its memory happens to hold."""
+    plan = tmp_path / "plan.toml"
+    plan.write_text('stores = ["context", "history"]\nmerge = true\n')
+    samplings = [
+        {"temperature": 0.9, "top_k": 1},
+        {"temperature": 0.01, "seed": 1},
+        {"temperature": 0.9, "top_p": 0.001, "seed": 2},
+        {"temperature": 2.0, "seed": 3},
+        {"temperature": 2.0, "seed": 4},
+    ]
+    additional = {"hierspec": {"plan": str(plan)}}
+    answers, log = offline(tmp_path, model, (), samplings, speculative_config=SPECULATIVE, additional_config=additional)
+    assert answers, log[-3000:]
+    (one_left, cold, few_left, hot, hot_again), metrics = answers
+    assert one_left == cold == few_left == plain[0]
+    assert all(text not in (greedy, other) for text, other, greedy in zip(hot, hot_again, plain[0], strict=True))
+    assert metrics["vllm:spec_decode_num_accepted_tokens"] > 60
 
 
 def test_what_cannot_run_there_is_refused_at_start_up(model, tmp_path):

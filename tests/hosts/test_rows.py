@@ -53,3 +53,11 @@ def test_batches_that_take_turns_are_waited_for():
     assert rows.recognise([None]) == ([None], [other])
     assert rows.recognise([None]) == ([None], [one])
     assert len(rows) == 0
+
+
+def test_after_a_while_texts_that_went_on_are_found_wherever_they_are():
+    first, second, third = known(1, 2, 3), known(5, 2, 3, 4), known(7, 8)
+    rows = rows_of(first, second, third)
+    # The second and the first have changed places; the third has ended, and another one is new.
+    now = texts(known(5, 2, 3, 4, 5, 6), known(1, 2, 3, 9), known(7, 9, 9), None)
+    assert {id(request): tokens for request, tokens in rows.catch_up(now)} == {id(second): [5, 6], id(first): [9]}

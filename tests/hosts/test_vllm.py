@@ -1,12 +1,15 @@
 """hierspec's proposer as vLLM calls it, against a host without a model."""
 
+import importlib.util
 import random
+from pathlib import Path
 
 import pytest
 from model_free_host import Host, Text, own_text, owner, proposer
 
 from hierspec.core.plan import Plan
-from hierspec.hosts.host_pace import Rest
+from hierspec.hosts import vllm
+from hierspec.hosts.rest import Rest
 from hierspec.stores.context import ContextStore
 
 LOOKUP = Plan(stores=("context",), merge=True)
@@ -126,11 +129,36 @@ def test_rows_that_cost_nothing_are_used_and_dear_ones_are_not():
     assert run_with_costs(0.01, texts(1), 100) > run_with_costs(0.5, texts(8), 50)
 
 
+def test_rests_end_where_drafts_have_become_worth_it_and_nobody_is_mixed_up():
+    """While it rests nobody looks at the rows; then those that went on, moved or are new are told apart again."""
+    rng = random.Random(3)
+    clock = Clock(0.0)
+    host = Host(proposer(Plan(stores=("context",), merge=True, adapt=True), clock=clock), rows=10)
+    number, accepted, looked = 0, {}, {True: 0, False: 0}
+    for step in range(1500):
+        while len(host.batch) < host.rows:
+            number += 1
+            host.batch.append(own_text(number, rng, 400))
+        rng.shuffle(host.batch)
+        dear = step < 200
+        clock.now += 1 + (2.0 if dear else 0.0) * sum(map(len, host.drafts.values()))
+        drafts = host.step()
+        looked[dear] += any(drafts.values())
+        for text in host.batch:
+            assert {owner(token) for token in drafts[id(text)]} <= {owner(token) for token in text.tokens}
+        host.batch = [text for text in host.batch if len(text.tokens) - text.length > 1]
+        accepted[dear] = host.accepted
+    assert looked[True] < 100
+    assert looked[False] > 500
+    assert accepted[False] > 2 * accepted[True]
+
+
 def test_where_looking_takes_longer_than_it_brings_nothing_is_looked_up_for_a_while():
     rest = Rest()
+    assert not rest.drafts(64)  # with many one first sees what they write without
     drafted = [rest.drafts(4) and (rest.learn(0.1, 0.5) or True) for _ in range(2000)]
     assert 8 <= sum(drafted) < 100
-    assert rest.drafts(64)  # with more requests all begins anew
+    assert rest.drafts(1)  # another load begins anew
     rest = Rest()
     assert all(rest.drafts(4) and (rest.learn(0.5, 0.1) or True) for _ in range(2000))
 
@@ -143,3 +171,47 @@ def test_a_store_that_fails_leaves_the_host_running(adapt, monkeypatch):
     host.batch = [text]
     for _ in range(20):
         assert host.step() == {id(text): []}
+
+
+@pytest.fixture
+def soak():
+    """The harness of `make soak`, which runs 10,000 steps of each plan."""
+    path = Path(__file__).parents[1] / "soak" / "vllm_rows.py"
+    spec = importlib.util.spec_from_file_location("vllm_rows", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_few_steps_of_the_soak(soak):
+    for name in soak.PLANS:
+        failures, counts = soak.soak(name, random.Random(1), 120)
+        assert failures == []
+        assert min(counts[what] for what in ("requests", "aborted", "preempted", "moved", "drafted")) > 0
+        assert name == "lookup, adapting" or counts["accepted"] > 0  # by the clock it may find nothing worth drafting
+
+
+def test_the_soak_sees_a_token_of_another_request(soak, monkeypatch):
+    propose = vllm.Proposer.propose
+
+    def mixed_up(self, sampled, *arguments, **options):
+        return propose(self, sampled, *arguments, **options)[::-1]
+
+    monkeypatch.setattr(vllm.Proposer, "propose", mixed_up)
+    failures, _ = soak.soak("lookup", random.Random(1), 60)
+    assert any("in a text of" in failure for failure in failures)
+
+
+def test_drafts_that_slow_the_requests_down_are_left_whatever_they_promise():
+    def drafted(seconds, steps=400):
+        rest, count = Rest(), 0
+        for _ in range(steps):
+            drafts = rest.drafts(16)
+            count += drafts
+            rest.saw(drafts, 24 if drafts else 16, seconds if drafts else 1.0)
+            if drafts:
+                rest.learn(8.0, 0.0)
+        return count
+
+    assert drafted(1.2) > 350  # 20 tokens a second instead of 16
+    assert 4 <= drafted(2.0) < 40  # 12

@@ -11,8 +11,9 @@ from hierspec.assembly.host import HostTarget, check_for_host, is_draft_model
 from hierspec.assembly.learnt import Learnt
 from hierspec.assembly.measured_costs import CostBook
 from hierspec.assembly.open_stores import OpenStores
-from hierspec.assembly.paces import PaceBook
+from hierspec.assembly.paces import Learning, PaceBook
 from hierspec.assembly.vocabulary import Vocabulary
+from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.core.foresight import Foresight
 from hierspec.core.hierarchy import Hierarchy, Tier
@@ -41,13 +42,14 @@ class Assembler:
         costs: CostBook | None = None,
         learnt: Learnt | None = None,  # by earlier runs; default: nothing
         history: str | Path | None = None,  # a file or the URL of a database; default: in the folder
+        hosted: Checkpoint | None = None,  # of a target that runs in a host: for what was trained for it
     ) -> None:
         self.vocabulary, self.options = vocabulary, options
         self.drafts = DraftModels(vocabulary, options)
         self.stores = OpenStores(vocabulary, stores, history)
         self.costs = costs or CostBook(vocabulary.model, options.dtype, options.weights)
         self.synthetics = Synthetics()
-        self._target, self._host_target = target, HostTarget(vocabulary.size)
+        self._target, self._host_target, self._hosted = target, HostTarget(vocabulary.size), hosted
         self._skipping: dict[tuple[int, ...], ModelScorer] = {}  # by the layers left out
         self._foresights: dict[TierPlan, Foresight] = {}
         self._learnt = learnt
@@ -70,7 +72,7 @@ class Assembler:
     def hierarchy(self, plan: Plan) -> Hierarchy:
         """The plan with its names replaced by scorers and stores."""
         if self._target is None:
-            check_for_host(plan, self.vocabulary.model)
+            check_for_host(plan, self.vocabulary.model, self.costs.times_host, self._hosted is not None)
         else:
             config = self._target.decoder.config
             plan = plan.fitted(config.layers, config.early_exit)
@@ -93,6 +95,8 @@ class Assembler:
             assert tier.draft is not None
             small = self._target is not None and self._target.is_small(tier.vocabulary)
             return self.drafts.scorer(tier.draft, tier.weights, self.catalogue.tokens if small else None)
+        if tier.draft == PACKED_SMALL and self._hosted is not None:
+            return self.drafts.small(self._hosted, tier.vocabulary, tier.weights)
         target = self.catalogue
         if tier.exit_layer is not None:
             return target.exit(tier.exit_layer, tier.head, tier.vocabulary, tier.weights)
@@ -110,6 +114,10 @@ class Assembler:
         other._paces = PaceBook(other.costs, None if self._learnt is None else self._learnt.prior)
         other._learnt, other._foresights = None, {}
         return other
+
+    def adopt(self, name: str, part: Learning) -> None:
+        """Let a part that was made elsewhere begin with what was learnt under this name, and keep what it learns."""
+        self._paces.adopt(name, part)
 
     def learnt(self) -> dict[str, Any]:
         """What was learnt about drafts so far: counts by the names of scorers and stores."""

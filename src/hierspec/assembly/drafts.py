@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hierspec.assembly.dtype import DTYPES
-from hierspec.assembly.opening import open_decoder
+from hierspec.assembly.opening import open_decoder, why_not_compiled
 from hierspec.assembly.vocabulary import Vocabulary
 from hierspec.checkpoints.load import Checkpoint, load_checkpoint, stored_in_blocks
+from hierspec.checkpoints.small_model import small_checkpoint
 from hierspec.progress import Progress, silent
 from hierspec.scorers.base import StateScorer
 from hierspec.scorers.catalogue import ScorerCatalogue
@@ -76,5 +77,23 @@ class DraftModels:
             if tokens is not None:
                 head = draft.head(draft.decoder.norm, True, tokens=tokens)
                 scorer = replace(scorer, head=head, kind="small vocabulary")
+            self._scorers[key] = scorer
+        return self._scorers[key]
+
+    def small(self, target: Checkpoint, vocabulary: str = "auto", weights: str | None = None) -> StateScorer:
+        """The small model of the pack of a target that runs elsewhere: a model of its own."""
+        key = f"{target.folder}, small", weights or "", vocabulary != "full"
+        if key not in self._scorers:
+            checkpoint = small_checkpoint(target)
+            options = self._options
+            if weights is None and not why_not_compiled(checkpoint.config, "int8", options.device, options.backend):
+                weights = "int8"  # as everywhere: a draft may have 8 bits where the backend has them
+            catalogue = open_catalogue(checkpoint, replace(options, weights=weights or "auto"))
+            self._catalogues[key[0], key[1]] = catalogue
+            scorer = replace(catalogue.whole(checkpoint.config.layers), name="small model")
+            # Where one call writes several tokens, it does so with the whole head.
+            if vocabulary == "small" or (catalogue.is_small(vocabulary) and scorer.writer is None):
+                head = catalogue.head(catalogue.decoder.norm, catalogue.is_small("small"), weights)
+                scorer = replace(scorer, head=head, kind="small vocabulary", writer=None)
             self._scorers[key] = scorer
         return self._scorers[key]

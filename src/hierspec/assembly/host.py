@@ -20,6 +20,8 @@ class HostTarget:
 
     vocabulary: int
     name: str = "target"
+    kind: str = ""
+    pool: None = None  # its states are not here
 
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
         raise HierspecError("The target runs in a host, so the host scores its proposals; begin with tier 1.")
@@ -28,13 +30,14 @@ class HostTarget:
         return
 
 
-def check_for_host(plan: Plan, model: str) -> None:
-    """Refuse what needs the target's weights, hidden states or pass times: its host keeps them."""
+def check_for_host(plan: Plan, model: str, timed: bool = False, weights_here: bool = False) -> None:
+    """Refuse what needs the target's layers or hidden states, which its host keeps; what runs on its embeddings, where
+    its weights cannot be read here; and what weighs the times of its passes where nobody times them."""
     for level, tier in enumerate(plan.tiers, 1):
-        needs, instead = _needs(tier)
+        needs, instead = _needs(tier, weights_here)
         if needs:
             raise HierspecError(f"Tier {level} {needs}, which {model} keeps in its host; {instead}.")
-    if plan.adapt or plan.weighs:
+    if (plan.adapt or plan.weighs) and not timed:
         key = "adapt" if plan.adapt else 'until = "worth"'
         raise HierspecError(
             f"{key} weighs the costs of the target's passes, which are not measured where {model} runs in a host; "
@@ -47,18 +50,18 @@ def is_draft_model(tier: TierPlan) -> bool:
     return tier.draft is not None and tier.draft not in (PACKED_FEATURE, PACKED_SMALL) and not is_eagle(tier.draft)
 
 
-def _needs(tier: TierPlan) -> tuple[str, str]:
+def _needs(tier: TierPlan, weights_here: bool) -> tuple[str, str]:
     """What a tier needs of the target, and what to use instead; nothing where it runs without."""
     if tier.exit_layer is not None or tier.exit_depth is not None:
         return "is an exit of the target and runs on its layers", _INSTEAD
     if tier.skip_layers:
         return "has skip_layers and runs on the target's layers", _INSTEAD
-    if tier.draft == PACKED_SMALL:
+    if tier.draft == PACKED_SMALL and not weights_here:
         return 'has draft = "small", the small model of a pack, and runs on the target\'s embeddings', _INSTEAD
-    if not is_draft_model(tier):
+    if tier.draft != PACKED_SMALL and not is_draft_model(tier):
         return f'has draft = "{tier.draft}", a feature drafter, and reads the target\'s hidden states', _INSTEAD
     if tier.agrees is not None:
         return "has agrees and is compared with the target's own text", "leave agrees out"
-    if tier.vocabulary == "small":
+    if tier.vocabulary == "small" and tier.draft != PACKED_SMALL:
         return 'has vocabulary = "small", the draft vocabulary of the target\'s pack', "leave vocabulary out"
     return "", ""

@@ -42,6 +42,11 @@ class CostBook:
         self._files: dict[tuple[str, int], KeptFile] = {}
         self._prefills: dict[str, Prefill] = {}
 
+    @property
+    def times_host(self) -> bool:
+        """Whether it knows what passes of a target cost that runs in a host."""
+        return False
+
     def costs(self, scorer: StateScorer, computed_layers: int = 0) -> HealingCosts:
         """Of passes in which all tokens but one have been through so many layers already."""
         key = _key(scorer), computed_layers

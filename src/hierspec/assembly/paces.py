@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from typing import Any, Protocol, TypeVar
@@ -24,6 +25,7 @@ from hierspec.pacing.switch import Switches
 from hierspec.scorers.base import ModelScorer, StateScorer
 
 ROUTES = "routes"  # begins the names of what routers learn
+_UNREADABLE = (ValueError, TypeError, KeyError, IndexError)  # kept counts that are not as this version writes them
 SYNTHETIC = ", synthetic"  # ends the names of what is learnt from simulated agreement: it serves no later run
 
 
@@ -79,13 +81,20 @@ class PaceBook:
         """What was learnt so far, for the next run: counts by the names of scorers and stores, never text."""
         return {name: part.learnt() for name, part in self._learning.items() if not name.endswith(SYNTHETIC)}
 
+    def adopt(self, name: str, part: Learning) -> None:
+        """A part that was made elsewhere, which has learnt nothing yet."""
+        if name in self._learnt:
+            with suppress(*_UNREADABLE):
+                part.begin_with(self._learnt[name])
+        self._learning.setdefault(name, part)
+
     def _learning_part(self, name: str, make: Callable[[], _Part]) -> _Part:
         """A part that learns and begins with what earlier runs have shown. Of two of one name the first is kept."""
         part = make()
         if name in self._learnt:
             try:
                 part.begin_with(self._learnt[name])
-            except (ValueError, TypeError, KeyError, IndexError):  # not as this version writes it
+            except _UNREADABLE:
                 part = make()
         self._learning.setdefault(name, part)
         return part

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 from hierspec.core.errors import HierspecError, OutOfMemory, out_of_memory
-from hierspec.core.interfaces import Answer, Ask, PassTime, Scorer
+from hierspec.core.interfaces import Answer, Ask, Scorer
+from hierspec.core.pass_times import PassClock, tell_times
 from hierspec.core.prompt_reader import PromptReader
 from hierspec.core.request import Request, Step
 from hierspec.core.room import room_taken
 from hierspec.core.text_files import shown
 from hierspec.core.together import Together
-
-
-class PassClock(NamedTuple):
-    """How long a pass took."""
-
-    seconds: float
-    between: float  # seconds that its requests took to ask for it
-    prepared: bool  # whether something was made ready meanwhile that later passes find ready
 
 
 class Engine:
@@ -121,30 +113,9 @@ class Engine:
         return answers
 
     def _note(self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], clock: PassClock) -> None:
-        """Tell the requests of a pass its time, which they share. What lies between passes is part of it: it is not the
-        same where something was drafted, and where passes are fast it is much of the time. Of one for which something
-        was prepared there is no telling: the device worked meanwhile."""
-        seconds, between, prepared = clock
-        self._together.learn(group[0][1].scorer, seconds)
-        self._spent += between + seconds
-        rows, contexts, usual = 0, 0, True
-        for (request, ask), answer in zip(group, answers, strict=True):
-            stats = ask.stats
-            stats.seconds += seconds / len(group)
-            request.last_pass = None
-            request.pass_seconds = (between + seconds) / (1 + len(answer.ahead))
-            # Passes that were made ahead count when their answers are taken.
-            request.spent = self._spent - len(answer.ahead) * request.pass_seconds
-            # Prefill, also of what a drafter was not asked about for a while, says nothing about the rows asked for.
-            # Of a drafter's block its last token is new to it, and the token that was written after the block.
-            request.prefilled = prepared or len(ask.context) > stats.reach + 2
-            usual = usual and not request.prefilled
-            stats.reach = len(ask.context) + len(ask.proposal) + len(answer.ahead)
-            rows += 1 + len(ask.proposal)
-            contexts += (1 + len(ask.proposal)) * len(ask.context)
-        if usual:  # told once, whoever else was in it
-            # A scorer that went on from its own picks was alone: as many passes as answers, all of one width.
-            group[0][0].last_pass = PassTime(rows, group[0][0].pass_seconds, contexts / rows, len(group))
+        self._together.learn(group[0][1].scorer, clock.seconds)
+        self._spent += clock.between + clock.seconds
+        tell_times(group, answers, clock, self._spent)
 
     def _advance(self, request: Request, answer: Answer | None) -> None:
         """Give the request its answer and go on to its next ask; every step on the way is added to the steps."""

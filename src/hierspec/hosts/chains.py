@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hierspec.core.proposal import NOTHING, Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
+
+_AGREED, _CONTESTED = 1 << 10, 1 << 11  # added to classes of evidence, which are below
 
 
 def best_chain(
@@ -38,6 +41,41 @@ def best_chain(
     if not tokens:
         return NOTHING, 0.0
     return Proposal(tuple(tokens), tuple(range(-1, len(tokens) - 1)), tuple(sources), (), tuple(evidence)), best
+
+
+def compare(proposals: Sequence[Proposal]) -> list[Proposal]:
+    """The same proposals, with evidence that tells where the others agree with the first, which a draft model wrote,
+    and where they do not: of two different tokens one is wrong, and both are right less often than by themselves."""
+    first, *others = proposals
+    spine: list[tuple[int, int]] = []  # node and token of the first proposal's main path
+    at = -1
+    for node, (token, parent) in enumerate(zip(first.tokens, first.parents, strict=True)):
+        if parent == at:
+            spine.append((node, token))
+            at = node
+    evidence = list(first.evidence)
+    said: dict[int, int] = {}  # depth of the main path -> what others say there
+    compared = [_compared(other, spine, said) for other in others]
+    for depth, what in said.items():
+        evidence[spine[depth][0]] += what
+    return [replace(first, evidence=tuple(evidence)), *compared]
+
+
+def _compared(proposal: Proposal, spine: Sequence[tuple[int, int]], said: dict[int, int]) -> Proposal:
+    """Notes what it says along the spine."""
+    evidence, depths = list(proposal.evidence), {-1: 0}  # of nodes on the spine: the depth of what comes after them
+    for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
+        depth = depths.get(parent, len(spine))
+        if depth == len(spine):
+            continue
+        if token == spine[depth][1]:
+            depths[node] = depth + 1
+            evidence[node] += _AGREED
+            said[depth] = _AGREED
+        else:
+            evidence[node] += _CONTESTED
+            said.setdefault(depth, _CONTESTED)
+    return replace(proposal, evidence=tuple(evidence))
 
 
 _Chain = tuple[Sequence[int], Sequence[str], Sequence[int], list[float]]

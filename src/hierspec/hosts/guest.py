@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 
@@ -17,14 +18,17 @@ from hierspec.core.engine import failure_of
 from hierspec.core.errors import HierspecError
 from hierspec.core.hierarchy import Hierarchy
 from hierspec.core.interfaces import Answer, Ask
+from hierspec.core.pass_times import PassClock, tell_times
 from hierspec.core.plan import Plan
 from hierspec.core.proposal import Proposal
 from hierspec.core.request import Request, Step
 from hierspec.core.sampling import NO_TOKEN, Sampling
 from hierspec.hosts.host_pace import HostPace
+from hierspec.pacing.pace import AdaptivePace
 
 _LOG = logging.getLogger("hierspec")
 _MOST_FAILURES = 8  # after so many nothing is drafted any more: something is wrong that does not go away
+_LEARNT = "drafts for target"  # the name under which a pack and earlier runs have it
 _BRANCHES = 4  # nodes beside the longest chain: a store's first guess may not be the best by what was learnt
 _GREEDY = Sampling(max_tokens=1 << 30, seed=0)  # drafters write their likeliest tokens; the host knows when a text ends
 
@@ -51,13 +55,17 @@ class Guest:
 
     def __init__(self, assembler: Assembler, plan: Plan, pace: HostPace, context: int, namespace: str = "") -> None:
         check_guest_plan(plan)
-        # What the tiers' paces would weigh are costs of the target's passes; the host's pace weighs its steps instead.
-        target, *below = assembler.hierarchy(plan.fixed()).tiers
+        assembler.adopt(_LEARNT, pace)
+        # Tiers below weigh their time against that of the host's steps, where those are timed.
+        weighed = plan if pace.adapts and assembler.costs.times_host else plan.fixed()
+        target, *below = assembler.hierarchy(weighed).tiers
+        if isinstance(target.pace, AdaptivePace):
+            pace.router = target.pace.router
         nodes = max(1, min(plan.budget, pace.most + _BRANCHES))  # of a store's tree, from which a chain is chosen
         self.hierarchy = Hierarchy((replace(target, pace=pace, budget=nodes), *below), plan.rule)
         self.pace, self._assembler, self._context, self._namespace = pace, assembler, context, namespace
         self._tiers = bool(below)  # draft models beside the stores
-        self._failures = 0
+        self._failures, self._spent = 0, 0.0
 
     def begin(self, text: np.ndarray) -> GuestRequest | None:
         """A request that the host has begun with this text; None where nothing is drafted for it."""
@@ -69,6 +77,17 @@ class Guest:
             _LOG.debug("Nothing is drafted for a request: %s", error)
             return None
 
+    def sleeps(self, requests: int, tokens: int) -> bool:
+        """Whether the host, whose requests wrote so many tokens, need not tell which: `caught_up` tells it later. Draft
+        models go on token by token, so theirs are always told."""
+        return not self._tiers and self.pace.sleeps(requests, tokens)
+
+    def caught_up(self, request: GuestRequest, tokens: Sequence[int]) -> None:
+        """The host wrote these while nobody looked."""
+        request.drafted, request.proposals = (), ()
+        if tokens:
+            request.follow(tokens)
+
     def wrote(self, request: GuestRequest, tokens: Sequence[int]) -> bool:
         """The host has written these tokens in place of the last draft. False where the request has ended by that, or
         could not have written them."""
@@ -79,6 +98,7 @@ class Guest:
         elif len(tokens) <= rows:
             # The host may have verified less than all: what it says nothing about ends the walk.
             picks = np.array([*tokens, *[NO_TOKEN] * (rows - len(tokens))], np.int64)[:, None]
+            request.last_pass = None  # of a drafter's: the host's steps are timed elsewhere
             step = self._advance(request, Answer(picks))
             if not isinstance(step, Step) or step.tokens != tuple(tokens):
                 request.cancel()
@@ -108,12 +128,15 @@ class Guest:
             waiting = {}
             for group in groups.values():
                 for (request, _), answer in zip(group, self._score(group), strict=True):
+                    began = perf_counter()
                     outcome = None if answer is None else self._advance(request, answer)
+                    request.between = perf_counter() - began
                     if isinstance(outcome, Ask):
                         waiting[request] = outcome
 
     def end(self, request: GuestRequest) -> None:
         """The host has no more of it: what it wrote may be learnt for others."""
+        self.pace.lengths.learn(len(request.output))
         request.cancel()
 
     def close(self) -> None:
@@ -143,12 +166,17 @@ class Guest:
         request.proposals, request.drafted = proposals, draft
 
     def _score(self, group: Sequence[tuple[GuestRequest, Ask]]) -> Sequence[Answer | None]:
+        began = perf_counter()
         try:
-            return group[0][1].scorer.score([ask for _, ask in group])
+            answers = group[0][1].scorer.score([ask for _, ask in group])
         except Exception as error:
             for request, _ in group:
                 self._fail(request, error)
             return [None] * len(group)
+        clock = PassClock(perf_counter() - began, sum(request.between for request, _ in group), False)
+        self._spent += clock.seconds + clock.between
+        tell_times(group, answers, clock, self._spent)
+        return answers
 
     def _advance(self, request: GuestRequest, answer: Answer | None) -> Ask | Step | None:
         """The request's next ask or step; None where it failed: the host goes on without drafts for it."""

@@ -2,78 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from time import perf_counter
+from typing import Any
 
 from hierspec.core.hierarchy import FixedPace
-from hierspec.core.interfaces import Round
+from hierspec.core.interfaces import Block, Round, Written
 from hierspec.core.proposal import NOTHING, Proposal
-from hierspec.hosts.chains import best_chain
+from hierspec.hosts.chains import best_chain, compare
+from hierspec.hosts.host_costs import HostCosts
+from hierspec.hosts.rest import Rest
 from hierspec.pacing.acceptance import AcceptanceRates
+from hierspec.pacing.asking import StoreChoice, promise
 from hierspec.pacing.costs import Load
-from hierspec.pacing.healing import HealingCosts
+from hierspec.pacing.lengths import Lengths
+from hierspec.pacing.pace import to_prefill
+from hierspec.pacing.routing import Router
 
-_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a step whose costs are told apart
-_ROW_SHARE = 1 / 16  # of a step of one row: what a further row is thought to cost before any was timed
-_FIRST_STEPS = 3  # that are timed before anything is thought to be known; the fastest counts
-_EAGER, _EVERY = 512, 8  # after so many rounds one in so many is learnt from
+_EAGER, _EVERY = 512, 8  # after so many rounds one in so many is learnt from,
+_MANY = 8  # where more requests than this run: learning takes a few microseconds a row
+_DOUBT = (
+    32  # steps without a draft after which rows are thought to cost half as much: what is never tried is never timed
+)
 _SAMPLE_EVERY = 16  # steps: one of so many may be timed without drafts
-_TRIAL = 8  # steps with drafts before a rest
-_RESTS = (16, 512)  # steps without, at first and at most: twice as long each time
-_BALANCE = 0.9  # what a step counts for after the next, in the balance of drafts
+_DRAFTERS = "draft models"  # as one source beside the stores
 _DECAY = 0.998  # what a step counts for after the next
-
-
-class Rest:
-    """Whether anything is looked up at all: what chains should bring, against what looking for them takes."""
-
-    def __init__(self) -> None:
-        self._load = 0  # class of how many requests there are
-        self._left, self._next = 0, _RESTS[0]  # steps without drafts: still to come, and of the next rest
-        self._steps, self._balance = 0, 0.0
-
-    def drafts(self, requests: int) -> bool:
-        """Whether the step that begins may draft. Another load is another matter."""
-        if requests.bit_length() != self._load:
-            self._load, self._left, self._next, self._steps, self._balance = requests.bit_length(), 0, _RESTS[0], 0, 0.0
-        self._left -= self._left > 0
-        return not self._left
-
-    def learn(self, gain: float, worth: float) -> None:
-        """A step's chains should bring `gain` tokens; `worth` could have been written while they were looked for."""
-        self._steps += 1
-        self._balance = _BALANCE * self._balance + gain - worth
-        if self._steps >= _TRIAL:
-            if self._balance < 0:
-                self._left, self._next = self._next, min(2 * self._next, _RESTS[1])
-                self._steps, self._balance = 0, 0.0
-            else:
-                self._next = _RESTS[0]
 
 
 class HostPace(FixedPace):
     """The pace of tier 0 where it is a host's: all rows of a step share it.
 
     Where the plan adapts, the host's steps are timed between two calls. Each row's chain ends where its next token
-    would cost more than it should bring, and where all chains together should bring less than looking for them takes
-    nothing is looked up for a while (`Rest`). Otherwise every chain is as long as the host allows.
+    would cost more than it should bring, draft models run where they should bring more than they take (`router`), and
+    where all chains together should bring less than looking for them takes nothing is looked up for a while (`Rest`).
+    Otherwise every chain is as long as the host allows.
     """
 
     def __init__(self, most: int, adapts: bool, clock: Callable[[], float] = perf_counter) -> None:
         self.most, self.adapts = most, adapts
-        self.acceptance = AcceptanceRates()
-        self.costs: HealingCosts | None = None  # of the host's steps by their rows; None: not timed yet
+        self.acceptance, self.lengths = AcceptanceRates(), Lengths()
+        self.costs = HostCosts()  # of the host's steps by their rows
+        self.router: Router | None = None  # chooses which draft model drafts; None: the next tier, always
+        self._beside = StoreChoice()  # whether one drafts where stores have a draft
         self._tokens = self._plain = (
             1.0  # that a request wrote, older ones decayed; in the time of how many plain steps
         )
         self._learnt = 0  # rounds
         self._steps = 0  # steps
+        self._undrafted = 0  # steps in a row in which nothing was worth drafting
         self._clock, self._rest, self._gain = clock, Rest(), 0.0
-        self._timed: list[float] = []  # the first steps of all
         self._drafting, self._prices = True, list[float]()
         self._load, self._rows = Load(), 0
         self._began = self._ended = 0.0  # the last call
+
+    def sleeps(self, requests: int, tokens: int) -> bool:
+        """The host calls: whether this step is one of several to come in which nothing is looked up, so that it does
+        not matter who writes what. So many tokens were written."""
+        if not (self.adapts and self._rest.sleeps(requests)):
+            return False
+        self._see(self._clock(), tokens)
+        self._rows, self._drafting = 0, False  # what the next call sees is not the step of known rows
+        return True
+
+    def _see(self, now: float, tokens: int) -> None:
+        """The step since the last call has ended."""
+        if self._began:
+            self._rest.saw(self._drafting, tokens, now - self._began)
+        self._began = now
 
     def step_begins(self, requests: int, same: bool, tokens: int) -> None:
         """The host calls: so many of its requests have written so many tokens. `same`: they are those of the call
@@ -81,19 +77,21 @@ class HostPace(FixedPace):
         now = self._clock()
         if self.adapts and same and self._rows:
             self._learn_time(now - self._ended, now - self._began, tokens / requests)
+        if self.adapts:
+            self._see(now, tokens)
         self._began, self._load = now, Load(requests)
         self._drafting, self._prices, self._gain = True, [], 0.0
         if self.adapts:
-            self._drafting = self.costs is not None and self._rest.drafts(requests) and not self._samples(self.costs)
-            if self._drafting and self.costs is not None:
-                self._prices = self._worth_of_time(self.costs)
+            self._drafting = self.costs.timed and self._rest.drafts(requests) and not self._samples()
+            if self._drafting:
+                self._prices = self._worth_of_time()
 
     def step_ends(self, rows: int) -> None:
         """All drafts of this call are made: the host's next step is this wide."""
         self._rows, self._ended = rows, self._clock()
-        if self.adapts and self._drafting and self.costs is not None:
-            all_write = self._load.requests * self._tokens / self._plain / self.costs.seconds(self._load.requests)
-            self._rest.learn(self._gain, all_write * (self._ended - self._began))
+        self._undrafted = self._undrafted + 1 if self._drafting and rows == self._load.requests else 0
+        if self.adapts and self._drafting:
+            self._rest.learn(self._gain, self._speed() * (self._ended - self._began))
 
     def drafts(self, round: Round) -> bool:
         return self._drafting
@@ -101,11 +99,37 @@ class HostPace(FixedPace):
     def asks(self, round: Round, store: str) -> bool:
         return True  # one chain is chosen from what all of them draft
 
+    def route(self, round: Round) -> Block | None:
+        if self.router is None:
+            return Block()
+        if round.proposals:
+            round.appraised, _ = self._best(round.proposals, round.room)
+            if not self._beside.asks(_DRAFTERS, promise(self.acceptance, round.proposals), self._speed()):
+                return None
+        room = min(round.room, self.lengths.rest(len(round.request.output)))
+        skipped = self.router.choose(0.0, self._load, to_prefill(self.router, round), room)
+        return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin(self._load))
+
     def choose(self, round: Round) -> Proposal:
-        return self.chain(round.proposals, round.room)
+        return self.chain(_compared(round), round.room)
 
     def learn(self, round: Round) -> None:
-        self.learn_drafts(round.proposals, round.tokens)
+        self.learn_drafts(_compared(round), round.tokens)
+        if self.router is None or not round.may_draft:
+            return
+        drafted, taken, block = round.drafted, None, list[Written]()
+        if drafted is not None:
+            taken, block = drafted.skipped, drafted.written
+            if round.appraised is not None:
+                self._learn_beside(round, round.appraised, drafted.seconds)
+        seconds = round.seconds + self.costs.under(self._load).seconds(1 + len(round.draft))
+        self.router.learn(taken, block, round.tokens, seconds, len(round.proposals) > 1, self._load)
+
+    def _learn_beside(self, round: Round, stores: Proposal, seconds: float) -> None:
+        """What a draft model added to the stores: the text shows how much of their chain would have been accepted."""
+        gained = _right(round.draft, round.tokens) - sum(self._prices[: len(round.draft)])
+        gained -= _right(stores, round.tokens) - sum(self._prices[: len(stores)])
+        self._beside.learn(_DRAFTERS, promise(self.acceptance, round.proposals[1:]), gained, seconds)
 
     @property
     def drafting(self) -> bool:
@@ -116,37 +140,61 @@ class HostPace(FixedPace):
         """What is verified of these proposals."""
         if not proposals:
             return NOTHING
-        chain, gain = best_chain(proposals, self.acceptance, min(self.most, room), self._prices)
+        chain, gain = self._best(proposals, room)
         self._gain += gain
         return chain
 
     def learn_drafts(self, proposals: Sequence[Proposal], written: Sequence[int]) -> None:
-        """What was written in place of these proposals. Once much is known, some of them are enough."""
+        """What was written in place of these proposals. Once much is known, some of many are enough."""
         self._learnt += 1
-        if self._learnt < _EAGER or self._learnt % _EVERY == 0:
+        if self._learnt < _EAGER or self._load.requests <= _MANY or self._learnt % _EVERY == 0:
             for proposal in proposals:
                 self.acceptance.learn(proposal, written)
 
+    def learnt(self) -> dict[str, Any]:
+        """What was counted, for the next run."""
+        return {"acceptance": self.acceptance.counts()}
+
+    def begin_with(self, learnt: Mapping[str, Any]) -> None:
+        """Take what was learnt before as a prior: what comes soon weighs more."""
+        self.acceptance.begin_with(learnt["acceptance"])
+
+    def _best(self, proposals: Sequence[Proposal], room: int) -> tuple[Proposal, float]:
+        return best_chain(proposals, self.acceptance, min(self.most, room), self._prices)
+
     def _learn_time(self, host: float, whole: float, tokens: float) -> None:
         """A step of the host took so long, with our own time `whole`, and brought so many tokens a request."""
-        if self.costs is None:
-            self._timed.append(host / (1 + (self._rows - 1) * _ROW_SHARE))
-            if len(self._timed) >= _FIRST_STEPS:
-                alone = max(min(self._timed), 1e-6)
-                self.costs = HealingCosts(_WIDTHS, [alone * (1 + (rows - 1) * _ROW_SHARE) for rows in _WIDTHS])
-            return
+        if self.costs.timed:
+            plain = whole / self.costs.seconds(self._load.requests)
+            self._tokens, self._plain = _DECAY * self._tokens + tokens, _DECAY * self._plain + plain
         self.costs.observe(self._rows, host, 0, self._load.requests)
-        plain = whole / self.costs.seconds(self._load.requests)
-        self._tokens, self._plain = _DECAY * self._tokens + tokens, _DECAY * self._plain + plain
 
-    def _samples(self, costs: HealingCosts) -> bool:
+    def _samples(self) -> bool:
         """Whether this step is left without drafts to time it: where all steps are wide, narrow ones are not known."""
         self._steps += 1
-        return self._steps % _SAMPLE_EVERY == 0 and not costs.known(self._load.requests)
+        return self._steps % _SAMPLE_EVERY == 0 and not self.costs.known(self._load.requests)
 
-    def _worth_of_time(self, costs: HealingCosts) -> list[float]:
+    def _worth_of_time(self) -> list[float]:
         """What each further token of a row's draft costs, in tokens that could be written in its time."""
-        share = costs.under(self._load)
-        speed = self._tokens / self._plain / share.seconds(1)
+        share, speed = self.costs.under(self._load), self._speed()
+        speed *= 0.5 ** (self._undrafted // _DOUBT)
         seconds = [share.seconds(1 + nodes) for nodes in range(self.most + 1)]
         return [speed * (after - before) for before, after in pairwise(seconds)]
+
+    def _speed(self) -> float:
+        """Tokens a second that all requests write, which is what a second is worth. Without drafts each writes one a
+        step, so where drafting is slower than that its own speed is no measure."""
+        return self._load.requests * max(self._tokens / self._plain, 1.0) / self.costs.seconds(self._load.requests)
+
+
+def _compared(round: Round) -> Sequence[Proposal]:
+    """What was drafted, a draft model's compared with the stores'."""
+    return round.proposals if round.drafted is None or len(round.proposals) < 2 else compare(round.proposals)
+
+
+def _right(chain: Proposal, written: Sequence[int]) -> int:
+    """Tokens of a chain that were written."""
+    right = 0
+    while right < min(len(chain), len(written)) and chain.tokens[right] == written[right]:
+        right += 1
+    return right

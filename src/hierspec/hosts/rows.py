@@ -63,6 +63,25 @@ class Rows(Generic[Known]):
         self._rows = list(found)
         return found, self._ended(others)
 
+    def catch_up(self, texts: Sequence[np.ndarray | None]) -> list[tuple[Known, list[int]]]:
+        """Calls went by that nobody looked at: those whose texts go on in some row, and what was written there since.
+        Once that is added to their texts, `recognise` finds them. Where a text goes on from two of them either will
+        do."""
+        grown, missed = list[tuple[Known, list[int]]](), []
+        left = {id(known): known for known in self}
+        for row, text in enumerate(texts):
+            known = self._rows[row] if row < len(self._rows) else None
+            if text is not None and known is not None and _begins(text, known.text):
+                grown.append((left.pop(id(known)), text[len(known.text) :].tolist()))
+            elif text is not None:
+                missed.append(text)
+        for text in missed:
+            for key, known in left.items():
+                if _begins(text, known.text):
+                    grown.append((left.pop(key), text[len(known.text) :].tolist()))
+                    break
+        return grown
+
     def put(self, row: int, request: Known | None) -> None:
         """Who a row of the last step is; None: nobody that is worth remembering."""
         self._rows[row] = request
@@ -100,6 +119,11 @@ class Rows(Generic[Known]):
         for request in ended:
             del self._absent[id(request)]
         return ended
+
+
+def _begins(text: np.ndarray, known: np.ndarray) -> bool:
+    """Whether a text begins with another one."""
+    return len(known) <= len(text) and _same(known, text[: len(known)])
 
 
 def _same(known: np.ndarray, text: np.ndarray) -> bool:

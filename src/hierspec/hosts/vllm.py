@@ -17,16 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from hierspec.assembly.assembler import Assembler
-from hierspec.assembly.drafts import LoadOptions
-from hierspec.assembly.vocabulary import Vocabulary
 from hierspec.checkpoints.load import model_folder
 from hierspec.core.errors import HierspecError
 from hierspec.hosts.guest import Guest, GuestRequest
-from hierspec.hosts.host_pace import HostPace
+from hierspec.hosts.opening import HostModel, open_guest
 from hierspec.hosts.rows import Rows
-from hierspec.hosts.vllm_options import check_version, read_options, read_plan
-from hierspec.text.tokenizer import Tokenizer
+from hierspec.hosts.vllm_options import check_version, read_options
+from hierspec.hosts.vllm_sampling import cure_sampling
 
 
 class Proposer:
@@ -37,6 +34,7 @@ class Proposer:
         guest = _open_guest(vllm_config) if _first_rank() else None
         # With pipeline parallelism as many batches as stages take turns.
         self._set(guest, vllm_config.model_config.max_model_len, vllm_config.parallel_config.pipeline_parallel_size)
+        self._on_cpu = vllm_config.device_config.device_type == "cpu"
         if guest is not None:
             atexit.register(self.close)
 
@@ -51,9 +49,16 @@ class Proposer:
         self._guest, self._max_model_len = guest, max_model_len
         self._rows: Rows[GuestRequest] = Rows(patience)
         self._batch: list[GuestRequest] = []  # for which the last call drafted
+        self._on_cpu = False
+        self._slept = False  # calls went by in which no row was looked at
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """vLLM calls this with the target. Nothing of it is needed: draft models were loaded before."""
+        """vLLM calls this with the target. Nothing of it is needed: draft models were loaded before. On a CPU every
+        rank samples."""
+        if self._on_cpu:
+            from vllm.v1.sample import rejection_sampler
+
+            cure_sampling(rejection_sampler)
 
     def propose(
         self,
@@ -69,18 +74,26 @@ class Proposer:
         guest = self._guest
         if guest is None:
             return drafts
+        written = sum(map(len, sampled_token_ids))
+        if guest.sleeps(max(len(drafts), 1), written):
+            self._slept = True
+            return drafts
         lengths = num_tokens_no_spec[: len(drafts)].tolist()
         texts = [
             token_ids_cpu[row, : length - len(sampled)] if sampled else None
             for row, (sampled, length) in enumerate(zip(sampled_token_ids, lengths, strict=True))
         ]
+        if self._slept:
+            for request, tokens in self._rows.catch_up(texts):
+                guest.caught_up(request, tokens)
+            self._slept = False
         known, ended = self._rows.recognise(texts)
         for request in ended:
             guest.end(request)
         requests = self._follow(guest, known, sampled_token_ids, lengths, token_ids_cpu)
         batch = list(requests.values())
         same = len(batch) == len(drafts) == len(self._batch) and set(batch) == set(self._batch)
-        guest.pace.step_begins(max(len(drafts), 1), same, sum(map(len, sampled_token_ids)))
+        guest.pace.step_begins(max(len(drafts), 1), same, written)
         guest.draft(batch)
         rows = len(drafts)
         for row, request in requests.items():
@@ -122,20 +135,22 @@ def _open_guest(config: Any) -> Guest:
     """Stores and draft models under the plan that was asked for, for vLLM's model."""
     options = read_options(config.additional_config)
     model = config.model_config
-    plan = read_plan(options.plan, model.hf_text_config.num_hidden_layers)
     most = config.speculative_config.num_speculative_tokens
     if most is None or most < 1:
         raise HierspecError("num_speculative_tokens must be at least 1: it is the longest draft of a row.")
-    folder = model_folder(model.tokenizer or model.model)
-    name = Path(model.model).name if Path(model.model).is_dir() else model.model
-    vocabulary = Vocabulary(name, Tokenizer.from_folder(folder), model.get_vocab_size())
     device = config.device_config.device_type
-    assembler = Assembler(
-        vocabulary, LoadOptions(device=device if device in ("cpu", "cuda") else "cpu"), stores=options.stores
+    served = HostModel(
+        Path(model.model).name if Path(model.model).is_dir() else model.model,
+        model_folder(model.tokenizer or model.model),
+        str(model.model),
+        model.hf_text_config.num_hidden_layers,
+        model.get_vocab_size(),
+        model.max_model_len,
+        device if device in ("cpu", "cuda") else "cpu",
+        # Where batches take turns no step can be timed by itself.
+        timed=config.parallel_config.pipeline_parallel_size == 1,
     )
-    # Where batches take turns no step can be timed by itself.
-    adapts = plan.adapt and config.parallel_config.pipeline_parallel_size == 1
-    return Guest(assembler, plan, HostPace(most, adapts), model.max_model_len, options.namespace)
+    return open_guest(served, options, most)
 
 
 def _first_rank() -> bool:

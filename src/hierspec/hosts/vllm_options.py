@@ -15,7 +15,12 @@ from hierspec.core.plan import NAMED, Plan
 from hierspec.core.text_files import shown
 
 DEFAULT_PLAN = "hd+"  # the request's own text, earlier answers and a corpus where there is one
-VARIABLES = {"plan": "HIERSPEC_PLAN", "namespace": "HIERSPEC_NAMESPACE", "stores": "HIERSPEC_STORES"}
+VARIABLES = {
+    "plan": "HIERSPEC_PLAN",
+    "namespace": "HIERSPEC_NAMESPACE",
+    "stores": "HIERSPEC_STORES",
+    "pack": "HIERSPEC_PACK",
+}
 _KEY = "hierspec"  # of vLLM's additional_config
 _OLDEST, _NEWEST = (0, 22), (0, 32)
 
@@ -25,6 +30,7 @@ class GuestOptions:
     plan: str = DEFAULT_PLAN  # a name or a TOML file
     namespace: str = ""  # whose text it is: histories of others are neither read nor written
     stores: str | None = None  # the folder of the databases; default: one of the cache
+    pack: str | None = None  # the folder of what was trained for the model; default: the one that ships, if any
 
 
 def read_options(additional: Mapping[str, Any] | None, environment: Mapping[str, str] = os.environ) -> GuestOptions:

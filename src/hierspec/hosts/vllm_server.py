@@ -45,7 +45,7 @@ class VllmServer:
         config = known_config(self.model)
         plan = read_plan(self.plan, 32 if config is None else config.layers)
         check_guest_plan(plan)
-        check_for_host(plan.fixed(), self.model or "the model")
+        check_for_host(plan.fixed(), self.model or "the model", weights_here=True)
         speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": self.tokens}
         plan_name = str(Path(self.plan).resolve()) if Path(self.plan).is_file() else self.plan
         command = [*_vllm(), "serve", vllm_model(self.model), "--host", self.host, "--port", str(self.port)]

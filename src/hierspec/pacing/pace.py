@@ -57,8 +57,7 @@ class AdaptivePace(FixedPace):
             speed = _speed(self.appraiser, round)
             gain, round.appraised = self.appraiser.appraise(round.proposals, round.budget, speed, load)
         room = min(round.room, self.lengths.rest(len(round.request.output)))
-        to_prefill = _to_prefill(self.router, round)
-        skipped = self.router.choose(gain, load, to_prefill, room)
+        skipped = self.router.choose(gain, load, to_prefill(self.router, round), room)
         return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin(load))
 
     def _switch(self, round: Round) -> Switch | None:
@@ -136,7 +135,7 @@ def _load(round: Round) -> Load:
     return Load(round.request.running_requests, len(round.context))
 
 
-def _to_prefill(router: Router, round: Round) -> list[int]:
+def to_prefill(router: Router, round: Round) -> list[int]:
     """Tokens of the text that each route's tier has not seen. One that was asked before lacks little."""
     lacking = []
     for route, stats in zip(router.routes, round.request.stats.tiers[round.level + 1 :], strict=False):

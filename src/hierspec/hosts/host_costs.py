@@ -1,0 +1,65 @@
+"""What a host's steps cost by their rows: nothing is measured beforehand, every step is timed."""
+
+from __future__ import annotations
+
+import math
+
+from hierspec.assembly.host import HostTarget
+from hierspec.assembly.measured_costs import CostBook
+from hierspec.pacing.healing import HealingCosts
+from hierspec.scorers.base import StateScorer
+
+_WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a step whose costs are told apart
+# What twice as many rows are thought to add before any were timed, as a share of a step of one row. Little: wide steps
+# that are tried show what they cost, and those that are thought too dear are never tried.
+_DOUBLED = 1 / 16
+_FIRST_STEPS = 3  # that are timed before anything is thought to be known; the fastest counts
+_UNKNOWN = 0.03  # seconds of a step before that: nothing is drafted by it
+
+
+class HostCosts(HealingCosts):
+    """Begins with what the first steps show. One object for all who weigh the host's time."""
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self._begin(_UNKNOWN)
+
+    @property
+    def timed(self) -> bool:
+        """Whether a host's step is known."""
+        return len(self._first) >= _FIRST_STEPS
+
+    def observe(self, rows: int, seconds: float, context: float = 0, requests: int = 1) -> None:
+        if self.timed:
+            super().observe(rows, seconds, context, requests)
+            return
+        self._first.append(seconds / _times(rows))
+        if self.timed:
+            self._begin(max(min(self._first), 1e-6))
+
+    def again(self) -> HostCosts:
+        """Itself: a host does not know who drafted, and all of its steps are timed alike."""
+        return self
+
+    def _begin(self, alone: float) -> None:
+        super().__init__(_WIDTHS, [alone * _times(rows) for rows in _WIDTHS])
+
+
+def _times(rows: int) -> float:
+    """How long so many rows are thought to take, where one takes 1."""
+    return 1 + _DOUBLED * math.log2(rows)
+
+
+class HostCostBook(CostBook):
+    """Costs of draft models as everywhere, and of the target's passes as its host is seen to take for them."""
+
+    def __init__(self, host: HostCosts, *about: str) -> None:
+        super().__init__(*about)
+        self._host = host
+
+    @property
+    def times_host(self) -> bool:
+        return True
+
+    def costs(self, scorer: StateScorer, computed_layers: int = 0) -> HealingCosts:
+        return self._host if isinstance(scorer, HostTarget) else super().costs(scorer, computed_layers)

@@ -1,0 +1,38 @@
+"""Cures sampling with speculation in vLLM for CPUs.
+
+There the settings of a request are spread over its drafted tokens by a function that writes whole numbers into a copy:
+temperatures and top-p stay whatever the memory held. And a step in which nothing was drafted ends in an error, where
+top-k is set. Both are replaced by what the GPU's kernel computes, in torch; vLLM looks them up by these names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SPREAD, _CONSTRAIN = "expand_batch_to_tokens", "apply_sampling_constraints"
+
+
+def cure_sampling(sampler: Any) -> None:
+    """Replace the two functions in vLLM's module `rejection_sampler`; nothing where another version has other ones."""
+    constrain = getattr(sampler, _CONSTRAIN, None)
+    if constrain is None or not hasattr(sampler, _SPREAD):
+        return
+
+    def constrained(logits: Tensor, cu_num_draft_tokens: Tensor, sampling_metadata: Any) -> Tensor:
+        if not logits.shape[0]:
+            return logits
+        result: Tensor = constrain(logits, cu_num_draft_tokens, sampling_metadata)
+        return result
+
+    setattr(sampler, _SPREAD, spread)
+    setattr(sampler, _CONSTRAIN, constrained)
+
+
+def spread(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0) -> Tensor:
+    """Each request's value, once for each of its tokens; `cu_num_tokens` are their counts summed up."""
+    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return torch.repeat_interleave(values, counts.long(), output_size=num_tokens)
