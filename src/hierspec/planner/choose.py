@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 _FIRST_TRACES = 6  # that all plans are simulated on
 _FINALISTS = 8  # plans that are then simulated on all traces
+_NOISE = 0.03  # share by which two plans must differ to be told apart by the clock
 _SHORTEST = 4  # tokens of the longest answer: the first step is not counted
 
 
@@ -61,7 +63,7 @@ class PlanResult:
 
 @dataclass
 class Choice:
-    """All plans: first those that were run, the fastest first, then the others by their prediction."""
+    """All plans: first the best, then those that were run, the fastest first, then the others by their prediction."""
 
     results: list[PlanResult]
     figures: Figures
@@ -73,6 +75,11 @@ class Choice:
     @property
     def best(self) -> PlanResult:
         return self.results[0]
+
+    @property
+    def fastest(self) -> PlanResult:
+        """By the clock; the best is one that cannot be told from it, and is simpler."""
+        return min((each for each in self.results if each.measured is not None), key=_seconds, default=self.best)
 
     @property
     def plain(self) -> PlanResult:
@@ -151,9 +158,26 @@ def choose(
     chosen = results[:runs] + [result for result in results[runs:] if result.plan == Plan()]
     _run(model, chosen, prompts, replace(sampling, max_tokens=max_tokens), seconds, progress)
     took["running"] = clock() - started
-    results.sort(key=lambda result: (result.measured is None, result.seconds))
+    results = _best_first(results)
     names = {key: scorer.name for key, scorer in zip(keys, scorers, strict=True)}
     return Choice(results, figures, accepted, table, names, took)
+
+
+def _best_first(results: Sequence[PlanResult]) -> list[PlanResult]:
+    """Those that were run, the fastest first, then the others; but first of all the simplest of those that are as fast
+    as the fastest, as far as the clock can tell: tiers that never draft take memory all the same."""
+    ordered = sorted(results, key=lambda result: (result.measured is None, result.seconds))
+    if ordered[0].measured is None:
+        return ordered
+    close = [
+        each for each in ordered if each.measured is not None and each.seconds <= (1 + _NOISE) * ordered[0].seconds
+    ]
+    best = min(close, key=lambda each: (math.inf if each.memory is None else each.memory, len(each.plan.tiers)))
+    return [best, *(each for each in ordered if each is not best)]
+
+
+def _seconds(result: PlanResult) -> float:
+    return result.seconds
 
 
 def _interleaved(prompts: Sequence[tuple[str, Prompt]]) -> list[tuple[str, Prompt]]:

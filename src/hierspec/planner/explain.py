@@ -60,6 +60,11 @@ def explained(choice: Choice) -> list[str]:
     """A sentence for each tier and store: the best plan with it against the best without it."""
     best = choice.best
     sentences = [f"{best.name} is the fastest of {len(choice.results)} plans: {_figures(best)}."]
+    if choice.fastest is not best:
+        sentences = [
+            f"{best.name} is the simplest of {len(choice.results)} plans that are as fast as the fastest, as far as "
+            f"the clock can tell: {_figures(best)}; {choice.fastest.name} took {1e3 * choice.fastest.seconds:.2f} ms."
+        ]
     tiers = dict.fromkeys(_tier_name(tier) for result in choice.results for tier in result.plan.tiers)
     stores = dict.fromkeys(store for result in choice.results for store in result.plan.stores)
     labels = {tier: tier for tier in tiers} | {store: f"the store {store.removesuffix('?')}" for store in stores}
