@@ -1,7 +1,7 @@
 """HiSpec's tables on a model of your own, on a CPU or a GPU, as it is or at the cost of a larger one, in one record.
 
 Parts, in the order in which they are run while time is left:
-  plans      layerskip (the paper's baseline, 4 tokens), adadecode, hispec, and our layerskip+ and hispec+, by task
+  named      layerskip (the paper's baseline, 4 tokens), adadecode, hispec, and our layerskip+ and hispec+, by task
   time       seconds of drafting, intermediate and final verification apart, without prefill
   blocks     N_d tokens drafted x N_i verified, and one exit alone in equal blocks: what the target accepts with and
              without the verifier (paper: 58.1% and 39.7%)
@@ -53,10 +53,10 @@ from hierspec_bench.gpu.timing import Deadline
 from hierspec_bench.provenance import prompt_set
 from hierspec_bench.run import PLAIN, SideBySide
 
-PARTS = ("plans", "time", "blocks", "pairs", "batches", "agreement")
+PARTS = ("named", "time", "blocks", "pairs", "batches", "agreement")
 PLANS = ("layerskip", "adadecode", "hispec", "layerskip+", "hispec+")
 DRAFT_LENGTHS, BLOCKS = (2, 4, 6, 8), (4, 8, 12, 16)  # the paper's N_d and N_i
-_WEIGHTS = {"plans": 5.0, "time": 1.0, "blocks": 5.0, "pairs": 3.0, "batches": 3.0, "agreement": 2.0}
+_WEIGHTS = {"named": 5.0, "time": 1.0, "blocks": 5.0, "pairs": 3.0, "batches": 3.0, "agreement": 2.0}
 _FIGURES = ("speedup", "speedup_interval", "tokens_per_pass", "tokens_per_second", "decode_tokens_per_second")
 
 
@@ -107,9 +107,9 @@ class Tables:
             self.record["parts"].append({**row, "seconds": round(time.perf_counter() - began, 1)})
             keep()
 
-    def _plans(self, deadline: Deadline, progress: Progress) -> bool:
+    def _named(self, deadline: Deadline, progress: Progress) -> bool:
         plans = {name: self.model.plan(name) for name in PLANS}
-        return self._measure("plans", plans, deadline, progress, tasks=True)
+        return self._measure("named", plans, deadline, progress, tasks=True)
 
     def _blocks(self, deadline: Deadline, progress: Progress) -> bool:
         plans = {f"{size} alone": one_exit(self.draft, size) for size in BLOCKS}
@@ -260,7 +260,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     with progress_bars() as progress:
         tables.run(parts, arguments.seconds, keep, progress)
-    for name, row in tables.record.get("plans", {}).items():
+    for name, row in tables.record.get("named", {}).items():
         note(f"{name}: {row['speedup']}x, {row['tokens_per_pass']} tokens a pass, accepted {row['accepted']}")
     for size, shares in tables.record.get("accepted_at_the_target", {}).items():
         note(f"blocks of {size}: the target accepts {shares['without']} without the verifier, {shares['with']} with it")

@@ -40,6 +40,12 @@ def test_it_serves_until_it_is_told_to_stop(tiny):
     assert "Traceback" not in said
 
 
+def test_who_knows_the_address_can_connect():
+    """Before anything is answered: a client that was told where need not try again."""
+    with listening.listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname(), timeout=10):
+        pass
+
+
 @pytest.fixture(autouse=True)
 def _no_server(monkeypatch):
     """A mistake that is not noticed fails its test at once."""

@@ -30,7 +30,7 @@ def test_every_part_is_in_the_record_and_every_text_is_plains(folder, monkeypatc
     record = json.loads((folder / "record.json").read_text())
     assert record == json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [(row["part"], row["complete"]) for row in record["parts"]] == [(part, True) for part in hispec_tables.PARTS]
-    assert set(record["plans"]) == {"plain", *hispec_tables.PLANS}
+    assert set(record["named"]) == {"plain", *hispec_tables.PLANS}
     assert set(record["blocks"]) == {"plain", "4 alone", "2 x 4"}
     assert set(record["accepted_at_the_target"]) == {"4"}
     assert set(record["pairs"]) == {"plain", "1 alone", "2 alone", "1 under 2"}
@@ -38,13 +38,13 @@ def test_every_part_is_in_the_record_and_every_text_is_plains(folder, monkeypatc
     assert {"drafting", "intermediate", "final"} < set(record["time"]["hispec"])
     assert record["time"]["layerskip"]["intermediate"] == 0
     assert "exit 1 and exit 2" in record["agreement"]["ask"]["agreement"]["all"]
-    assert all(row["prompts"] == row["identical"] for part in ("plans", "blocks") for row in record[part].values())
+    assert all(row["prompts"] == row["identical"] for part in ("named", "blocks") for row in record[part].values())
 
 
 def test_without_time_nothing_is_begun(folder):
     model = hierspec.load(folder / "model", pack=folder / "pack")
     tables, kept = Tables(model, [BenchPrompt("a", ("hello",))], Sampling(max_tokens=4), (1, 2)), []
-    tables.run(["plans", "blocks"], 0.0, lambda: kept.append(len(tables.record["parts"])))
+    tables.run(["named", "blocks"], 0.0, lambda: kept.append(len(tables.record["parts"])))
     assert [row["complete"] for row in tables.record["parts"]] == [False, False]
     assert kept == [1, 2]
 
