@@ -79,7 +79,8 @@ class Choice:
     @property
     def fastest(self) -> PlanResult:
         """By the clock; the best is one that cannot be told from it, and is simpler."""
-        return min((each for each in self.results if each.measured is not None), key=_seconds, default=self.best)
+        run = [result for result in self.results if result.measured is not None]
+        return min(run, key=lambda result: result.seconds, default=self.best)
 
     @property
     def plain(self) -> PlanResult:
@@ -174,10 +175,6 @@ def _best_first(results: Sequence[PlanResult]) -> list[PlanResult]:
     ]
     best = min(close, key=lambda each: (math.inf if each.memory is None else each.memory, len(each.plan.tiers)))
     return [best, *(each for each in ordered if each is not best)]
-
-
-def _seconds(result: PlanResult) -> float:
-    return result.seconds
 
 
 def _interleaved(prompts: Sequence[tuple[str, Prompt]]) -> list[tuple[str, Prompt]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hierspec.backends.cuda.work import bucket
-from hierspec.core.foresight import LEADS
+from hierspec.core.foresight import SUREST, lead_class
 from hierspec.core.interfaces import Ask
 
 # Few numbers: each has a graph of its own, and a step too many takes less than another call.
@@ -21,19 +21,20 @@ def steps_allowed(asks: Sequence[Ask], room: int, most: int) -> Sequence[np.ndar
     allowed = asks[0].ahead[: min(room, most - 1)]
     wanted = allowed.any(axis=1)
     steps = len(allowed) if wanted.all() else int(wanted.argmin())  # after so many it would stop in any case
-    if bucket(steps, _STEPS) > len(allowed):  # near the end of a text
-        return list(allowed[: max(each for each in _STEPS if each <= len(allowed))])
-    return list(allowed[: bucket(steps, _STEPS)])
+    steps = bucket(steps, _STEPS)
+    if steps > len(allowed):  # near the end of a text
+        steps = max(each for each in _STEPS if each <= len(allowed))
+    return list(allowed[:steps])
 
 
 def steps_wanted(ask: Ask, picks: np.ndarray, leads: np.ndarray, ahead: Sequence[np.ndarray]) -> int:
     """How many steps are answered: up to the first that ends the text, or after which the ask wants no more."""
-    least = len(LEADS)
+    least = SUREST
     for step, allowed in enumerate(ahead):
         token = int(picks[step])
         if token < 0 or token in ask.request.stop_ids:
             return step + 1
-        least = min(least, sum(bool(leads[step] >= bound) for bound in LEADS))
+        least = min(least, lead_class(float(leads[step])))
         if not allowed[least]:
             return step + 1
     return 1 + len(ahead)
