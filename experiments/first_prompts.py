@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hierspec.core.errors import HierspecError
 from hierspec.machine import machine
 from hierspec.prompts import read_prompts
 
@@ -120,7 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="write the result to this JSON file too")
     arguments = parser.parse_args(argv)
     families: dict[str, list[str]] = {}
-    for prompt in read_prompts(arguments.prompts):
+    try:
+        prompts = read_prompts(arguments.prompts)
+    except HierspecError as error:
+        parser.error(str(error))
+    for prompt in prompts:
         families.setdefault(prompt.task, []).append(prompt.turns[0])
     chosen = [(task, prompt) for task, prompts in families.items() for prompt in prompts[: arguments.count]]
     if arguments.one_process:

@@ -71,6 +71,10 @@ def train(arguments: argparse.Namespace) -> dict[str, object]:
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     target = Network(checkpoint.config, checkpoint.weights).frozen(device, dtype)
     separator = checkpoint.config.eos_ids[0] if checkpoint.config.eos_ids else 0
+    if not arguments.tokens.is_file():
+        raise HierspecError(
+            f"There is no file {arguments.tokens}: name a file of token ids, or a conversations.safetensors."
+        )
     texts = read_tokens(arguments.tokens, arguments.length, separator, checkpoint.config.vocabulary)
     held = min(_HELD_BACK, max(1, len(texts) // 8))
     trained = Texts(texts.tokens[:-held], texts.answers[:-held])

@@ -136,6 +136,8 @@ def _train(arguments: argparse.Namespace) -> int:
     norms = options.numbers("--norm-layers", arguments.norm_layers) if arguments.part == "exits" else []
     tuned = arguments.part == "exits" and arguments.recipe == "tuned"
     ranks, of_exits = (_ranks(arguments.rank), _of_exits(arguments)) if tuned else ((1, 1, 1), {})
+    if chosen:  # before hours of training
+        _check_counts(chosen, of_exits)
     taps = options.numbers("--taps", arguments.taps) if arguments.part == "draft" else []
     if both := set(chosen) & set(norms):
         raise HierspecError(f"Exit {min(both)} is in --layers and in --norm-layers; name it once.")
@@ -225,24 +227,27 @@ def _ranks(listed: str) -> tuple[int, int, int]:
 
 def _of_exits(arguments: argparse.Namespace) -> dict[str, list[float]]:
     """What is said of each exit, by the names of `Exit`."""
-    listed: dict[str, list[float]] = {
-        "depth": [float(depth) for depth in options.numbers("--depths", arguments.depths)]
-    }
-    for name, option in (("weight", "exit-weights"), ("pull", "pulls")):
+    listed: dict[str, list[float]] = {}
+    for name, option, kind in (("depth", "depths", int), ("weight", "exit-weights", float), ("pull", "pulls", float)):
         given = getattr(arguments, option.replace("-", "_"))
         try:
-            listed[name] = [float(part) for part in given.split(",")] if given else []
+            listed[name] = [kind(part) for part in given.split(",")] if given else []
         except ValueError:
-            raise HierspecError(f"--{option} takes numbers separated by commas, not {given!r}.") from None
+            numbers = "whole numbers" if kind is int else "numbers"
+            raise HierspecError(f"--{option} takes {numbers} separated by commas, not {given!r}.") from None
     return {name: numbers for name, numbers in listed.items() if numbers}
+
+
+def _check_counts(layers: list[int], of_exits: dict[str, list[float]]) -> None:
+    for name, numbers in of_exits.items():
+        if len(numbers) != len(layers):
+            raise HierspecError(f"There are {len(layers)} exits, and a {name} of {len(numbers)}: give one for each.")
 
 
 def _exits(layers: list[int], of_exits: dict[str, list[float]]) -> list[Exit]:
     from hierspec.train.tuned import Exit
 
-    for name, numbers in of_exits.items():
-        if len(numbers) != len(layers):
-            raise HierspecError(f"There are {len(layers)} exits, and a {name} of {len(numbers)}: give one for each.")
+    _check_counts(layers, of_exits)
     exits = []
     for place, layer in enumerate(layers):
         about: dict[str, Any] = {name: numbers[place] for name, numbers in of_exits.items()}
