@@ -32,6 +32,7 @@ _KERNEL_FILES = (
     "quantised.py",
     "group_reader.py",
     "vector_products.py",
+    "short_sums.py",
     "byte_tiles.py",
     "pair_products.py",
     "amx.py",

@@ -19,17 +19,25 @@ def has_wide_registers() -> bool:
 
 
 @cache
+def has_wide_bytes() -> bool:
+    """Whether instructions take 64 bytes at once (AVX-512 BW)."""
+    return bool(binding.get_host_cpu_features().get("avx512bw", False))
+
+
+@cache
 def is_arm() -> bool:
     return platform.machine() in ("aarch64", "arm64")
 
 
 @cache
 def dot_instruction() -> str:
-    """How this CPU adds four products of bytes at once: by sdot (ARM), vpdpbusd (AVX-512 VNNI), or not at all."""
-    if binding.get_host_cpu_features().get("avx512vnni", False):
+    """How this CPU adds products of bytes: four at once by sdot (ARM) or vpdpbusd (AVX-512 VNNI), two by vpmaddubsw
+    (other x86 CPUs), or not at all."""
+    features = binding.get_host_cpu_features()
+    if features.get("avx512vnni", False):
         return "vpdpbusd"
     if not is_arm():
-        return ""
+        return "vpmaddubsw" if features.get("avx2", False) else ""
     # LLVM does not list sdot among the features, but emits it where it can. An instruction that LLVM does not know for
     # this CPU would end the process, so look at what it emits.
     binding.initialize_native_target()

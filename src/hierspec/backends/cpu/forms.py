@@ -35,6 +35,8 @@ class Form:
     unit: int  # inputs that share one d
     offsets: bool = False  # something is added to a group
     zero: int = 0  # what the stored integers are too large by
+    signed: bool = False  # stored integers may be negative
+    largest: int = 15  # of the sizes of stored integers
 
     @property
     def groups(self) -> int:
@@ -83,17 +85,17 @@ def _lines(size: int) -> int:
 
 
 # What a group costs beside its products is a third of the work with 32 inputs. 8 bits are enough for 64, 4 are not.
-INT8 = Form("int8", 8, 64, 64)
+INT8 = Form("int8", 8, 64, 64, signed=True, largest=128)
 INT4 = Form("int4", 4, 32, 32, offsets=True)  # GGUF's Q4_1
 FILE_FORMS = (
     Form("q4_0", 4, 32, 32, zero=8),
-    Form("q8_0", 8, 32, 32),
-    Form("q5_1", 8, 32, 32, offsets=True),
+    Form("q8_0", 8, 32, 32, signed=True, largest=128),
+    Form("q5_1", 8, 32, 32, offsets=True, largest=31),
     Form("q2_k", 4, 16, 256, offsets=True),
     Form("q3_k", 4, 16, 256, zero=4),
     Form("q4_k", 4, 32, 256, offsets=True),
-    Form("q5_k", 8, 32, 256, offsets=True),
-    Form("q6_k", 8, 16, 256),
+    Form("q5_k", 8, 32, 256, offsets=True, largest=31),
+    Form("q6_k", 8, 16, 256, signed=True, largest=32),
 )
 FORMS = (INT8, INT4, *FILE_FORMS)
 SMALLEST_GROUP = min(form.group for form in FORMS)

@@ -6,12 +6,13 @@ whatever the number of rows, here and in `byte_tiles.py`: products have the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 
-from hierspec.backends.cpu.features import dot_instruction, has_pair_products
+from hierspec.backends.cpu.features import dot_instruction, has_pair_products, has_wide_bytes, is_arm
 from hierspec.backends.cpu.forms import FORMS, Form
 from hierspec.backends.cpu.group_reader import MAGIC, GroupReader, initial_sum
 from hierspec.backends.cpu.llvm import LANES, V16I32, VectorWriter, i64
@@ -19,6 +20,7 @@ from hierspec.backends.cpu.pair_products import add_by_pairs
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.routines import Routine, routine
 from hierspec.backends.cpu.sdot_tiles import by_three
+from hierspec.backends.cpu.short_sums import add_in_16_bits
 from hierspec.backends.cpu.tiles import over_quantised_rows
 
 # Bytes from weights that are read to those that are prefetched, on x86 (0: none are). As tiles of int8 do it: few rows
@@ -68,6 +70,25 @@ def _add_by_fours(w: VectorWriter, totals: Sequence[Any], weights: Sequence[Any]
     return results
 
 
+def _multiply(form: Form, in_pairs: bool) -> Callable[..., list[Any]]:
+    if in_pairs:
+        return add_by_pairs
+    return partial(add_in_16_bits, form=form) if dot_instruction() == "vpmaddubsw" else _add_by_fours
+
+
+def _registers_are_few(rows: int) -> bool:
+    """For sums of all 16 outputs of so many rows, as integers and as floats."""
+    if dot_instruction() == "vpmaddubsw":
+        return rows > 2 and not has_wide_bytes()
+    return dot_instruction() == "sdot" and rows > 4
+
+
+def _apart(w: VectorWriter, address: Any) -> Any:
+    """The same address, of which LLVM no longer knows how it was made. It would make each row's address from that of the
+    row before, for every step again, on a unit that multiplies too."""
+    return w.b.asm(ir.FunctionType(address.type, [address.type]), "", "=r,0", [address], side_effect=False)
+
+
 def vector_tile(rows: int, form: Form, by_pairs: bool | None = None) -> Routine:
     @routine(8)
     def tile(
@@ -97,13 +118,14 @@ class _Tile:
         # All 16 outputs at once, although the registers of NEON do not hold two sums of each for 4 rows: half of them
         # at a time would read everything from memory in the first half and nothing in the second. Of 8 rows they hold
         # few.
-        self.lanes = LANES // 2 if dot_instruction() == "sdot" and rows > 4 else LANES
+        self.lanes = LANES // 2 if _registers_are_few(rows) else LANES
         self.integers, self.floats = ir.VectorType(_I32, self.lanes), ir.VectorType(_F32, self.lanes)
         self.unsigned = dot_instruction() == "vpdpbusd"  # weights are unsigned there
-        in_pairs = has_pair_products() and rows % 2 == 0 if by_pairs is None else by_pairs
-        self.multiply = add_by_pairs if in_pairs else _add_by_fours
+        self.multiply = _multiply(form, has_pair_products() and rows % 2 == 0 if by_pairs is None else by_pairs)
         self.start = initial_sum()
         self.x_rows = [w.b.add(x, w.b.mul(x_step, i64(row))) for row in range(rows)]
+        if dot_instruction() == "vpmaddubsw":
+            self.x_rows = [_apart(w, row) for row in self.x_rows]
         self.scale_rows = [w.b.add(group_scales, w.b.mul(scales_step, i64(4 * row))) for row in range(rows)]
 
     def store(self, weights: Any, groups: Any, out: Any, out_step: Any) -> None:
@@ -119,7 +141,7 @@ class _Tile:
                 def group(g: Any, carried: list[Any]) -> list[Any]:
                     steps = self._steps(reader.integers(number, g), first)
                     index = w.b.add(first_group, g)
-                    if AHEAD and self.unsigned:
+                    if AHEAD and not is_arm():
                         reader.prefetch(index, AHEAD)
                     totals = self._totals(index, steps)
                     # After the integers, as they stand in memory: then the CPU sees one stream.
