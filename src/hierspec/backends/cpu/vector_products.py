@@ -84,7 +84,7 @@ def _registers_are_few(rows: int) -> bool:
 
 
 def _apart(w: VectorWriter, address: Any) -> Any:
-    """The same address, of which LLVM no longer knows how it was made. It would make each row's address from that of the
+    """The same address, of which LLVM does not know how it was made. It would make each row's address from that of the
     row before, for every step again, on a unit that multiplies too."""
     return w.b.asm(ir.FunctionType(address.type, [address.type]), "", "=r,0", [address], side_effect=False)
 
