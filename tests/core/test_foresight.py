@@ -127,11 +127,12 @@ def test_foresight_learns_by_length_and_least_lead_and_forgets():
         foresight.learn(2, 3, False)
     ahead = foresight.ahead(0, SUREST, 4)
     assert ahead.shape == (3, SUREST + 1)
-    assert np.argwhere(ahead).tolist() == [[0, 5], [1, 5]]
+    surer = list(range(5, SUREST + 1))  # what goes on after a lead of 5 goes on after greater ones
+    assert np.argwhere(ahead).tolist() == [[length, lead] for length in (0, 1) for lead in surer]
     # A block whose least lead was 5 already: whatever comes, it is at most 5.
     assert foresight.ahead(1, 5, 3)[0].tolist() == [False] * 5 + [True] * 3
     for _ in range(12):
-        foresight.learn(1, 5, False)
+        foresight.learn(1, SUREST, False)  # and what ends after the surest ends after all
     assert not foresight.ahead(0, SUREST, 4)[0].any()
     foresight.learn(1000, 0, True)  # deeper than it counts
     assert foresight.ahead(1000, SUREST, 3).shape == (2, SUREST + 1)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hierspec.pacing.switch import Switch
+from hierspec.pacing.switch import Stages, Switch
 
 
 def write(switch, tokens, drafted, plain, easy=lambda written: True):
@@ -102,3 +102,45 @@ def test_one_round_that_took_very_long_is_no_reason():
 def test_what_neither_gains_nor_loses_may_be_either():
     seconds, _ = write(Switch(), 1000, lambda written: (1, 1.0), lambda written: (1, 1.0))
     assert seconds == 1000
+
+
+WAYS = {"nothing": (1, 1.0), "stores": (1.5, 1.2), "tiers": (2.5, 1.5)}  # tokens and seconds of a round
+
+
+def write_in_stages(stages, rounds, dice, ways):
+    """Write so many rounds, each noisy. Tokens a second, and the ways of the rounds."""
+    tokens = seconds = 0.0
+    taken = []
+    for _ in range(rounds):
+        way = "nothing" if not stages.drafts() else "tiers" if stages.tiers_draft() else "stores"
+        brought, took = ways[way]
+        took *= dice.lognormvariate(0, 0.05)
+        stages.learn(brought, took)
+        tokens, seconds = tokens + brought, seconds + took
+        taken.append(way)
+    return tokens / seconds, taken
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(
+    ("ways", "best"),
+    [
+        (WAYS, "tiers"),
+        ({**WAYS, "tiers": (2.5, 3.0)}, "stores"),  # tiers lose, and would take the stores with them
+        ({**WAYS, "stores": (1.0, 1.1)}, "tiers"),  # stores find nothing
+        ({**WAYS, "stores": (1.0, 1.1), "tiers": (1.5, 1.8)}, "nothing"),
+    ],
+)
+def test_of_three_ways_the_fastest_is_kept(seed, ways, best):
+    stages, dice = Stages(tiers_apart=True), random.Random(seed)
+    write_in_stages(stages, 300, dice, ways)
+    speed, taken = write_in_stages(stages, 2000, dice, ways)
+    tokens, seconds = ways[best]
+    assert taken.count(best) > 0.85 * len(taken)
+    assert speed > 0.96 * tokens / seconds
+
+
+def test_without_stores_or_tiers_there_are_two_ways():
+    stages = Stages()
+    _, taken = write_in_stages(stages, 500, random.Random(1), WAYS)
+    assert "stores" not in taken

@@ -73,9 +73,12 @@ class PaceBook:
             self._router(plan, level, scorers),
             {level - 1 - above: self._policy(plan, level, above, scorers) for above in _drafts_for(plan, level)},
             self._lengths,
-            self._switches.setdefault(plan, Switches()) if adapt and costs.heals and not level else None,
+            self._switch(plan) if adapt and costs.heals and not level else None,
             self._store_choices.setdefault((plan, level), StoreChoice()),
         )
+
+    def _switch(self, plan: Plan) -> Switches:
+        return self._switches.setdefault(plan, Switches(bool(plan.stores and plan.tiers)))
 
     def learnt(self) -> dict[str, Any]:
         """What was learnt so far, for the next run: counts by the names of scorers and stores, never text."""

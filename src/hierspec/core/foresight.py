@@ -31,9 +31,11 @@ class Foresight:
         self._went_on = np.full((_DEEPEST, SUREST + 1), 0.5)  # share of the decisions, older ones decayed
 
     def learn(self, tokens: int, least: int, went_on: bool) -> None:
-        """What the pace did after a block of so many tokens whose least lead was of this class."""
+        """What the pace did after a block of so many tokens whose least lead was of this class. Where it goes on it
+        would after surer ones too, and where it does not, not after less sure ones."""
         share = self._went_on[min(tokens, _DEEPEST) - 1]
-        share[least] += (1 - _MEMORY) * (went_on - share[least])
+        alike = share[least:] if went_on else share[: least + 1]
+        alike += (1 - _MEMORY) * (went_on - alike)
 
     def ahead(self, tokens: int, least: int, most: int) -> np.ndarray:
         """[most - 1, classes]: whether to go on after each of the next tokens but the last, by the least lead among

@@ -13,7 +13,7 @@ from hierspec.pacing.blocks import BlockPolicy, ByCount
 from hierspec.pacing.costs import FREE, Costs, Load
 from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.routing import Router
-from hierspec.pacing.switch import Switch, Switches
+from hierspec.pacing.switch import Stages, Switches
 
 
 class AdaptivePace(FixedPace):
@@ -36,12 +36,12 @@ class AdaptivePace(FixedPace):
         self.ends = ends or {0: ByCount()}
 
     def drafts(self, round: Round) -> bool:
-        switch = self._switch(round)
-        return switch is None or switch.drafts()
+        stages = self._stages(round)
+        return stages is None or stages.drafts()
 
     def rests(self, round: Round) -> int:
-        switch = self._switch(round)
-        return 0 if switch is None else switch.rests()
+        stages = self._stages(round)
+        return 0 if stages is None else stages.rests()
 
     def asks(self, round: Round, store: str) -> bool:
         if self.appraiser is None:
@@ -52,6 +52,9 @@ class AdaptivePace(FixedPace):
     def route(self, round: Round) -> Block | None:
         if self.router is None:
             return Block()
+        stages = self._stages(round)
+        if stages is not None and not stages.tiers_draft():
+            return None
         load, gain = _load(round), 0.0
         if round.proposals and self.appraiser is not None:
             speed = _speed(self.appraiser, round)
@@ -60,8 +63,8 @@ class AdaptivePace(FixedPace):
         skipped = self.router.choose(gain, load, to_prefill(self.router, round), room)
         return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin(load))
 
-    def _switch(self, round: Round) -> Switch | None:
-        """Which times writing with drafts against writing without. What a grammar forces always pays."""
+    def _stages(self, round: Round) -> Stages | None:
+        """Which time writing with drafts against writing without. What a grammar forces always pays."""
         request = round.request
         if self.switches is None or request.constraint is not None:
             return None
@@ -96,8 +99,8 @@ class AdaptivePace(FixedPace):
             self._learn_drafts(round, load)
         plain = self.costs.measured_plain(load.context)
         # Of a round that prefills nothing is learnt.
-        if plain and not round.request.prefilled and (switch := self._switch(round)) is not None:
-            switch.learn(len(tokens), (round.request.spent - round.began) / plain, load.requests)
+        if plain and not round.request.prefilled and (stages := self._stages(round)) is not None:
+            stages.learn(len(tokens), (round.request.spent - round.began) / plain, load.requests)
 
     def _learn_drafts(self, round: Round, load: Load) -> None:
         """What drafts are worth shows only where some may be made."""

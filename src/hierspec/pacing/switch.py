@@ -24,9 +24,12 @@ _OUTLIER = 3.0  # times the usual: a round that took longer counts as this
 
 class Switch:
     """Of one plan and of about so many requests that run together, which share it: all draft, or none does. Seconds are
-    in plain passes as measured once, so that rounds after short and long contexts can be compared."""
+    in plain passes as measured once, so that rounds after short and long contexts can be compared.
 
-    def __init__(self) -> None:
+    With `looks`, single rounds of a break draft, and what they bring may end it."""
+
+    def __init__(self, looks: bool = True) -> None:
+        self._may_look = looks
         self._on = False
         self._left = float(_SAMPLE)  # rounds of this run
         self._rounds = 0.0  # that it has had
@@ -37,7 +40,8 @@ class Switch:
 
     def drafts(self) -> bool:
         """Whether the round that begins may draft."""
-        self._looks = not self._on and self._left < self._break and self._left % _LOOK_EVERY == 1.0
+        looks = self._may_look and not self._on
+        self._looks = looks and self._left < self._break and self._left % _LOOK_EVERY == 1.0
         return self._on or self._looks
 
     def rests(self) -> int:
@@ -45,6 +49,11 @@ class Switch:
         if self._on or self._looks:
             return 0
         return int(min(self._left, (self._left - 1) % _LOOK_EVERY or _LOOK_EVERY))
+
+    @property
+    def compares(self) -> bool:
+        """Whether this run is of the slower way, as far as is known: only to compare."""
+        return self._on != (self._gain() >= 0)
 
     def learn(self, tokens: float, seconds: float, requests: int = 1) -> None:
         """What a round of one of so many requests brought, and how long it took with all that belongs to it."""
@@ -95,12 +104,48 @@ class Switch:
         self._counts[self._on] = [memory * old + new for old, new in zip(counts, (1.0, tokens, seconds), strict=True)]
 
 
+class Stages:
+    """What may draft in a round: nothing, stores alone, or lower tiers as well.
+
+    Two switches, one in the other. In rounds that may draft, tiers are timed against stores alone; the faster of these
+    two ways is timed against drafting nothing. With one switch, tiers that lose would take the stores with them.
+    """
+
+    def __init__(self, tiers_apart: bool = False) -> None:
+        self._drafts = Switch()
+        self._tiers = Switch(looks=False) if tiers_apart else None
+        self._drafting = False  # whether this round may draft
+
+    def drafts(self) -> bool:
+        """Whether the round that begins may draft."""
+        self._drafting = self._drafts.drafts()
+        return self._drafting
+
+    def tiers_draft(self) -> bool:
+        """Whether lower tiers may, in a round that may draft."""
+        return self._tiers is None or self._tiers.drafts()
+
+    def rests(self) -> int:
+        """In how many rounds, from the one that begins on, nothing is drafted for sure."""
+        return self._drafts.rests()
+
+    def learn(self, tokens: float, seconds: float, requests: int = 1) -> None:
+        """As `Switch.learn`."""
+        if self._drafting and self._tiers is not None:
+            compares = self._tiers.compares
+            self._tiers.learn(tokens, seconds, requests)
+            if compares:
+                return
+        self._drafts.learn(tokens, seconds, requests)
+
+
 class Switches:
     """Those of one plan: what pays for one request may not for eight."""
 
-    def __init__(self) -> None:
-        self._switches: dict[int, Switch] = {}
+    def __init__(self, tiers_apart: bool = False) -> None:
+        self._tiers_apart = tiers_apart  # the plan has stores and tiers: each may pay without the other
+        self._stages: dict[int, Stages] = {}
 
-    def of(self, requests: int) -> Switch:
+    def of(self, requests: int) -> Stages:
         """For so many requests together, or half as many again."""
-        return self._switches.setdefault(requests.bit_length(), Switch())
+        return self._stages.setdefault(requests.bit_length(), Stages(self._tiers_apart))

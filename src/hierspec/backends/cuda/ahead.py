@@ -14,17 +14,25 @@ from hierspec.core.interfaces import Ask
 _STEPS = (0, 1, 2, 3, 4, 5, 7, 11, 15)
 
 
-def steps_allowed(asks: Sequence[Ask], room: int, most: int) -> Sequence[np.ndarray]:
-    """What the one ask says about going on after each of the next tokens; nothing where several are answered."""
+def steps_allowed(asks: Sequence[Ask], room: int, most: int, likely: int) -> Sequence[np.ndarray]:
+    """What the one ask says about going on after each of the next tokens; nothing where several are answered.
+
+    Of steps that only some leads allow, so many tokens at most: all steps run, whatever the leads turn out to be, and
+    most blocks are short. Another call for the others takes less than steps that are mostly dropped.
+    """
     if len(asks) != 1 or asks[0].ahead is None or not room:
         return ()
     allowed = asks[0].ahead[: min(room, most - 1)]
-    wanted = allowed.any(axis=1)
-    steps = len(allowed) if wanted.all() else int(wanted.argmin())  # after so many it would stop in any case
+    steps = max(_leading(allowed.all(axis=1)), min(_leading(allowed.any(axis=1)), likely - 1))
     steps = bucket(steps, _STEPS)
     if steps > len(allowed):  # near the end of a text
         steps = max(each for each in _STEPS if each <= len(allowed))
     return list(allowed[:steps])
+
+
+def _leading(allowed: np.ndarray) -> int:
+    """How many come before the first that is not allowed."""
+    return len(allowed) if allowed.all() else int(allowed.argmin())
 
 
 def steps_wanted(ask: Ask, picks: np.ndarray, leads: np.ndarray, ahead: Sequence[np.ndarray]) -> int:

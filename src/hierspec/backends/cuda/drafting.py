@@ -94,7 +94,7 @@ class CudaDraftWriter:
         assert isinstance(features, CudaMemory)
         # What needs more than the largest of logit and noise is picked afterwards, and then there is one token a call.
         picked = not (ask.distributions or changes_logits(ask) or picks_wanted(ask) > _COUNTS[-1])
-        ahead = steps_allowed([ask], len(rows.slots) - count, _MOST_STEPS) if picked else ()
+        ahead = steps_allowed([ask], len(rows.slots) - count, _MOST_STEPS, self.at_once) if picked else ()
         layers.have_positions(rows.first + count + len(ahead) + 1)
         work = self._work(rows, count, memory)
         later = None

@@ -57,7 +57,7 @@ class CudaPassWriter:
         if not fits(batch, group):
             return None
         work = work_of(batch, group, max(windows) if all(windows) else 0, memory.spare)
-        ahead = steps_allowed(asks, len(rows.room), _MOST_STEPS)
+        ahead = steps_allowed(asks, len(rows.room), _MOST_STEPS, _MOST_STEPS)
         last = int(batch.positions[-1]) + 1
         later = steps_of(last, rows.room[: len(ahead)], batch.tables[0], windows) if len(ahead) else None
         decoder.have_positions(int(batch.positions.max()) + 1 + len(ahead))
