@@ -148,4 +148,7 @@ class Switches:
 
     def of(self, requests: int) -> Stages:
         """For so many requests together, or half as many again."""
-        return self._stages.setdefault(requests.bit_length(), Stages(self._tiers_apart))
+        stages = self._stages.get(requests.bit_length())
+        if stages is None:
+            stages = self._stages[requests.bit_length()] = Stages(self._tiers_apart)
+        return stages

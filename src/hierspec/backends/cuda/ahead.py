@@ -23,7 +23,7 @@ def steps_allowed(asks: Sequence[Ask], room: int, most: int, likely: int) -> Seq
     if len(asks) != 1 or asks[0].ahead is None or not room:
         return ()
     allowed = asks[0].ahead[: min(room, most - 1)]
-    steps = max(_leading(allowed.all(axis=1)), min(_leading(allowed.any(axis=1)), likely - 1))
+    steps = max(_leading(np.all(allowed, axis=1)), min(_leading(np.any(allowed, axis=1)), likely - 1))
     steps = bucket(steps, _STEPS)
     if steps > len(allowed):  # near the end of a text
         steps = max(each for each in _STEPS if each <= len(allowed))
