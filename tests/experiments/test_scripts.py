@@ -10,7 +10,7 @@ import pytest
 from hispec_pairs import chart, main
 
 ROOT = Path(__file__).parents[2]
-HELPERS = {"early_exit_variants", "killed_writer"}  # used by others
+HELPERS = {"early_exit_variants", "killed_writer", "vllm_gpu_engine"}  # used by others
 SCRIPTS = sorted(path for path in (ROOT / "experiments").glob("*.py") if path.stem not in HELPERS)
 
 
@@ -41,7 +41,7 @@ def test_the_experiments_are_all_there():
             "train_ladder",
             "two_commits",
         ),
-        *("vllm_batches", "vllm_drafts", "vllm_host", "vllm_propose_times"),
+        *("vllm_batches", "vllm_drafts", "vllm_gpu", "vllm_host", "vllm_propose_times"),
     ]
 
 

@@ -25,7 +25,7 @@ _FORMAT_VERSION = 1  # count up when the same file would now be converted differ
 _FINGERPRINTED = 1 << 20  # bytes of the header that go into the key
 _DTYPES: dict[torch.dtype | None, str] = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _STORED_AS = {**_DTYPES, None: "no weights"}
-_COMPLETE = "complete.json"  # file sizes of a finished folder, to notice a file that was cut short later
+COMPLETE = "complete.json"  # file sizes of a finished folder, to notice a file that was cut short later
 
 
 def convert(path: Path, dtype: torch.dtype | None, progress: Progress | None = None) -> Path:
@@ -41,7 +41,7 @@ def convert(path: Path, dtype: torch.dtype | None, progress: Progress | None = N
         _convert_into(folder, Path(path), dtype, progress or silent)
         claim(folder)
         keep_within_limit()
-    mark_used(folder / _COMPLETE)
+    mark_used(folder / COMPLETE)
     return folder
 
 
@@ -84,7 +84,7 @@ def _key(path: Path, dtype: torch.dtype | None) -> str:
 
 def _is_complete(folder: Path) -> bool:
     with suppress(OSError, ValueError, AttributeError):  # absent or damaged: make it again
-        sizes = json.loads((folder / _COMPLETE).read_text(encoding="utf-8"))
+        sizes = json.loads((folder / COMPLETE).read_text(encoding="utf-8"))
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
     return False
 
@@ -102,7 +102,7 @@ def _convert_into(folder: Path, path: Path, dtype: torch.dtype | None, progress:
             with (temporary / "model.safetensors").open("wb") as file:
                 _write_weights(file, model, stored_tensors, dtype, progress)
         sizes = {item.name: item.stat().st_size for item in temporary.iterdir()}
-        _write_json(temporary / _COMPLETE, sizes)
+        _write_json(temporary / COMPLETE, sizes)
 
 
 def _write_weights(

@@ -1,0 +1,200 @@
+"""vLLM on a GPU with and without hierspec's proposer: tokens a second at batch 1 and 16, accepted tokens, equal texts.
+
+The default model, and the default model at the cost of 8B (`hierspec.checkpoints.enlarged`), in bfloat16, greedily.
+Each engine is a process of its own with a time limit. The record is written after every engine, so a run that is cut
+off keeps what it has; engines come in the order of what they matter, and none begins that cannot end in `--seconds`.
+
+Prompts come in two parts: the first is answered one at a time, the second 16 at a time. So no answer is in a store
+before it is asked for. Plain decoding answers the first part in both ways, which counts its own differences.
+docs/results/vllm-host.json is the same comparison on a CPU.
+
+An engine's name: the model (8B or default), the method, and what differs from vLLM's usual: `full` records CUDA graphs
+of steps of any width (cudagraph_mode FULL; usually only steps with all drafts at full length are one graph), `exact`
+sets VLLM_BATCH_INVARIANT, `draft` adds the small draft model of the pack.
+
+examples:
+  PYTHONPATH=src python experiments/vllm_gpu.py --seconds 560 --output vllm-gpu.json
+  PYTHONPATH=src python experiments/vllm_gpu.py --jobs default:plain,default:hierspec:full --seconds 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# vLLM's workers import this file: nothing of hierspec is imported up here.
+from vllm_gpu_engine import Job, run_here
+
+JOBS = (
+    *("8B:plain", "8B:hierspec", "8B:ngram", "8B:hierspec:full"),
+    *("default:plain", "default:ngram", "default:hierspec:full", "default:hierspec", "default:ngram:full"),
+    *("default:plain:exact", "default:hierspec:exact", "8B:plain:exact", "8B:hierspec:exact"),
+    *("8B:suffix", "default:suffix", "default:hierspec:draft"),
+)
+_LEAST_SECONDS = 60.0  # that an engine needs to open and answer
+_ENVIRONMENT = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would compile for minutes
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "HIERSPEC_LEARNT": "off",  # what earlier runs have learnt would make a second run differ from the first
+}
+
+
+def run_apart(job: Job, asked: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """The engine in a process of its own, ended after so many seconds; what it had saved by then counts."""
+    with tempfile.TemporaryDirectory() as temporary:
+        question, answer, log = (Path(temporary) / name for name in ("asked.json", "result.json", "log"))
+        question.write_text(json.dumps(asked), encoding="utf-8")
+        environment = {**os.environ, **_ENVIRONMENT, "HIERSPEC_STORES": f"{temporary}/stores"}
+        environment["VLLM_BATCH_INVARIANT"] = "1" if job.exact else "0"
+        command = [sys.executable, __file__, "--one", job.name, str(question), str(answer)]
+        began = time.perf_counter()
+        with log.open("wb") as output:
+            try:
+                done = subprocess.run(
+                    command, env=environment, stdout=output, stderr=output, timeout=seconds, check=False
+                )
+                failed = "" if done.returncode == 0 else _reason(log)
+            except subprocess.TimeoutExpired:
+                failed = f"It took longer than {seconds:.0f} seconds."
+        result = json.loads(answer.read_text(encoding="utf-8")) if answer.is_file() else {}
+        result["seconds"] = round(time.perf_counter() - began, 1)
+        return {**result, "failed": failed} if failed else result
+
+
+def _reason(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    print("\n".join(lines[-25:]), flush=True)
+    errors = [line for line in lines if "Error" in line]
+    return (errors or lines or ["it ended"])[-1][-300:]
+
+
+def summary(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What a record says of each engine, in figures."""
+    return {name: _figures(Job(name), result, results) for name, result in results.items()}
+
+
+def _figures(job: Job, result: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    figures = {key: value for key, value in result.items() if key != "runs"}
+    runs = result.get("runs", {})
+    reference = results.get(job.reference, {}).get("runs", {})
+    batches = {}
+    for batch, run in runs.items():
+        tokens = sum(map(len, run["texts"]))
+        row: dict[str, Any] = {"tokens_per_second": round(tokens / run["seconds"], 1), "prompts": len(run["texts"])}
+        if job.method != "plain":
+            row["accepted_a_step"] = round(run["accepted"] / max(run["steps"], 1), 3)
+            row["drafted_a_step"] = round(run["drafted"] / max(run["steps"], 1), 3)
+        other = reference.get("1" if batch == "1 again in 16" else batch)
+        if other is not None and run is not other:
+            row["equal_to_plain"] = _equal(run["texts"], other["texts"])
+            if batch == "16" or batch == "1":
+                speed = sum(map(len, other["texts"])) / other["seconds"]
+                row["over_plain"] = round(tokens / run["seconds"] / speed, 3)
+        batches[batch] = row
+    return {**figures, "batches": batches}
+
+
+def _equal(texts: Sequence[Any], others: Sequence[Any]) -> str:
+    return f"{sum(one == other for one, other in zip(texts, others, strict=True))} of {len(texts)}"
+
+
+def _asked(arguments: argparse.Namespace, models: set[str]) -> dict[str, Any]:
+    """Folders and prompts, in the order of a prompt's task."""
+    import torch
+
+    from hierspec.checkpoints.enlarged_folder import write_enlarged
+    from hierspec.hosts.vllm_server import vllm_model
+    from hierspec.prompts import own_prompts, read_prompts, spread
+
+    prompts = own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts)
+    wanted = spread(prompts, 2 * arguments.limit)
+    texts = [prompt.turns[0] for prompt in wanted]
+    chosen = {id(prompt) for prompt in wanted}
+    warm_up = [prompt.turns[0] for prompt in prompts if id(prompt) not in chosen] or ["Hello"]
+    folders = {"default": vllm_model(arguments.model, torch.bfloat16)} if "default" in models else {}
+    if "8B" in models:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        folders["8B"] = str(write_enlarged(arguments.model, arguments.sizes, arguments.folder, device=device))
+    return {
+        "folders": folders,
+        "alone": texts[::2],
+        "together": texts[1::2],
+        "warm_up": warm_up,
+        "max_tokens": arguments.max_tokens,
+        "tokens": arguments.tokens,
+        "plan": arguments.plan,
+    }
+
+
+def _save(path: Path | None, document: Mapping[str, Any]) -> None:
+    if path is not None:
+        temporary = path.with_name(f"{path.name}.part")
+        temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["--one"]:
+        name, question, answer = given[1:]
+        asked = json.loads(Path(question).read_text(encoding="utf-8"))
+        run_here(Job(name), asked, lambda result: _save(Path(answer), result))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", default=",".join(JOBS), help="engines, in their order (default: all)")
+    parser.add_argument("--seconds", type=float, default=560, help="of the whole run (default 560)")
+    parser.add_argument("--most", type=float, default=180, help="seconds of one engine (default 180)")
+    parser.add_argument("--limit", type=int, default=16, help="prompts of each part (default 16)")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=8, help="num_speculative_tokens (default 8)")
+    parser.add_argument("--plan", default="hd+", help="hierspec's (default hd+)")
+    parser.add_argument("--prompts", type=Path, help="JSON lines with task and turns (default: hierspec's own)")
+    parser.add_argument("--model", help="default: the default model")
+    parser.add_argument("--sizes", default="8B", help="of the enlarged model (default 8B)")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "hierspec-enlarged")
+    parser.add_argument("--output", type=Path, help="a file for the record, written after every engine")
+    arguments = parser.parse_args(given)
+    began = time.perf_counter()
+    try:
+        jobs = [Job(name) for name in arguments.jobs.split(",")]
+    except ValueError as error:
+        parser.error(str(error))
+    asked = _asked(arguments, {job.model for job in jobs})
+    from hierspec.hosts.vllm_options import vllm_version
+    from hierspec.machine import machine
+
+    record: dict[str, Any] = {
+        "command": " ".join(["python", "experiments/vllm_gpu.py", *given]),
+        "machine": machine(),
+        "vllm": vllm_version(),
+        "num_speculative_tokens": arguments.tokens,
+        "max_tokens": arguments.max_tokens,
+        "preparing_seconds": round(time.perf_counter() - began, 1),
+        "left_out": [],
+    }
+    results: dict[str, Any] = {}
+    for job in jobs:
+        left = arguments.seconds - (time.perf_counter() - began)
+        if left < _LEAST_SECONDS:
+            record["left_out"].append(job.name)
+            continue
+        results[job.name] = run_apart(job, asked, min(left, arguments.most))
+        figures = summary(results)
+        print(job.name, json.dumps(figures[job.name]), flush=True)
+        _save(arguments.output, {**record, "engines": figures})
+    print(json.dumps({**record, "engines": summary(results)}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
