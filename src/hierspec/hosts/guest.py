@@ -20,9 +20,9 @@ from hierspec.core.hierarchy import Hierarchy
 from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.pass_times import PassClock, tell_times
 from hierspec.core.plan import Plan
-from hierspec.core.proposal import Proposal
-from hierspec.core.request import Request, Step
+from hierspec.core.request import Step
 from hierspec.core.sampling import NO_TOKEN, Sampling
+from hierspec.hosts.guest_request import GuestRequest
 from hierspec.hosts.host_pace import HostPace
 from hierspec.pacing.pace import AdaptivePace
 
@@ -37,17 +37,6 @@ def check_guest_plan(plan: Plan) -> None:
     """Refuse what a host's own verification rules out."""
     if plan.rule != "coupled":
         raise HierspecError(f'rule = "{plan.rule}" compares distributions, and a host compares tokens; leave rule out.')
-
-
-class GuestRequest(Request):
-    """A text that a host writes."""
-
-    drafted: tuple[int, ...] = ()  # the chain that the host verifies next
-    proposals: Sequence[Proposal] = ()  # that it was chosen from, where only stores draft
-
-    def follow(self, tokens: Sequence[int]) -> None:
-        """The host has written these."""
-        self._append(tokens)
 
 
 class Guest:
@@ -136,7 +125,7 @@ class Guest:
 
     def end(self, request: GuestRequest) -> None:
         """The host has no more of it: what it wrote may be learnt for others."""
-        self.pace.lengths.learn(len(request.output))
+        self.pace.text_ends(request)
         request.cancel()
 
     def close(self) -> None:
@@ -166,6 +155,7 @@ class Guest:
         request.proposals, request.drafted = proposals, draft
 
     def _score(self, group: Sequence[tuple[GuestRequest, Ask]]) -> Sequence[Answer | None]:
+        group = [(request, _cut(request, ask)) for request, ask in group]
         began = perf_counter()
         try:
             answers = group[0][1].scorer.score([ask for _, ask in group])
@@ -173,7 +163,10 @@ class Guest:
             for request, _ in group:
                 self._fail(request, error)
             return [None] * len(group)
-        clock = PassClock(perf_counter() - began, sum(request.between for request, _ in group), False)
+        seconds = perf_counter() - began
+        if any(not ask.stats.calls for _, ask in group):
+            self.pace.began_to_read(seconds)
+        clock = PassClock(seconds, sum(request.between for request, _ in group), False)
         self._spent += clock.seconds + clock.between
         tell_times(group, answers, clock, self._spent)
         return answers
@@ -194,3 +187,8 @@ class Guest:
         if self._failures <= _MOST_FAILURES:
             end = "; nothing is drafted any more" if self._failures == _MOST_FAILURES else ""
             _LOG.warning("A request goes on without drafts: %s%s", request.error, end)
+
+
+def _cut(request: GuestRequest, ask: Ask) -> Ask:
+    """As draft models see it: of a long prompt they may read the end alone. The host verifies what they draft."""
+    return replace(ask, context=ask.context[request.read_from :]) if request.read_from else ask

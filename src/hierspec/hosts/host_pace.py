@@ -11,7 +11,9 @@ from hierspec.core.hierarchy import FixedPace
 from hierspec.core.interfaces import Block, Round, Written
 from hierspec.core.proposal import NOTHING, Proposal
 from hierspec.hosts.chains import best_chain, compare
+from hierspec.hosts.guest_request import GuestRequest
 from hierspec.hosts.host_costs import HostCosts
+from hierspec.hosts.reading import Reading
 from hierspec.hosts.rest import Rest
 from hierspec.pacing.acceptance import AcceptanceRates
 from hierspec.pacing.asking import StoreChoice, promise
@@ -45,6 +47,8 @@ class HostPace(FixedPace):
         self.costs = HostCosts()  # of the host's steps by their rows
         self.router: Router | None = None  # chooses which draft model drafts; None: the next tier, always
         self._beside = StoreChoice()  # whether one drafts where stores have a draft
+        self._reading = Reading()  # and how much of a text it reads for that
+        self._reading_seconds = 0.0  # of this call
         self._tokens = self._plain = (
             1.0  # that a request wrote, older ones decayed; in the time of how many plain steps
         )
@@ -80,7 +84,7 @@ class HostPace(FixedPace):
         if self.adapts:
             self._see(now, tokens)
         self._began, self._load = now, Load(requests)
-        self._drafting, self._prices, self._gain = True, [], 0.0
+        self._drafting, self._prices, self._gain, self._reading_seconds = True, [], 0.0, 0.0
         if self.adapts:
             self._drafting = self.costs.timed and self._rest.drafts(requests) and not self._samples()
             if self._drafting:
@@ -91,7 +95,12 @@ class HostPace(FixedPace):
         self._rows, self._ended = rows, self._clock()
         self._undrafted = self._undrafted + 1 if self._drafting and rows == self._load.requests else 0
         if self.adapts and self._drafting:
-            self._rest.learn(self._gain, self._speed() * (self._ended - self._began))
+            self._rest.learn(self._gain, self._speed() * (self._ended - self._began - self._reading_seconds))
+
+    def began_to_read(self, seconds: float) -> None:
+        """Draft models have read texts that were new to them in this time. It is spent once a text and was weighed
+        before: what looking for drafts takes in a step it does not tell."""
+        self._reading_seconds += seconds
 
     def drafts(self, round: Round) -> bool:
         return self._drafting
@@ -107,8 +116,28 @@ class HostPace(FixedPace):
             if not self._beside.asks(_DRAFTERS, promise(self.acceptance, round.proposals), self._speed()):
                 return None
         room = min(round.room, self.lengths.rest(len(round.request.output)))
-        skipped = self.router.choose(0.0, self._load, to_prefill(self.router, round), room)
+        lacking = self._to_read(self.router, round, room)
+        skipped = None if lacking is None else self.router.choose(0.0, self._load, lacking, room)
         return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin(self._load))
+
+    def _to_read(self, router: Router, round: Round, room: int) -> list[int] | None:
+        """Tokens that each draft model would read before it drafts; None where none should. Once one has begun to read
+        a text, all begin where it did."""
+        request, lacking = round.request, to_prefill(router, round)
+        assert isinstance(request, GuestRequest)
+        if not _is_read(round):
+            prefills = [route.policy.prefill for route in router.routes]
+            speed, context = self._speed(), len(round.context)
+
+            def price(tokens: int) -> float:  # of the cheapest: the router weighs what the others would take
+                return speed * min(prefill.seconds(tokens, context) for prefill in prefills)
+
+            window = self._reading.window(price, min(lacking), room)
+            if not window:
+                return None
+            if window < min(lacking):
+                request.read_from = context - window
+        return [min(each, len(round.context) - request.read_from) for each in lacking]
 
     def choose(self, round: Round) -> Proposal:
         return self.chain(_compared(round), round.room)
@@ -117,19 +146,23 @@ class HostPace(FixedPace):
         self.learn_drafts(_compared(round), round.tokens)
         if self.router is None or not round.may_draft:
             return
-        drafted, taken, block = round.drafted, None, list[Written]()
+        drafted, taken, block, saved = round.drafted, None, list[Written](), 0.0
         if drafted is not None:
             taken, block = drafted.skipped, drafted.written
+            gained = self._gained(round, round.appraised or NOTHING)
             if round.appraised is not None:
-                self._learn_beside(round, round.appraised, drafted.seconds)
+                promised = promise(self.acceptance, round.proposals[1:])
+                self._beside.learn(_DRAFTERS, promised, gained, drafted.seconds)
+            saved = gained - self._speed() * drafted.seconds
+        if _is_read(round):
+            self._reading.learn(len(round.tokens), saved)
         seconds = round.seconds + self.costs.under(self._load).seconds(1 + len(round.draft))
         self.router.learn(taken, block, round.tokens, seconds, len(round.proposals) > 1, self._load)
 
-    def _learn_beside(self, round: Round, stores: Proposal, seconds: float) -> None:
-        """What a draft model added to the stores: the text shows how much of their chain would have been accepted."""
+    def _gained(self, round: Round, stores: Proposal) -> float:
+        """What a draft model added to the stores' chain: the text shows how much of that would have been accepted."""
         gained = _right(round.draft, round.tokens) - sum(self._prices[: len(round.draft)])
-        gained -= _right(stores, round.tokens) - sum(self._prices[: len(stores)])
-        self._beside.learn(_DRAFTERS, promise(self.acceptance, round.proposals[1:]), gained, seconds)
+        return gained - _right(stores, round.tokens) + sum(self._prices[: len(stores)])
 
     @property
     def drafting(self) -> bool:
@@ -150,6 +183,12 @@ class HostPace(FixedPace):
         if self._learnt < _EAGER or self._load.requests <= _MANY or self._learnt % _EVERY == 0:
             for proposal in proposals:
                 self.acceptance.learn(proposal, written)
+
+    def text_ends(self, request: GuestRequest) -> None:
+        """The host has no more of it."""
+        self.lengths.learn(len(request.output))
+        if self.router is not None and not any(stats.calls for stats in request.stats.tiers[1:]):
+            self._reading.left_unread()
 
     def learnt(self) -> dict[str, Any]:
         """What was counted, for the next run."""
@@ -190,6 +229,11 @@ class HostPace(FixedPace):
 def _compared(round: Round) -> Sequence[Proposal]:
     """What was drafted, a draft model's compared with the stores'."""
     return round.proposals if round.drafted is None or len(round.proposals) < 2 else compare(round.proposals)
+
+
+def _is_read(round: Round) -> bool:
+    """Whether some draft model has read the round's text."""
+    return any(stats.calls for stats in round.request.stats.tiers[1:])
 
 
 def _right(chain: Proposal, written: Sequence[int]) -> int:
