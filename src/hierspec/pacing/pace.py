@@ -91,6 +91,7 @@ class AdaptivePace(FixedPace):
         seconds = costs.under(load).seconds(1 + len(round.draft))
         if round.request.last_pass is not None:
             costs.observe(*round.request.last_pass)
+            round.request.last_pass = None  # once: tokens that were written ahead share a pass's time
         round.request.stats.tiers[round.level].expected_seconds += seconds
         round.seconds += seconds
         if round.level == 0 and (len(tokens) > round.room or tokens[-1] in round.request.stop_ids):

@@ -39,8 +39,7 @@ def by_tiles(form: Form):
 
 def random_weights(outputs: int, inputs: int, form: Form, rng: np.random.Generator) -> np.ndarray:
     """Blocks of any integers that the form can hold, with scales of any sign."""
-    units, most = outputs * inputs // form.unit, 16 if form.bits == 4 else 256
-    lowest = -form.zero if form.bits == 4 else -128
+    units = outputs * inputs // form.unit
 
     def halves() -> np.ndarray:
         return rng.standard_normal(units).astype(np.float16)
@@ -48,7 +47,7 @@ def random_weights(outputs: int, inputs: int, form: Form, rng: np.random.Generat
     def small() -> np.ndarray | None:
         return rng.integers(-128, 128, (units, form.groups)).astype(np.int8) if form.multiplied else None
 
-    integers = rng.integers(lowest, lowest + most, (units, form.unit)).astype(np.int8)
+    integers = rng.choice(np.array(form.integers, np.int8), (units, form.unit))
     offsets = (halves(), small()) if form.offsets else (None, None)
     return arrange(UnpackedBlocks(integers, halves(), small(), *offsets), outputs, form)
 

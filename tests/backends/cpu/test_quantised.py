@@ -181,10 +181,9 @@ def test_many_rows_have_the_bits_that_each_has_alone(form, units):
     rng = np.random.default_rng(units)
     x = rng.standard_normal((31, units * form.unit)).astype(np.float32)
     outputs, count = 32, 32 * units
-    low, high = (-form.zero, 16 - form.zero) if form.bits == 4 else (-127, 128)
     small = [rng.integers(-31, 32, (count, form.groups), np.int8) if form.multiplied else None for _ in range(2)]
     blocks = UnpackedBlocks(
-        rng.integers(low, high, count * form.unit, np.int8),
+        rng.choice(np.array(form.integers, np.int8), count * form.unit),
         rng.standard_normal(count).astype(np.float16),
         small[0],
         rng.standard_normal(count).astype(np.float16) if form.offsets else None,

@@ -39,6 +39,11 @@ class Form:
     largest: int = 15  # of the sizes of stored integers
 
     @property
+    def integers(self) -> range:
+        """That it holds."""
+        return range(-self.largest if self.signed else -self.zero, min(self.largest, 127) - self.zero + 1)
+
+    @property
     def groups(self) -> int:
         """Of a unit: a power of two. Where there is one, its scale is d itself."""
         return self.unit // self.group
