@@ -12,6 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hierspec.checkpoints.config import Rotary, inverse_frequencies
 from hierspec.checkpoints.families import FAMILIES, from_huggingface, to_huggingface
+from hierspec.checkpoints.rotary import rotary_table
 from hierspec.core.errors import HierspecError
 from hierspec.testing.checkpoints import tiny_config
 
@@ -234,3 +235,17 @@ def test_what_a_family_cannot_have_is_not_written() -> None:
         to_huggingface(tiny_config("qwen3", windows=(8, 16, 0, 0)))
     with pytest.raises(HierspecError, match="cannot be written"):
         to_huggingface(tiny_config("mistral", attention_bias=True))
+
+
+def test_cosines_and_sines_are_rounded_once_and_stay_as_a_table_grows():
+    """Every process has the same bits: those of float64, rounded. In float32, torch's differ between processes."""
+    rotary = Rotary(10_000.0)
+    frequencies, _ = inverse_frequencies(rotary, 64)
+    short, long = rotary_table(rotary, 64, 100), rotary_table(rotary, 64, 4000)
+    for table, longer, exact in zip(short, long, (math.cos, math.sin), strict=True):
+        assert table.dtype == np.float32
+        assert (table.view(np.int32) == longer[:100].view(np.int32)).all()
+        for position in (0, 1, 7, 99):
+            angles = np.float32(position) * np.asarray(frequencies, np.float32)
+            expected = np.array([exact(float(angle)) for angle in angles]).astype(np.float32)
+            assert (table[position] == expected).all()

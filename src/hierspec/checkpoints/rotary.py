@@ -164,3 +164,17 @@ def scaling_to_huggingface(rotary: Rotary) -> dict[str, Any] | None:
 
 def _present(source: dict[str, Any], key: str) -> dict[str, Any]:
     return {key: source[key]} if source.get(key) is not None else {}
+
+
+def rotary_table(rotary: Rotary, head_size: int, positions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines of the first so many positions, [positions, head_size / 2] float32 each.
+
+    Angles are rounded to float32, as in transformers. Their cosines are not made in float32: by torch on x86 the last
+    bit differs between processes, which can flip a near tie. In float64 such a difference is gone when the result is
+    rounded.
+    """
+    frequencies, factor = inverse_frequencies(rotary, head_size)
+    angles = np.arange(positions, dtype=np.float32)[:, None] * np.asarray(frequencies, np.float32)
+    exact = angles.astype(np.float64)
+    cos, sin = (np.float32(factor) * f(exact).astype(np.float32) for f in (np.cos, np.sin))
+    return cos, sin

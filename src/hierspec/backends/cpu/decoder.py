@@ -31,8 +31,9 @@ from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES, product_code
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.checkpoints.cast_weights import CastWeights
-from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
+from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.gguf_weights import GgufWeights, StoredRows
+from hierspec.checkpoints.rotary import rotary_table
 
 
 class CpuDecoder:
@@ -88,8 +89,6 @@ class CpuDecoder:
         group = config.heads // config.kv_heads
         self.rows_together = rows_of_block(group) if tile_attention else QUERIES
         self._nodes_together = rows_of_block(group, 1) if tile_attention else QUERIES
-        frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
-        self._frequencies = torch.as_tensor(frequencies)
         nothing = np.empty((0, config.head_size // 2), np.float32)
         self._rotary_table = nothing, nothing  # cosines and sines by position; one pair, so that both are there or none
         self._scratch = Scratch(config, team.threads, tile_attention)
@@ -166,9 +165,7 @@ class CpuDecoder:
     def rotary(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Cosines and sines of at least so many positions: where they are lacking, of as many again."""
         if count > len(self._rotary_table[0]):
-            angles = torch.arange(2 * count)[:, None].float() * self._frequencies
-            cos, sin = ((f(angles) * self._rotary_factor).numpy() for f in (torch.cos, torch.sin))
-            self._rotary_table = cos, sin
+            self._rotary_table = rotary_table(self.config.rotary, self.config.head_size, 2 * count)
         return self._rotary_table
 
     def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:

@@ -24,7 +24,8 @@ from hierspec.backends.cuda.products import ADD, ADD_AND_TAP, Weight, product, w
 from hierspec.backends.cuda.scratch import Scratch
 from hierspec.backends.cuda.tiling import DOWN, GATED, HEAD, OUTPUT, QKV
 from hierspec.backends.cuda.work import MOST_ROWS, Work, bucket, in_passes, work_of
-from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
+from hierspec.checkpoints.config import DecoderConfig
+from hierspec.checkpoints.rotary import rotary_table
 
 _ADD, _ADD_AND_TAP = ADD.value, ADD_AND_TAP.value
 _TOKENS = 1024  # that are embedded without a copy of their own
@@ -118,9 +119,8 @@ class CudaDecoder:
 
     def _rotary(self, size: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of so many positions."""
-        frequencies, factor = inverse_frequencies(self.config.rotary, self.config.head_size)
-        angles = torch.arange(size, dtype=torch.float32)[:, None] * torch.as_tensor(frequencies)
-        cos, sin = ((f(angles) * factor).to(self.device, torch.float32).contiguous() for f in (torch.cos, torch.sin))
+        table = rotary_table(self.config.rotary, self.config.head_size, size)
+        cos, sin = (torch.from_numpy(values).to(self.device) for values in table)
         return cos, sin
 
     def have_positions(self, count: int) -> None:

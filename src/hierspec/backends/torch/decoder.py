@@ -16,7 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hierspec.backends.base import Backend, Batch, Memory
 from hierspec.backends.torch.memory import TorchMemory, index_of
-from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
+from hierspec.checkpoints.config import DecoderConfig
+from hierspec.checkpoints.rotary import rotary_table
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,6 @@ class TorchDecoder:
             Layer(**{field: placed.get(f"model.layers.{number}.{name}") for field, name in _NAMES.items()})  # type: ignore[arg-type]
             for number in range(config.layers)
         ]
-        frequencies, self._rotary_factor = inverse_frequencies(config.rotary, config.head_size)
-        self._frequencies = torch.as_tensor(frequencies, device=self.device)
         nothing = torch.empty(0, config.head_size // 2, device=self.device)
         self._rotary_table = nothing, nothing  # cosines and sines by position; one pair, so that both are there or none
         self.layer_rows = 0  # rows times layers run so far: what reuse saves shows here
@@ -207,8 +206,8 @@ class TorchDecoder:
         cos, sin = self._rotary_table
         if needed > len(cos):
             size = max(needed, min(2 * len(cos), self.config.context), 512)
-            angles = torch.arange(size, device=self.device, dtype=torch.float32)[:, None] * self._frequencies
-            cos, sin = angles.cos() * self._rotary_factor, angles.sin() * self._rotary_factor
+            table = rotary_table(self.config.rotary, self.config.head_size, size)
+            cos, sin = (torch.from_numpy(values).to(self.device) for values in table)
             self._rotary_table = cos, sin
         rows = torch.as_tensor(positions, device=self.device)
         return cos[rows, None].to(self.dtype), sin[rows, None].to(self.dtype)
