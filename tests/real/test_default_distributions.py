@@ -18,7 +18,7 @@ pytestmark = pytest.mark.model
 
 PROMPT = "Name a colour."
 SAMPLING = Sampling(max_tokens=3, temperature=1.0, top_k=6)
-REQUESTS = 304
+REQUESTS = 400
 BATCH = 8  # requests that run together; each batch reuses the prefix cache of the one before
 SIGNIFICANCE = 1e-6
 MIN_EXPECTED = 5.0  # in a cell of chi-square

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hierspec.checkpoints.config import DecoderConfig, inverse_frequencies
+from hierspec.checkpoints.config import DecoderConfig
+from hierspec.checkpoints.rotary import rotary_table
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines [positions, head_size / 2]
 
@@ -101,8 +102,6 @@ class Network(nn.Module):
             )
             blocks.append(block)
         self.blocks: Sequence[Block] = nn.ModuleList(blocks)  # type: ignore[assignment]
-        frequencies, self._factor = inverse_frequencies(config.rotary, config.head_size)
-        self._frequencies = torch.as_tensor(frequencies)
 
     def frozen(self, device: torch.device | str, dtype: torch.dtype) -> Network:
         """Moves it to a device, without gradients, and returns it."""
@@ -110,9 +109,9 @@ class Network(nn.Module):
 
     def rotation(self, start: int, stop: int) -> Rotation:
         """Of the positions start .. stop."""
-        angles = torch.arange(start, stop, dtype=torch.float32)[:, None] * self._frequencies
-        device = self.embedding.device
-        return (angles.cos() * self._factor).to(device), (angles.sin() * self._factor).to(device)
+        table = rotary_table(self.config.rotary, self.config.head_size, stop)
+        cos, sin = (torch.from_numpy(values[start:]).to(self.embedding.device) for values in table)
+        return cos, sin
 
     def forward(self, tokens: Tensor, taps: Iterable[int]) -> dict[int, Tensor]:
         """Hidden states [batch, length, hidden] after as many layers as each of `taps` says (0: the embeddings)."""
