@@ -34,8 +34,8 @@ class Foresight:
         """What the pace did after a block of so many tokens whose least lead was of this class. Where it goes on it
         would after surer ones too, and where it does not, not after less sure ones."""
         share = self._went_on[min(tokens, _DEEPEST) - 1]
-        alike = share[least:] if went_on else share[: least + 1]
-        alike += (1 - _MEMORY) * (went_on - alike)
+        decided = share[least:] if went_on else share[: least + 1]
+        decided += (1 - _MEMORY) * (went_on - decided)
 
     def ahead(self, tokens: int, least: int, most: int) -> np.ndarray:
         """[most - 1, classes]: whether to go on after each of the next tokens but the last, by the least lead among
