@@ -169,10 +169,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         jobs = [Job(name) for name in arguments.jobs.split(",")]
     except ValueError as error:
         parser.error(str(error))
-    asked = _asked(arguments, {job.model for job in jobs})
+    if not arguments.seconds > 0:
+        parser.error(f"--seconds must be more than 0, not {arguments.seconds:g}; one engine takes {_LEAST_SECONDS:g}.")
+    # Not before: a process of an engine must not import hierspec here.
+    from hierspec.core.errors import HierspecError
     from hierspec.hosts.vllm_options import vllm_version
     from hierspec.machine import machine
 
+    try:
+        asked = _asked(arguments, {job.model for job in jobs})
+    except HierspecError as error:
+        parser.error(str(error))
     record: dict[str, Any] = {
         "command": " ".join(["python", "experiments/vllm_gpu.py", *given]),
         "machine": machine(),
