@@ -46,6 +46,15 @@ def test_drafts_that_cost_more_than_they_bring_cost_little(seed, slower):
 
 
 @pytest.mark.parametrize("seed", range(20))
+def test_rounds_that_take_three_times_as_long_are_tried_seldom(seed):
+    """A GPU writes plainly in long calls: one round with drafts takes as long as three without."""
+    dice, switch = random.Random(seed), Switch()
+    write(switch, 300, noisy(dice, 1.4, 3.0), noisy(dice, 1, 1.0))
+    seconds, _ = write(switch, 3000, noisy(dice, 1.4, 3.0), noisy(dice, 1, 1.0))
+    assert seconds < 1.06 * 3000
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_what_drafts_do_to_the_next_round_does_not_count_for_them(seed):
     """Drafts displace weights from caches: the first round without them takes longer than all that follow."""
     dice, last, switch = random.Random(seed), [False], Switch()

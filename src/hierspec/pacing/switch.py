@@ -15,6 +15,7 @@ _PROBE = 12  # rounds with drafts after a break
 _BREAKS = (32, 512)  # rounds without drafts where those lose: at first, and at most, twice as long each time
 _LOOK_EVERY = 32  # rounds of a break after which one may draft,
 _LUCK = 3  # and so many tokens from it end the break: the text has become an easier one
+_PROBES_COST, _LOOKS_COST = 0.04, 0.02  # of a break's time at most, where a round with drafts takes long
 _SLOWER = 0.97  # of the speed without drafts: below it a run of drafts ends at once,
 _ENOUGH = 6  # when it has had so many rounds
 _MEMORY = {True: 0.97, False: 0.9}  # what a round with and without drafts counts for after the next
@@ -33,7 +34,9 @@ class Switch:
         self._on = False
         self._left = float(_SAMPLE)  # rounds of this run
         self._rounds = 0.0  # that it has had
+        self._length = _SAMPLE  # rounds of this break
         self._break = _BREAKS[0]
+        self._look_every = _LOOK_EVERY
         self._looks = False  # this round drafts though it is a break
         self._settling = 0.0  # rounds that do not count
         self._counts = {True: [0.0, 0.0, 0.0], False: [0.0, 0.0, 0.0]}  # rounds, tokens and seconds, older ones decayed
@@ -41,14 +44,14 @@ class Switch:
     def drafts(self) -> bool:
         """Whether the round that begins may draft."""
         looks = self._may_look and not self._on
-        self._looks = looks and self._left < self._break and self._left % _LOOK_EVERY == 1.0
+        self._looks = looks and self._left < self._length and self._left % self._look_every == 1.0
         return self._on or self._looks
 
     def rests(self) -> int:
         """In how many rounds, from the one that begins on, nothing is drafted for sure."""
         if self._on or self._looks:
             return 0
-        return int(min(self._left, (self._left - 1) % _LOOK_EVERY or _LOOK_EVERY))
+        return int(min(self._left, (self._left - 1) % self._look_every or self._look_every))
 
     @property
     def compares(self) -> bool:
@@ -84,9 +87,11 @@ class Switch:
         if self._gain() >= 0:
             self._break = _BREAKS[0]
             return _SAMPLE
-        length = self._break
-        self._break = min(2 * length, _BREAKS[1])
-        return length
+        lost = self._lost_rounds()
+        self._look_every = max(_LOOK_EVERY, int(lost / _LOOKS_COST))
+        self._length = min(max(self._break, int(_ENOUGH * lost / _PROBES_COST)), _BREAKS[1])
+        self._break = min(2 * self._break, _BREAKS[1])
+        return self._length
 
     def _gain(self) -> float:
         """By how much drafts are faster than plain decoding, as a share; 0 where one of them is unknown."""
@@ -94,6 +99,15 @@ class Switch:
         if not (seconds and plain_seconds):
             return 0.0
         return tokens / seconds * plain_seconds / plain_tokens - 1
+
+    def _lost_rounds(self) -> float:
+        """What a round with drafts costs beyond what its tokens take without: in rounds without. A GPU writes plainly
+        in long calls, and a small model's drafts take it two or three rounds."""
+        (rounds, tokens, seconds), (plain_rounds, plain_tokens, plain_seconds) = self._counts[True], self._counts[False]
+        if not (rounds and plain_seconds):
+            return 0.0
+        plain = tokens / rounds * plain_seconds / plain_tokens
+        return max(seconds / rounds - plain, 0.0) * plain_rounds / plain_seconds
 
     def _count(self, tokens: float, seconds: float) -> None:
         counts = self._counts[self._on]

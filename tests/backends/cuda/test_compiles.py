@@ -83,5 +83,5 @@ def test_every_kernel_compiles_for_hopper(tmp_path):
         [sys.executable, script], env={**environment, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stderr[-3000:]
-    for kernel in ("norm", "qkv", "attend", "product", "gated", "listed", "join_inputs", "pick", "gather"):
+    for kernel in ("norm", "enter", "qkv", "attend", "product", "gated", "listed", "join_inputs", "pick", "gather"):
         assert f"{kernel}_kernel" in found.stdout

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hierspec.backends.cuda.fused import gated, norm
+from hierspec.backends.cuda.fused import gated
+from hierspec.backends.cuda.norms import Entering, Norm, enter_norm, groups_of, norm
 from hierspec.backends.cuda.products import Weight, parts_needed, product, weight
 from hierspec.backends.cuda.tiling import Tiles, guessed, tiles_for
 
@@ -19,6 +20,13 @@ def made(matrix, format, tiles, device) -> Weight:
 def scratch(weight: Weight, device, halves: int = 1):
     floats, counters = parts_needed(weight.matrix.shape[0], weight.tiles, max(WIDTHS), halves)
     return torch.zeros(max(floats, 1), device=device), torch.zeros(max(counters, 1), dtype=torch.int32, device=device)
+
+
+def entry(rows: int, hidden: int, device) -> Entering:
+    return Entering(
+        torch.zeros(rows, hidden, dtype=torch.bfloat16, device=device),
+        torch.zeros(rows, groups_of(hidden), device=device),
+    )
 
 
 def near(found, right, bound=0.02) -> bool:
@@ -44,17 +52,36 @@ def test_sums_are_right_and_do_not_depend_on_width(device, format, tiles):
     assert not splitting[1].any()  # counters are zero again, for the next kernel
 
 
-def test_inputs_are_normed_while_they_are_read(device):
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_norm_is_finished_by_the_product_behind_it(device, splits):
     torch.manual_seed(2)
-    matrix, x, gain = torch.randn(48, 96) / 9, 3 * torch.randn(40, 96), torch.rand(96) + 0.5
-    placed = made(matrix, "bfloat16", Tiles(32, 64, 1, norm_inside=True), device)
+    matrix, x, gain = torch.randn(48, 1100) / 33, 3 * torch.randn(40, 1100), torch.rand(1100) + 0.5
+    placed = made(matrix, "bfloat16", Tiles(32, 64, splits), device)
     results = {}
     for rows in WIDTHS:
-        out = torch.zeros(40, 48, device=device)
-        product(x.to(device), placed, out, rows, scratch(placed, device), gain=gain.to(device), eps=1e-5)
+        entering, out = entry(40, 1100, device), torch.zeros(40, 48, device=device)
+        enter_norm(x.to(device), gain.to(device), entering, rows)
+        product(entering.scaled, placed, out, rows, scratch(placed, device), norm=Norm(entering.squares, 1e-5))
         results[rows] = out.cpu()
-    assert near(results[40], torch.nn.functional.rms_norm(x, (96,), gain, 1e-5) @ matrix.T)
+    assert near(results[40], torch.nn.functional.rms_norm(x, (1100,), gain, 1e-5) @ matrix.T)
     assert all(torch.equal(results[rows][:rows], results[40][:rows]) for rows in WIDTHS)
+
+
+@pytest.mark.parametrize("tiles", TILES, ids=lambda tiles: f"{tiles.outputs} outputs, {tiles.splits} splits")
+def test_sums_enter_a_norm_as_states_from_memory_do(device, tiles):
+    """So a token may stop after a layer and go on later with the same bits."""
+    torch.manual_seed(6)
+    matrix, x, gain = torch.randn(88, 128) / 11, torch.randn(40, 128), torch.rand(88)
+    placed = made(matrix, "bfloat16", tiles, device)
+    for rows in WIDTHS:
+        hidden = torch.randn(40, 88).to(device)
+        at_once, later = entry(40, 88, device), entry(40, 88, device)
+        given, splitting = x.to(device, torch.bfloat16), scratch(placed, device)
+        product(given, placed, hidden, rows, splitting, end=1, enters=(gain.to(device), at_once))
+        enter_norm(hidden, gain.to(device), later, rows)
+        assert torch.equal(at_once.scaled, later.scaled)
+        assert torch.equal(at_once.squares, later.squares)
+        assert at_once.squares[:rows].all()
 
 
 @pytest.mark.parametrize("format", ["bfloat16", "int8"])
@@ -98,4 +125,3 @@ def test_tiles_depend_on_the_shape_alone():
         for outputs, inputs in ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576), (128256, 4096)):
             tiles = guessed(what, outputs, inputs)
             assert tiles.outputs in (16, 32, 64)
-            assert not (tiles.norm_inside and tiles.splits > 1)

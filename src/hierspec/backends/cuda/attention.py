@@ -22,7 +22,6 @@ from hierspec.backends.cuda.launching import (
     NOT_SEEN,
     arrives_last,
     options,
-    ordered_sum,
     prefetch,
     release_next,
     wait_for_last,
@@ -36,7 +35,7 @@ ROWS = 16  # of a tile
 # heads of an 8B model: 36 us with tiles of 16 rows, 25 with 64; after 128 tokens 7.6 and 10.1.
 WIDE_ROWS = 64
 WIDE_FROM = 1024  # positions, from which on tiles are wide
-STEP = PAGE  # keys that are multiplied at once: those of one page
+_PARTS_AT_ONCE = 8  # results of blocks that are read together, in a tile of 16 rows; fewer where it has more
 # A piece of work: its first row, how many, the block, whether it is a row's own; then of the tile that it belongs to:
 # first row, rows, first piece, first block, last block, pieces, its number; then the pages of the block.
 FIELDS = 16
@@ -46,6 +45,7 @@ _TILE_FIRST, _TILE_COUNT, _TILE_PIECE, _TILE_BLOCK, _TILE_LAST, _TILE_PIECES, _T
 )
 _PAGES = tl.constexpr(11)
 FIRST_PAGE = 11  # of the fields
+_COLUMNS = tl.constexpr(16)  # the fewest that matrix units take
 LARGEST_GROUP = ROWS  # heads that share a key head
 
 
@@ -57,18 +57,18 @@ _VIEWS = ["work", "positions", "limits", "lengths", "path_starts", "own_pieces",
 def attend_kernel(
     q, keys, values, work, positions, limits, lengths, path_starts, own_pieces, paths, partial, stats, counters, out,
     SLOTS, scale,
-    KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr,
-    LOG_STEP: tl.constexpr, FIELDS: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, OVERLAP: tl.constexpr,
+    KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, STEP: tl.constexpr, PAGE: tl.constexpr,
+    ROWS: tl.constexpr, FIELDS: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, AT_ONCE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One block of keys for the rows of one piece of work, and one key head. `scale` is for powers of two."""
-    release_next(OVERLAP)
     kv, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     # The work was there before the first kernel of the pass, and so was all of the cache but its own tokens.
     fields = work + piece * FIELDS
     count = tl.load(fields + _COUNT)
     if OVERLAP:
-        prefetch_block(keys, fields, count, kv * SLOTS, D, KEYS, STEP)
-        prefetch_block(values, fields, count, kv * SLOTS, D, KEYS, STEP)
+        prefetch_block(keys, fields, count, kv * SLOTS, D, KEYS, PAGE)
+        prefetch_block(values, fields, count, kv * SLOTS, D, KEYS, PAGE)
     wait_for_last(OVERLAP)
     if count > 0:
         block, own = tl.load(fields + _BLOCK), tl.load(fields + _OWN)
@@ -86,48 +86,57 @@ def attend_kernel(
         lines = q + ((row.to(tl.int64) * KH + kv) * G + r % G)[:, None] * D + d[None, :]
         queries = tl.load(lines, mask=live[:, None], other=0.0)
         best = tl.full((ROWS,), NOT_SEEN, tl.float32)
-        # By place within a step, and added up in the end: one order, whatever the layout of a tile.
-        totals = tl.zeros((ROWS, STEP), tl.float32)
+        # Added up by matrix units, as values are, in all columns alike: one order, whatever the layout of a tile.
+        ones = tl.full((STEP, _COLUMNS), 1.0, tl.float32).to(tl.bfloat16)
+        totals = tl.zeros((ROWS, _COLUMNS), tl.float32)
         acc = tl.zeros((ROWS, D), tl.float32)
         most = tl.max(limit)
         for at in range(0, tl.minimum(KEYS, most - block * KEYS), STEP):
             j = block * KEYS + at + step
-            slot = tl.load(fields + _PAGES + at // STEP).to(tl.int64) * STEP + step
+            slot = tl.load(fields + _PAGES + (at + step) // PAGE).to(tl.int64) * PAGE + (at + step) % PAGE
             if TREE:
                 on_path = (j >= path_from) & (j < most)
                 slot = tl.where(on_path, tl.load(path + j, mask=on_path, other=0), slot)
             place = (kv * SLOTS + slot) * D
             there = j < most
             k = tl.load(keys + place[None, :] + d[:, None], mask=there[None, :], other=0.0)
+            v = tl.load(values + place[:, None] + d[None, :], mask=there[:, None], other=0.0)
             scores = tl.dot(queries, k) * scale
             seen = j[None, :] < limit[:, None]
             if WINDOW > 0:
                 seen = seen & (position[:, None] - j[None, :] < WINDOW)
             scores = tl.where(seen, scores, NOT_SEEN)
             new = tl.maximum(best, tl.max(scores, 1))
-            p = tl.where(seen, tl.exp2(scores - new[:, None]), 0.0)
+            p = tl.where(seen, tl.exp2(scores - new[:, None]), 0.0).to(tl.bfloat16)
             fade = tl.exp2(best - new)
-            totals = totals * fade[:, None] + p
-            v = tl.load(values + place[:, None] + d[None, :], mask=there[:, None], other=0.0)
-            acc = tl.dot(p.to(tl.bfloat16), v, acc * fade[:, None])
+            totals = tl.dot(p, ones, totals * fade[:, None])
+            acc = tl.dot(p, v, acc * fade[:, None])
             best = new
-        at = (piece.to(tl.int64) * KH + kv) * ROWS + r
-        tl.store(partial + at[:, None] * D + d[None, :], acc, mask=live[:, None])
-        tl.store(stats + at * 2, best, mask=live)
-        tl.store(stats + at * 2 + 1, ordered_sum(tl.trans(totals), ROWS, LOG_STEP), mask=live)
-        counter = counters + tl.load(fields + _TILE) * KH + kv
-        if arrives_last(counter, tl.load(fields + _TILE_PIECES)):
-            merge(fields, positions, lengths, own_pieces, partial, stats, out, kv, KH, G, D, KEYS, ROWS, WINDOW, TREE)
+        release_next(OVERLAP)
+        total, pieces = tl.max(totals, 1), tl.load(fields + _TILE_PIECES)
+        if pieces == 1:  # nothing to merge, which would multiply by one
+            places = out + ((row.to(tl.int64) * KH + kv) * G + r % G)[:, None] * D + d[None, :]
+            tl.store(places, (acc / total[:, None]).to(tl.bfloat16), mask=live[:, None])
+        else:
+            line = (piece.to(tl.int64) * KH + kv) * ROWS + r
+            tl.store(partial + line[:, None] * D + d[None, :], acc, mask=live[:, None])
+            tl.store(stats + line * 2, best, mask=live)
+            tl.store(stats + line * 2 + 1, total, mask=live)
+            if arrives_last(counters + tl.load(fields + _TILE) * KH + kv, pieces):
+                merge(
+                    fields, positions, lengths, own_pieces, partial, stats, out, kv,
+                    KH, G, D, KEYS, ROWS, WINDOW, TREE, AT_ONCE,
+                )  # fmt: skip
 
 
 @triton.jit
-def prefetch_block(numbers, fields, count, head, D: tl.constexpr, KEYS: tl.constexpr, STEP: tl.constexpr):
+def prefetch_block(numbers, fields, count, head, D: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr):
     """Keys or values of a block, on its pages, where the piece of work is not empty."""
     LINES: tl.constexpr = D // 64 if D >= 64 else 1
-    step, line = tl.arange(0, STEP), tl.arange(0, LINES) * 64
+    place, line = tl.arange(0, PAGE), tl.arange(0, LINES) * 64
     if count > 0:
-        for at in tl.static_range(0, KEYS, STEP):
-            slot = tl.load(fields + _PAGES + at // STEP).to(tl.int64) * STEP + step
+        for page in tl.static_range(KEYS // PAGE):
+            slot = tl.load(fields + _PAGES + page).to(tl.int64) * PAGE + place
             prefetch(numbers + ((head + slot) * D)[:, None] + line[None, :])
 
 
@@ -135,9 +144,10 @@ def prefetch_block(numbers, fields, count, head, D: tl.constexpr, KEYS: tl.const
 def merge(
     fields, positions, lengths, own_pieces, partial, stats, out, kv,
     KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr,
-    TREE: tl.constexpr,
+    TREE: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Results of all blocks for the rows of a tile, in order of the blocks."""
+    """Results of all blocks for the rows of a tile, in order of the blocks, `AT_ONCE` of them read together. A block
+    that a row does not see changes nothing."""
     r, d = tl.arange(0, ROWS), tl.arange(0, D)
     row = tl.load(fields + _TILE_FIRST) + r // G
     live = r // G < tl.load(fields + _TILE_COUNT)
@@ -146,30 +156,48 @@ def merge(
     if TREE:
         own_piece = tl.load(own_pieces + row, mask=live, other=-1)
         own_block = tl.load(lengths + row, mask=live, other=0) // KEYS
+    else:
+        own_piece, own_block = position, position  # not looked at
+    last_block = tl.load(fields + _TILE_LAST)
     best = tl.full((ROWS,), NOT_SEEN, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, D), tl.float32)
-    for block in range(first_block, tl.load(fields + _TILE_LAST) + 1):
-        seen = live & (block * KEYS <= position)
-        if WINDOW > 0:
-            seen = seen & (position - (block * KEYS + KEYS - 1) < WINDOW)
-        piece, line = first_piece + block - first_block + tl.zeros((ROWS,), tl.int32), r
-        if TREE:
-            alone = (own_piece >= 0) & (block >= own_block)
-            piece = tl.where(alone, own_piece + block - own_block, piece)
-            line = tl.where(alone, r % G, line)
-        at = (piece.to(tl.int64) * KH + kv) * ROWS + line
-        # Other multiprocessors wrote these: not from this one's cache.
-        theirs = tl.load(stats + at * 2, mask=seen, other=NOT_SEEN, cache_modifier=".cg")
-        count = tl.load(stats + at * 2 + 1, mask=seen, other=0.0, cache_modifier=".cg")
-        part = tl.load(partial + at[:, None] * D + d[None, :], mask=seen[:, None], other=0.0, cache_modifier=".cg")
-        new = tl.maximum(best, theirs)
-        mine, weight = tl.exp2(best - new), tl.exp2(theirs - new)
-        acc = acc * mine[:, None] + part * weight[:, None]
-        total = total * mine + count * weight
-        best = new
+    for start in range(first_block, last_block + 1, AT_ONCE):
+        for block in tl.static_range(AT_ONCE):
+            seen, at = places_of_blocks(
+                start + block, last_block, r, live, position, own_piece, own_block, first_piece - first_block, kv,
+                KH, G, KEYS, ROWS, WINDOW, TREE,
+            )  # fmt: skip
+            # Other multiprocessors wrote these: not from this one's cache.
+            theirs = tl.load(stats + at * 2, mask=seen, other=NOT_SEEN, cache_modifier=".cg")
+            count = tl.load(stats + at * 2 + 1, mask=seen, other=0.0, cache_modifier=".cg")
+            lines = partial + at[:, None] * D + d[None, :]
+            part = tl.load(lines, mask=seen[:, None], other=0.0, cache_modifier=".cg")
+            new = tl.maximum(best, theirs)
+            mine, weight = tl.exp2(best - new), tl.exp2(theirs - new)
+            acc = acc * mine[:, None] + part * weight[:, None]
+            total = total * mine + count * weight
+            best = new
     lines = out + ((row.to(tl.int64) * KH + kv) * G + r % G)[:, None] * D + d[None, :]
     tl.store(lines, (acc / total[:, None]).to(tl.bfloat16), mask=live[:, None])
+
+
+@triton.jit
+def places_of_blocks(
+    block, last_block, r, live, position, own_piece, own_block, piece_less_block, kv,
+    KH: tl.constexpr, G: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr,
+    TREE: tl.constexpr,
+):  # fmt: skip
+    """Which rows of a tile see which blocks, and where their results are."""
+    seen = live & (block <= last_block) & (block * KEYS <= position)
+    if WINDOW > 0:
+        seen = seen & (position - (block * KEYS + KEYS - 1) < WINDOW)
+    piece, line = piece_less_block + block + 0 * r, r
+    if TREE:
+        alone = (own_piece >= 0) & (block >= own_block)
+        piece = tl.where(alone, own_piece + block - own_block, piece)
+        line = tl.where(alone, r % G, line)
+    return seen, (piece.to(tl.int64) * KH + kv) * ROWS + line
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +222,13 @@ class Places:
     paths: Tensor
 
 
+def _keys_of_step(head_size: int) -> int:
+    """Keys that are multiplied at once: by the model alone, since sums of a row follow it. An H200, us for one token
+    after 2,047, with 64 and 128: heads of 64 numbers 7.5 and 6.4, heads of 128 10.6 and 9.9; but 64 tokens there 26
+    and 35."""
+    return 2 * PAGE if head_size <= 64 else PAGE
+
+
 def attend(
     q: Tensor,
     cache: tuple[Tensor, Tensor],
@@ -211,10 +246,12 @@ def attend(
     """out[row, head] for the queries [row, head, head_size]. `pieces`: of work, some of them empty; `tile`: rows of
     each."""
     kv_heads, slots, size = cache[0].shape
+    step = _keys_of_step(size)
     scale = size**-0.5 * 1.4426950408889634  # log2(e)
     attend_kernel[(kv_heads, pieces)](
         q, *cache, places.work, places.positions, places.limits, places.lengths, places.path_starts,
         places.own_pieces, places.paths, scratch.partial, scratch.stats, scratch.counters, out, slots, scale,
-        kv_heads, heads // kv_heads, size, KEYS, STEP, tile, STEP.bit_length() - 1, FIELDS, window, tree,
+        kv_heads, heads // kv_heads, size, KEYS, step, PAGE, tile, FIELDS, window, tree,
+        _PARTS_AT_ONCE * ROWS // tile,
         **options(warps, stages, heads * size),
     )  # fmt: skip

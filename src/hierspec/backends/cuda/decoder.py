@@ -17,9 +17,10 @@ from torch import Tensor
 
 from hierspec.backends.base import Backend, Batch, Memory
 from hierspec.backends.cuda.attention import Places, attend
-from hierspec.backends.cuda.fused import Heads, gated, norm, queries_keys_values
+from hierspec.backends.cuda.fused import Heads, gated, queries_keys_values
 from hierspec.backends.cuda.graphs import Graphs, Inbox, on_device
 from hierspec.backends.cuda.memory import CudaMemory
+from hierspec.backends.cuda.norms import Norm, enter_norm
 from hierspec.backends.cuda.products import ADD, ADD_AND_TAP, Weight, product, weight
 from hierspec.backends.cuda.scratch import Scratch
 from hierspec.backends.cuda.tiling import DOWN, GATED, HEAD, OUTPUT, QKV
@@ -168,13 +169,26 @@ class CudaDecoder:
             number = self._memories[memory] = self._made
         return number
 
-    def launch(self, memory: CudaMemory, work: Work, start: int, stop: int, places: Places) -> None:
-        """Layers start..stop over the rows whose states are in the scratch memory."""
+    def launch(
+        self,
+        memory: CudaMemory,
+        work: Work,
+        start: int,
+        stop: int,
+        places: Places,
+        head_gain: Tensor | None = None,
+    ) -> None:
+        """Layers start..stop over the rows whose states are in the scratch memory. `head_gain`: of the norm before the
+        head, where that comes next (`launch_head`)."""
+        first = self.layers[start].attention_norm if start < stop else head_gain
+        if first is not None:
+            self.launch_entry(first, work.width)
         for number in range(start, stop):
             tap = None
             if number + 1 in memory.taps:
                 tap = memory.all_states[memory.taps.index(number + 1)], places.slots
-            self.launch_layer(memory, number, work, places, tap)
+            gain = self.layers[number + 1].attention_norm if number + 1 < stop else head_gain
+            self.launch_layer(memory, number, work, places, tap, gain)
 
     def launch_layer(
         self,
@@ -183,10 +197,12 @@ class CudaDecoder:
         work: Work,
         places: Places,
         tap: tuple[Tensor, Tensor] | None,
+        next_gain: Tensor | None,
     ) -> None:
+        """States that have entered its first norm; they leave entering the next one, if any."""
         layer, scratch, config, rows = self.layers[number], self.scratch, self.config, work.width
         cache = memory.keys[number], memory.values[number]
-        eps, splitting = config.norm_eps, scratch.splitting
+        entering, splitting = scratch.entering, scratch.splitting
         self.launch_keys(memory, number, rows, places)
         window = config.windows[number]
         attend(
@@ -201,18 +217,18 @@ class CudaDecoder:
             work.tree,
             work.tile,
         )
-        product(scratch.attended, layer.output, scratch.hidden, rows, splitting, _ADD)
-        x, gain = self.entering(layer.mlp_norm, layer.gate_up, rows)
-        gated(x, layer.gate_up, scratch.gated, rows, splitting, gain, eps)
+        inner = layer.mlp_norm, entering
+        product(scratch.attended, layer.output, scratch.hidden, rows, splitting, _ADD, enters=inner)
+        gated(entering.scaled, layer.gate_up, scratch.gated, rows, splitting, self.norm_left)
         end = _ADD if tap is None else _ADD_AND_TAP
-        product(scratch.gated, layer.down, scratch.hidden, rows, splitting, end, tap)
+        outer = None if next_gain is None else (next_gain, entering)
+        product(scratch.gated, layer.down, scratch.hidden, rows, splitting, end, tap, enters=outer)
 
     def launch_keys(self, memory: CudaMemory, number: int, rows: int, places: Places, first_head: int = 0) -> None:
-        """Queries, keys and values of a layer; from the head `first_head` on."""
-        layer, scratch, config = self.layers[number], self.scratch, self.config
-        x, gain = self.entering(layer.attention_norm, layer.qkv, rows)
+        """Queries, keys and values of a layer, from the head `first_head` on, of states that have entered its norm."""
+        layer, scratch = self.layers[number], self.scratch
         queries_keys_values(
-            x,
+            scratch.entering.scaled,
             layer.qkv,
             layer.heads,
             self.rotary,
@@ -221,18 +237,18 @@ class CudaDecoder:
             rows,
             (places.positions, places.slots, places.drafted),
             scratch.splitting,
-            gain,
-            config.norm_eps,
+            self.norm_left,
             first_head,
         )
 
-    def entering(self, gain: Tensor, weight: Weight, rows: int) -> tuple[Tensor, Tensor | None]:
-        """What a product reads of the hidden states: normed, or with the norm that it is to do itself."""
-        scratch = self.scratch
-        if weight.tiles.norm_inside:
-            return scratch.hidden, gain
-        norm(scratch.hidden, gain, scratch.normed, rows, self.config.norm_eps)
-        return scratch.normed, None
+    def launch_entry(self, gain: Tensor, rows: int) -> None:
+        """Let the states in the scratch memory enter a norm, where no product before does it."""
+        enter_norm(self.scratch.hidden, gain, self.scratch.entering, rows)
+
+    @property
+    def norm_left(self) -> Norm:
+        """Of states that have entered a norm."""
+        return Norm(self.scratch.entering.squares, self.config.norm_eps)
 
     def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:
         """Good until the next call, unless there are many rows."""
@@ -246,14 +262,18 @@ class CudaDecoder:
         width = bucket(rows, _LOGIT_ROWS)
         out = self.room_for_logits(width)
         self.scratch.hidden[:rows].copy_(states)
-        self.graphs.run(("head", gain.data_ptr(), width), lambda: self.launch_head(gain, width, out))
+
+        def launch() -> None:
+            self.launch_entry(gain, width)
+            self.launch_head(width, out)
+
+        self.graphs.run(("head", gain.data_ptr(), width), launch)
         return out[:rows]
 
-    def launch_head(self, gain: Tensor, rows: int, out: Tensor) -> None:
-        """Logits of the states in the scratch memory."""
+    def launch_head(self, rows: int, out: Tensor) -> None:
+        """Logits of states that have entered the norm before it."""
         assert self.head is not None
-        x, applied = self.entering(gain, self.head, rows)
-        product(x, self.head, out, rows, self.scratch.splitting, gain=applied, eps=self.config.norm_eps)
+        product(self.scratch.entering.scaled, self.head, out, rows, self.scratch.splitting, norm=self.norm_left)
 
     def room_for_logits(self, rows: int) -> Tensor:
         """Memory for the logits of so many rows, always the same."""

@@ -86,6 +86,7 @@ class CudaDraftWriter:
             layers.scratch.inbox.put(work.numbers)
             layers.scratch.hidden[: work.rows].copy_(hidden[rows])
             places = layers.scratch.places(work.width, work.pieces)
+            layers.launch_entry(layers.layers[last].attention_norm, work.width)
             layers.launch_keys(memory, last, work.width, places, first_head=config.heads)
 
     def write(self, ask: Ask, rows: DraftRows, extra: ExtraRows) -> Answer:

@@ -1,5 +1,5 @@
-"""What stands around products: the norm before them; rotary embedding and the cache behind queries, keys and values;
-the activation behind gate and up. Each is one kernel with the product that it belongs to."""
+"""What stands around products: rotary embedding and the cache behind queries, keys and values; the activation behind
+gate and up. Each is one kernel with the product that it belongs to."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -12,45 +12,27 @@ from torch import Tensor
 
 from hierspec.backends.cuda.launching import (
     arrives_last,
-    begin,
     options,
     ordered_sum,
     prefetch_rows,
     release_next,
     wait_for_last,
 )
+from hierspec.backends.cuda.norms import Norm, norm_scales
 from hierspec.backends.cuda.products import (
     Weight,
     keep_part,
     multiplied_twice,
-    normed,
     range_of_split,
     sum_of_parts,
 )
 from hierspec.backends.cuda.tiling import tokens_together
 
 
-@triton.jit
-def norm_kernel(hidden, gain, out, H, eps, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
-    """out = hidden / root mean square * gain, one token a program: its sums never depend on other tokens."""
-    begin(OVERLAP)
-    token, h = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
-    numbers = tl.load(hidden + token * H + h, mask=h < H, other=0.0)
-    scale = tl.rsqrt(tl.sum(numbers * numbers) / H + eps)
-    weights = tl.load(gain + h, mask=h < H, other=0.0)
-    tl.store(out + token * H + h, (numbers * weights * scale).to(out.dtype.element_ty), mask=h < H)
-
-
-def norm(hidden: Tensor, gain: Tensor, out: Tensor, rows: int, eps: float) -> None:
-    size = hidden.shape[-1]
-    width = triton.next_power_of_2(size)
-    norm_kernel[(rows,)](hidden, gain, out, size, eps, width, **options(8 if width > 1024 else 4, 1, size))
-
-
 @triton.jit(do_not_specialize_on_alignment=["index"])
 def gather_kernel(index, table, out, H, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
     """out[row] = table[index[row]]; -1 is no token, and nobody reads what follows it."""
-    begin(OVERLAP)
+    wait_for_last(OVERLAP)
     row, h = tl.program_id(0), tl.arange(0, WIDTH)
     line = tl.maximum(tl.load(index + row), 0).to(tl.int64)
     numbers = tl.load(table + line * H + h, mask=h < H, other=0.0)
@@ -65,7 +47,13 @@ def gather_rows(index: Tensor, table: Tensor, out: Tensor, rows: int) -> None:
 
 
 @triton.jit
-def finish_gated(gate, up, scales, out, outputs, tokens, N, M, SCALED: tl.constexpr):
+def finish_gated(
+    gate, up, squares, scales, out, outputs, tokens, N, K, M, eps,
+    NORM: tl.constexpr, SCALED: tl.constexpr, TOK: tl.constexpr,
+):  # fmt: skip
+    if NORM:
+        scale = norm_scales(squares, tokens, M, K, eps, TOK)[None, :]
+        gate, up = gate * scale, up * scale
     if SCALED:
         gate = gate * tl.load(scales + outputs, mask=outputs < N, other=0.0)[:, None]
         up = up * tl.load(scales + N + outputs, mask=outputs < N, other=0.0)[:, None]
@@ -76,12 +64,11 @@ def finish_gated(gate, up, scales, out, outputs, tokens, N, M, SCALED: tl.conste
 
 @triton.jit(do_not_specialize=["M"])
 def gated_kernel(
-    x, gain, w, scales, out, parts, counters, N, K, M, eps,
+    x, squares, w, scales, out, parts, counters, N, K, M, eps,
     SCALED: tl.constexpr, NORM: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr, TOK: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr, OVERLAP: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out[token, N] = silu(gate) * up; w is [2 N, K], gate first."""
-    release_next(OVERLAP)
     block, split, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     outputs = block * BN + tl.arange(0, BN)
     tokens = group * TOK + tl.arange(0, TOK)
@@ -90,13 +77,10 @@ def gated_kernel(
     prefetch_rows(w, rows, first, K, OVERLAP)
     prefetch_rows(w, rows + N, first, K, OVERLAP)
     wait_for_last(OVERLAP)
-    gate, up, squares = multiplied_twice(
-        w, rows, rows + N, x, gain, tokens < M, tokens, first, last, K, BN, TOK, BK, EVEN, NORM
-    )
-    if NORM:
-        gate, up = normed(gate, squares, K, eps, TOK, BK, STEPS), normed(up, squares, K, eps, TOK, BK, STEPS)
+    gate, up = multiplied_twice(w, rows, rows + N, x, tokens < M, tokens, first, last, K, BN, TOK, BK, EVEN)
+    release_next(OVERLAP)
     if SPLITS == 1:
-        finish_gated(gate, up, scales, out, outputs, tokens, N, M, SCALED)
+        finish_gated(gate, up, squares, scales, out, outputs, tokens, N, K, M, eps, NORM, SCALED, TOK)
     else:
         tile, tiles = group * tl.num_programs(0) + block, tl.num_programs(0) * tl.num_programs(2)
         keep_part(parts, 2 * (split * tiles + tile), gate, BN, TOK)
@@ -104,7 +88,7 @@ def gated_kernel(
         if arrives_last(counters + tile, SPLITS):
             gate = sum_of_parts(parts, 2 * tile, 2 * tiles, BN, TOK, SPLITS)
             up = sum_of_parts(parts, 2 * tile + 1, 2 * tiles, BN, TOK, SPLITS)
-            finish_gated(gate, up, scales, out, outputs, tokens, N, M, SCALED)
+            finish_gated(gate, up, squares, scales, out, outputs, tokens, N, K, M, eps, NORM, SCALED, TOK)
 
 
 def gated(
@@ -113,17 +97,16 @@ def gated(
     out: Tensor,
     rows: int,
     splitting: tuple[Tensor, Tensor],
-    gain: Tensor | None = None,
-    eps: float = 0.0,
+    norm: Norm | None = None,
 ) -> None:
     tiles, (both, inputs), together = weight.tiles, weight.matrix.shape, tokens_together(rows)
-    assert gain is None or tiles.splits == 1
+    squares, eps = norm or (out, 0.0)
     outputs = both // 2
     grid = (triton.cdiv(outputs, tiles.outputs), tiles.splits, triton.cdiv(rows, together))
     gated_kernel[grid](
-        x, x if gain is None else gain, weight.matrix, weight.scales, out, *splitting, outputs, inputs, rows, eps,
-        weight.scales.numel() > 0, gain is not None, inputs % tiles.inputs == 0, tiles.splits, together,
-        tiles.outputs, tiles.inputs, tiles.inputs.bit_length() - 1, **options(tiles.warps, tiles.stages, inputs),
+        x, squares, weight.matrix, weight.scales, out, *splitting, outputs, inputs, rows, eps,
+        weight.scales.numel() > 0, norm is not None, inputs % tiles.inputs == 0, tiles.splits, together,
+        tiles.outputs, tiles.inputs, **options(tiles.warps, tiles.stages, inputs),
     )  # fmt: skip
 
 
@@ -149,14 +132,17 @@ def numbers_only(x, drafted):
 
 @triton.jit
 def finish_heads(
-    a, b, outputs, bias, scales, q_norm, k_norm, cos, sin, q, keys, values, positions, slots, drafted,
-    head, d, tokens, M, SLOTS, eps,
+    a, b, outputs, squares, bias, scales, q_norm, k_norm, cos, sin, q, keys, values, positions, slots, drafted,
+    head, d, tokens, K, M, SLOTS, eps, head_eps,
     QH: tl.constexpr, KH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, LOG_P: tl.constexpr, TOK: tl.constexpr,
-    SCALED: tl.constexpr, BIASED: tl.constexpr, NORMED: tl.constexpr, ROTARY: tl.constexpr,
+    SCALED: tl.constexpr, BIASED: tl.constexpr, NORMED: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """The two halves a, b [P, TOK] of a head: bias, norm, rotation; then to the queries or into the cache."""
     HALF: tl.constexpr = D // 2
     live = tokens < M
+    if NORM:
+        scale = norm_scales(squares, tokens, M, K, eps, TOK)[None, :]
+        a, b = a * scale, b * scale
     if SCALED:
         a = a * tl.load(scales + outputs)[:, None]
         b = b * tl.load(scales + outputs + HALF)[:, None]
@@ -166,9 +152,9 @@ def finish_heads(
     if head < QH + KH:
         if NORMED:
             weights = q_norm if head < QH else k_norm
-            scale = tl.rsqrt(ordered_sum(a * a + b * b, TOK, LOG_P) / D + eps)[None, :]
-            a = a * scale * tl.load(weights + d)[:, None]
-            b = b * scale * tl.load(weights + d + HALF)[:, None]
+            own = tl.rsqrt(ordered_sum(a * a + b * b, TOK, LOG_P) / D + head_eps)[None, :]
+            a = a * own * tl.load(weights + d)[:, None]
+            b = b * own * tl.load(weights + d + HALF)[:, None]
         if ROTARY:
             at = tl.load(positions + tokens, mask=live, other=0).to(tl.int64)[None, :] * HALF + d[:, None]
             c, s = tl.load(cos + at), tl.load(sin + at)
@@ -195,14 +181,13 @@ def finish_heads(
 
 @triton.jit(do_not_specialize=["M", "FIRST"], do_not_specialize_on_alignment=["positions", "slots", "drafted"])
 def qkv_kernel(
-    x, gain, w, scales, bias, q_norm, k_norm, cos, sin, q, keys, values, positions, slots, drafted, parts, counters,
+    x, squares, w, scales, bias, q_norm, k_norm, cos, sin, q, keys, values, positions, slots, drafted, parts, counters,
     K, M, SLOTS, FIRST, eps, head_eps,
     QH: tl.constexpr, KH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, LOG_P: tl.constexpr, SCALED: tl.constexpr,
     BIASED: tl.constexpr, NORMED: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, EVEN: tl.constexpr,
-    SPLITS: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr, OVERLAP: tl.constexpr,
+    SPLITS: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """A program has P numbers of the first half of a head, and their partners in the second half."""
-    release_next(OVERLAP)
     PER_HEAD: tl.constexpr = D // 2 // P
     block, split, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     head = FIRST + block // PER_HEAD
@@ -213,15 +198,12 @@ def qkv_kernel(
     prefetch_rows(w, outputs, first, K, OVERLAP)
     prefetch_rows(w, outputs + D // 2, first, K, OVERLAP)
     wait_for_last(OVERLAP)
-    a, b, squares = multiplied_twice(
-        w, outputs, outputs + D // 2, x, gain, tokens < M, tokens, first, last, K, P, TOK, BK, EVEN, NORM
-    )
-    if NORM:
-        a, b = normed(a, squares, K, eps, TOK, BK, STEPS), normed(b, squares, K, eps, TOK, BK, STEPS)
+    a, b = multiplied_twice(w, outputs, outputs + D // 2, x, tokens < M, tokens, first, last, K, P, TOK, BK, EVEN)
+    release_next(OVERLAP)
     if SPLITS == 1:
         finish_heads(
-            a, b, outputs, bias, scales, q_norm, k_norm, cos, sin, q, keys, values, positions, slots, drafted, head, d,
-            tokens, M, SLOTS, head_eps, QH, KH, D, P, LOG_P, TOK, SCALED, BIASED, NORMED, ROTARY,
+            a, b, outputs, squares, bias, scales, q_norm, k_norm, cos, sin, q, keys, values, positions, slots, drafted,
+            head, d, tokens, K, M, SLOTS, eps, head_eps, QH, KH, D, P, LOG_P, TOK, SCALED, BIASED, NORMED, ROTARY, NORM,
         )  # fmt: skip
     else:
         tile, tiles = group * tl.num_programs(0) + block, tl.num_programs(0) * tl.num_programs(2)
@@ -231,8 +213,9 @@ def qkv_kernel(
             a = sum_of_parts(parts, 2 * tile, 2 * tiles, P, TOK, SPLITS)
             b = sum_of_parts(parts, 2 * tile + 1, 2 * tiles, P, TOK, SPLITS)
             finish_heads(
-                a, b, outputs, bias, scales, q_norm, k_norm, cos, sin, q, keys, values, positions, slots, drafted,
-                head, d, tokens, M, SLOTS, head_eps, QH, KH, D, P, LOG_P, TOK, SCALED, BIASED, NORMED, ROTARY,
+                a, b, outputs, squares, bias, scales, q_norm, k_norm, cos, sin, q, keys, values, positions, slots,
+                drafted, head, d, tokens, K, M, SLOTS, eps, head_eps, QH, KH, D, P, LOG_P, TOK, SCALED, BIASED, NORMED,
+                ROTARY, NORM,
             )  # fmt: skip
 
 
@@ -246,24 +229,22 @@ def queries_keys_values(
     rows: int,
     places: tuple[Tensor, Tensor, Tensor],
     splitting: tuple[Tensor, Tensor],
-    gain: Tensor | None = None,
-    eps: float = 0.0,
+    norm: Norm | None = None,
     first_head: int = 0,
 ) -> None:
     """Queries [rows, heads, head_size], and keys and values into the cache, each [kv_heads, slots, head_size].
     `places`: positions, slots, and which rows are drafted. `first_head`: of the heads of the weights; the number of
     `heads` leaves out queries, of which nobody needs an answer."""
     tiles, inputs, together = weight.tiles, weight.matrix.shape[1], tokens_together(rows)
-    assert gain is None or tiles.splits == 1
+    squares, eps = norm or (q, 0.0)
     pairs = heads.head_size // 2 if heads.norms else min(tiles.outputs, heads.head_size // 2)
     q_norm, k_norm = heads.norms or (q, q)
     blocks = (heads.heads + 2 * heads.kv_heads - first_head) * (heads.head_size // 2 // pairs)
     qkv_kernel[(blocks, tiles.splits, triton.cdiv(rows, together))](
-        x, x if gain is None else gain, weight.matrix, weight.scales, q if heads.bias is None else heads.bias,
+        x, squares, weight.matrix, weight.scales, q if heads.bias is None else heads.bias,
         q_norm, k_norm, *rotary, q, *cache, *places, *splitting, inputs, rows, cache[0].shape[1], first_head, eps,
         heads.eps,
         heads.heads, heads.kv_heads, heads.head_size, pairs, pairs.bit_length() - 1, weight.scales.numel() > 0,
-        heads.bias is not None, heads.norms is not None, heads.rotary, gain is not None, inputs % tiles.inputs == 0,
-        tiles.splits, together, tiles.inputs, tiles.inputs.bit_length() - 1,
-        **options(tiles.warps, tiles.stages, inputs),
+        heads.bias is not None, heads.norms is not None, heads.rotary, norm is not None, inputs % tiles.inputs == 0,
+        tiles.splits, together, tiles.inputs, **options(tiles.warps, tiles.stages, inputs),
     )  # fmt: skip

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hierspec.backends.cuda.launching import begin, options, prefetch_rows, release_next, wait_for_last
+from hierspec.backends.cuda.launching import options, prefetch_rows, release_next, wait_for_last
 from hierspec.backends.cuda.products import Weight, multiplied
 from hierspec.backends.cuda.tiling import tokens_together
 
@@ -19,7 +19,6 @@ def listed_kernel(
     BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out[token, listed[n]] = row n of the weights, or row listed[n] (GATHER), times the token's state."""
-    release_next(OVERLAP)
     block, group = tl.program_id(0), tl.program_id(1)
     n = block * BN + tl.arange(0, BN)
     tokens = group * TOK + tl.arange(0, TOK)
@@ -31,7 +30,8 @@ def listed_kernel(
         column = tl.load(listed + n, mask=n < size, other=0)
         rows = column if GATHER else tl.minimum(n, N - 1)
         last = tl.cdiv(K, BK) * BK
-        acc, _ = multiplied(w, rows, x, x, tokens < M, tokens, 0, last, K, BN, TOK, BK, EVEN, False)
+        acc = multiplied(w, rows, x, tokens < M, tokens, 0, last, K, BN, TOK, BK, EVEN)
+        release_next(OVERLAP)
         if SCALED:
             acc = acc * tl.load(scales + n, mask=n < N, other=0.0)[:, None]
         at = out + tokens[None, :].to(tl.int64) * stride + column[:, None]
@@ -68,7 +68,7 @@ def join_inputs_kernel(
     PARTS: tl.constexpr, NORMED: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out[row] = the embedding of its token, then states[tap, slot] for each tap, normed; slot -1 is zeros."""
-    begin(OVERLAP)
+    wait_for_last(OVERLAP)
     row, part, h = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDTH)
     at = out + (row.to(tl.int64) * PARTS + part) * H + h
     if part == 0:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hierspec.backends.base import ExtraRows
 from hierspec.backends.cuda.decoder import CudaDecoder
-from hierspec.backends.cuda.fused import norm as launch_norm
 from hierspec.backends.cuda.graphs import on_device
 from hierspec.backends.cuda.head_kernels import gathered_product, join_inputs, listed_product
+from hierspec.backends.cuda.norms import norm as launch_norm
 from hierspec.backends.cuda.products import Weight, parts_needed, product, weight
 from hierspec.backends.cuda.tiling import HEAD, JOIN, Tiles, guessed
 from hierspec.backends.cuda.work import MOST_ROWS

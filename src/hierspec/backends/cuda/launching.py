@@ -17,11 +17,10 @@ try:
 except ImportError:  # an older Triton: launches do not overlap
     gdc_wait = gdc_launch_dependents = None
 
-# Let a kernel be set up, and ask for its weights, while the one before it runs (programmatic dependent launch). What
-# waits takes room from what works, which large kernels need and small ones do not. An H200, ms for one token without
-# and with it: the default model 0.83 and 0.67 to 0.78 (0.71 to 0.79 without asking for weights); an 8B shape 4.30 and
-# 5.30. That one loses also where a kernel is set up only when the one before it begins to work: 4.35, and 16 tokens
-# 4.89 instead of 4.41.
+# Let a kernel be set up, and ask for its weights, while the one before it ends (programmatic dependent launch). What
+# waits takes room from what works, so it may come when the one before has read its weights or keys. An H200, ms for one
+# token after 128, without, so, and from the start on: the default model 0.83, 0.61, 0.73; an 8B shape 4.21, 4.23, 5.30
+# (after 2,048 tokens 4.45 and 4.69). So only small kernels do.
 OVERLAP = True
 _SMALL = 1024  # inputs or outputs up to which kernels are small
 
@@ -46,13 +45,6 @@ def interpreted() -> bool:
 
 _LINE = tl.constexpr(64)  # weights of two bytes in what memory hands out at once
 _PREFETCHED = tl.constexpr(512)  # weights of a row that are asked for early: what memory brings while a kernel starts
-
-
-@triton.jit
-def begin(OVERLAP: tl.constexpr):
-    """Before a program reads what the kernel before it wrote."""
-    release_next(OVERLAP)
-    wait_for_last(OVERLAP)
 
 
 @triton.jit
@@ -99,8 +91,13 @@ def arrives_last(counter, count):
 @triton.jit
 def ordered_sum(x, TOKENS: tl.constexpr, STEPS: tl.constexpr):
     """[TOKENS] sums over the first axis of [2**STEPS, TOKENS], neighbours first: one order, whatever the layout."""
-    x = tl.trans(x)
+    return tl.reshape(sums_of_neighbours(tl.trans(x), TOKENS, STEPS), (TOKENS,))
+
+
+@triton.jit
+def sums_of_neighbours(x, TOKENS: tl.constexpr, STEPS: tl.constexpr):
+    """Of each 2**STEPS numbers of a row of [TOKENS, any], two by two."""
     for _ in tl.static_range(STEPS):
         even, odd = tl.split(tl.reshape(x, (TOKENS, x.shape[1] // 2, 2)))
         x = even + odd
-    return tl.reshape(x, (TOKENS,))
+    return x

@@ -11,7 +11,7 @@ from hierspec.backends.cuda.graphs import Graphs, Inbox
 from hierspec.backends.cuda.moves import COUNTS, MOST_MOVES, move_rows
 from hierspec.checkpoints.config import DecoderConfig
 
-PAGE = 64  # slots of a page: as many keys as attention reads in one step
+PAGE = 64  # slots of a page
 
 
 class CudaMemory:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hierspec.backends.cuda.launching import begin, options
+from hierspec.backends.cuda.launching import options, wait_for_last
 
 MOST_MOVES = 64
 COUNTS = (4, 16, MOST_MOVES)  # of moves: few, since each has a graph of its own
@@ -21,7 +21,7 @@ _BLOCK = 64  # numbers of a row that a program moves
 @triton.jit
 def move_kernel(rows, slots, stride, WIDTH, MOVES: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """rows[outer, to[i]] = rows[outer, source[i]] for all i at once; `slots` has all of `to`, then all of `source`."""
-    begin(OVERLAP)
+    wait_for_last(OVERLAP)
     move, column = tl.arange(0, MOVES), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     to, source = tl.load(slots + move).to(tl.int64), tl.load(slots + MOVES + move).to(tl.int64)
     start, inside = rows + tl.program_id(0).to(tl.int64) * stride + column[None, :], (column < WIDTH)[None, :]

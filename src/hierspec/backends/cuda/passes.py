@@ -135,8 +135,8 @@ class CudaPassWriter:
         else:
             gather_rows(given[ends:], decoder.embedding, hidden, work.width)
         at = ends + work.width + len(work.numbers)
-        decoder.launch(memory, work, rows.start, rows.stop, places)
-        self._launch_picks(work.width, gain, keys, exchange.answered, wanted)
+        decoder.launch(memory, work, rows.start, rows.stop, places, gain)
+        self._launch_picks(work.width, keys, exchange.answered, wanted)
         for step in range(later):
             token = exchange.answered[(work.width + step - 1) * (wanted + 1) :]
             if not step:
@@ -146,14 +146,14 @@ class CudaPassWriter:
             places, at = places_at(given, at, 1, pieces)
             row = work.width + step
             out = exchange.answered[row * (wanted + 1) :]
-            decoder.launch(memory, one, 0, rows.stop, places)
-            self._launch_picks(1, gain, keys[row * PARAMETERS :], out, wanted)
+            decoder.launch(memory, one, 0, rows.stop, places, gain)
+            self._launch_picks(1, keys[row * PARAMETERS :], out, wanted)
         exchange.copy_out((work.width + later) * (wanted + 1))
 
-    def _launch_picks(self, width: int, gain: Tensor, keys: Tensor, out: Tensor, wanted: int) -> None:
-        """Head and picks of the states in the scratch memory."""
+    def _launch_picks(self, width: int, keys: Tensor, out: Tensor, wanted: int) -> None:
+        """Head and picks of states that have entered the norm before the head."""
         logits = self._decoder.room_for_logits(width)
-        self._decoder.launch_head(gain, width, logits)
+        self._decoder.launch_head(width, logits)
         launch_picks(logits, keys, self._scratch.arrays, out, width, wanted)
 
 

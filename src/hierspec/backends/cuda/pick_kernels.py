@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hierspec.backends.cuda.launching import arrives_last, begin, options
+from hierspec.backends.cuda.launching import arrives_last, options, wait_for_last
 
 BLOCK = 1024  # tokens of a program
 PARAMETERS = 4  # of a row: two words of the noise's key, what is done with it, and the temperature's bits
@@ -74,7 +74,7 @@ def pick_kernel(
 ):  # fmt: skip
     """out[row] = COUNT tokens, best first, and the bits of how far the first is ahead of the second. -1 where the
     largest logit is not a number. BLOCKS: programs of a row; LISTED: a power of two, from COUNT * BLOCKS up."""
-    begin(OVERLAP)
+    wait_for_last(OVERLAP)
     row, block = tl.program_id(0), tl.program_id(1)
     use = tl.load(parameters + row * 4 + 2)
     if use != 0:

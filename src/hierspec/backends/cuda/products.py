@@ -18,11 +18,11 @@ from torch import Tensor
 from hierspec.backends.cuda.launching import (
     arrives_last,
     options,
-    ordered_sum,
     prefetch_rows,
     release_next,
     wait_for_last,
 )
+from hierspec.backends.cuda.norms import Entering, Norm, enter, norm_scales
 from hierspec.backends.cuda.tiling import Tiles, tiles_for, tokens_together
 
 
@@ -68,15 +68,14 @@ def as_bfloat16(weights):
 
 @triton.jit
 def multiplied(
-    w, outputs, x, gain, live, tokens, first, last, K,
-    BN: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
+    w, outputs, x, live, tokens, first, last, K,
+    BN: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Sums [BN, TOK] over the inputs first..last, and squares of the inputs [BK, TOK] where they are to be normed."""
+    """Sums [BN, TOK] over the inputs first..last."""
     k = tl.arange(0, BK)
     rows = w + outputs[:, None].to(tl.int64) * K
     columns = x + tokens[None, :].to(tl.int64) * K
     acc = tl.zeros((BN, TOK), tl.float32)
-    squares = tl.zeros((BK, TOK), tl.float32)
     for at in range(first, last, BK):
         here = at + k
         if EVEN:
@@ -85,17 +84,14 @@ def multiplied(
         else:
             part = tl.load(rows + here[None, :], mask=(here < K)[None, :], other=0)
             inputs = tl.load(columns + here[:, None], mask=live[None, :] & (here < K)[:, None], other=0.0)
-        if NORM:
-            squares += inputs * inputs
-            inputs = inputs * tl.load(gain + here, mask=here < K, other=0.0)[:, None]
-        acc = tl.dot(as_bfloat16(part), inputs.to(tl.bfloat16), acc)
-    return acc, squares
+        acc = tl.dot(as_bfloat16(part), inputs, acc)
+    return acc
 
 
 @triton.jit
 def multiplied_twice(
-    w, outputs, others, x, gain, live, tokens, first, last, K,
-    BN: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr,
+    w, outputs, others, x, live, tokens, first, last, K,
+    BN: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """The same for two tiles of outputs, whose inputs are read once."""
     k = tl.arange(0, BK)
@@ -104,7 +100,6 @@ def multiplied_twice(
     columns = x + tokens[None, :].to(tl.int64) * K
     acc = tl.zeros((BN, TOK), tl.float32)
     other = tl.zeros((BN, TOK), tl.float32)
-    squares = tl.zeros((BK, TOK), tl.float32)
     for at in range(first, last, BK):
         here = at + k
         if EVEN:
@@ -115,19 +110,9 @@ def multiplied_twice(
             part = tl.load(rows + here[None, :], mask=(here < K)[None, :], other=0)
             other_part = tl.load(other_rows + here[None, :], mask=(here < K)[None, :], other=0)
             inputs = tl.load(columns + here[:, None], mask=live[None, :] & (here < K)[:, None], other=0.0)
-        if NORM:
-            squares += inputs * inputs
-            inputs = inputs * tl.load(gain + here, mask=here < K, other=0.0)[:, None]
-        inputs = inputs.to(tl.bfloat16)
         acc = tl.dot(as_bfloat16(part), inputs, acc)
         other = tl.dot(as_bfloat16(other_part), inputs, other)
-    return acc, other, squares
-
-
-@triton.jit
-def normed(acc, squares, K, eps, TOK: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr):
-    """Sums over inputs that were not divided by their root mean square yet."""
-    return acc * tl.rsqrt(ordered_sum(squares, TOK, STEPS) / K + eps)[None, :]
+    return acc, other
 
 
 @triton.jit
@@ -158,11 +143,23 @@ STORE, ADD, ADD_AND_TAP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
+def sums_so_far(out, outputs, tokens, N, M, BN: tl.constexpr, TOK: tl.constexpr, END: tl.constexpr):
+    """What sums are added to. Asked for before weights are, it is there when they are summed up."""
+    before = tl.zeros((BN, TOK), tl.float32)
+    if END != STORE:
+        inside = (outputs < N)[:, None] & (tokens < M)[None, :]
+        before = tl.load(out + tokens[None, :].to(tl.int64) * N + outputs[:, None], mask=inside, other=0.0)
+    return before
+
+
+@triton.jit
 def finish(
-    acc, scales, bias, out, states, slots, outputs, tokens, N, M,
-    END: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
+    acc, before, scales, bias, out, states, slots, gain, entering, squares, outputs, tokens, N, M,
+    END: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, ENTERS: tl.constexpr, BN: tl.constexpr,
+    TOK: tl.constexpr,
 ):  # fmt: skip
-    """What becomes of the sums: stored, or added to the hidden states, which a tap keeps too."""
+    """What becomes of the sums: stored, or added to the hidden states, which a tap keeps too, and which may enter the
+    next product."""
     inside = (outputs < N)[:, None] & (tokens < M)[None, :]
     if SCALED:
         acc = acc * tl.load(scales + outputs, mask=outputs < N, other=0.0)[:, None]
@@ -170,21 +167,22 @@ def finish(
         acc = acc + tl.load(bias + outputs, mask=outputs < N, other=0.0)[:, None]
     at = out + tokens[None, :].to(tl.int64) * N + outputs[:, None]
     if END != STORE:
-        acc += tl.load(at, mask=inside, other=0.0)
+        acc += before
     tl.store(at, acc.to(out.dtype.element_ty), mask=inside)
     if END == ADD_AND_TAP:
         slot = tl.load(slots + tokens, mask=tokens < M, other=0).to(tl.int64)
         tl.store(states + slot[None, :] * N + outputs[:, None], acc, mask=inside)
+    if ENTERS:
+        enter(acc, gain, entering, squares, outputs, tokens, N, M, BN, TOK)
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["slots"])
 def product_kernel(
-    x, gain, w, scales, bias, out, states, slots, parts, counters, N, K, M, eps,
-    END: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, NORM: tl.constexpr, EVEN: tl.constexpr,
-    SPLITS: tl.constexpr, TOK: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STEPS: tl.constexpr,
+    x, squares_in, w, scales, bias, out, states, slots, gain, entering, squares, parts, counters, N, K, M, eps,
+    END: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, NORM: tl.constexpr, ENTERS: tl.constexpr,
+    EVEN: tl.constexpr, SPLITS: tl.constexpr, TOK: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    release_next(OVERLAP)
     block, split, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     outputs = block * BN + tl.arange(0, BN)
     tokens = group * TOK + tl.arange(0, TOK)
@@ -192,17 +190,27 @@ def product_kernel(
     rows = tl.minimum(outputs, N - 1)
     prefetch_rows(w, rows, first, K, OVERLAP)
     wait_for_last(OVERLAP)
-    acc, squares = multiplied(w, rows, x, gain, tokens < M, tokens, first, last, K, BN, TOK, BK, EVEN, NORM)
-    if NORM:
-        acc = normed(acc, squares, K, eps, TOK, BK, STEPS)
+    before = sums_so_far(out, outputs, tokens, N, M, BN, TOK, END)
+    acc = multiplied(w, rows, x, tokens < M, tokens, first, last, K, BN, TOK, BK, EVEN)
+    release_next(OVERLAP)
     if SPLITS == 1:
-        finish(acc, scales, bias, out, states, slots, outputs, tokens, N, M, END, SCALED, BIASED)
+        if NORM:
+            acc = acc * norm_scales(squares_in, tokens, M, K, eps, TOK)[None, :]
+        finish(
+            acc, before, scales, bias, out, states, slots, gain, entering, squares, outputs, tokens, N, M,
+            END, SCALED, BIASED, ENTERS, BN, TOK,
+        )  # fmt: skip
     else:
         tile, tiles = group * tl.num_programs(0) + block, tl.num_programs(0) * tl.num_programs(2)
         keep_part(parts, split * tiles + tile, acc, BN, TOK)
         if arrives_last(counters + tile, SPLITS):
             acc = sum_of_parts(parts, tile, tiles, BN, TOK, SPLITS)
-            finish(acc, scales, bias, out, states, slots, outputs, tokens, N, M, END, SCALED, BIASED)
+            if NORM:
+                acc = acc * norm_scales(squares_in, tokens, M, K, eps, TOK)[None, :]
+            finish(
+                acc, before, scales, bias, out, states, slots, gain, entering, squares, outputs, tokens, N, M,
+                END, SCALED, BIASED, ENTERS, BN, TOK,
+            )  # fmt: skip
 
 
 def product(
@@ -213,21 +221,23 @@ def product(
     splitting: tuple[Tensor, Tensor],
     end: int = 0,
     tap: tuple[Tensor, Tensor] | None = None,
-    gain: Tensor | None = None,
-    eps: float = 0.0,
+    norm: Norm | None = None,
+    enters: tuple[Tensor, Entering] | None = None,
     bias: Tensor | None = None,
 ) -> None:
     """out[row] = weight x[row], or out[row] += it (`end`), for so many rows. `tap`: states [slots, outputs] and the
-    slots of rows. `gain`: norm the inputs, which are float32 then. `splitting`: scratch for partial sums, and zeros."""
+    slots of rows. `norm`: of the inputs. `enters`: where the sums are to enter the next norm, and its gain.
+    `splitting`: scratch for partial sums, and zeros."""
     tiles, (outputs, inputs), together = weight.tiles, weight.matrix.shape, tokens_together(rows)
-    assert gain is None or tiles.splits == 1
     states, slots = tap or (out, splitting[1])
+    gain, entering = enters or (out, Entering(out, out))
+    squares, eps = norm or (out, 0.0)
     grid = (triton.cdiv(outputs, tiles.outputs), tiles.splits, triton.cdiv(rows, together))
     product_kernel[grid](
-        x, x if gain is None else gain, weight.matrix, weight.scales, weight.scales if bias is None else bias, out,
-        states, slots, *splitting, outputs, inputs, rows, eps,
-        end, weight.scales.numel() > 0, bias is not None, gain is not None, inputs % tiles.inputs == 0,
-        tiles.splits, together, tiles.outputs, tiles.inputs, tiles.inputs.bit_length() - 1,
+        x, squares, weight.matrix, weight.scales, weight.scales if bias is None else bias, out, states, slots,
+        gain, entering.scaled, entering.squares, *splitting, outputs, inputs, rows, eps,
+        end, weight.scales.numel() > 0, bias is not None, norm is not None, enters is not None,
+        inputs % tiles.inputs == 0, tiles.splits, together, tiles.outputs, tiles.inputs,
         **options(tiles.warps, tiles.stages, min(outputs, inputs)),
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ import torch
 
 from hierspec.backends.cuda.attention import FIELDS, WIDE_ROWS, AttentionScratch, Places
 from hierspec.backends.cuda.graphs import Inbox
+from hierspec.backends.cuda.norms import Entering, groups_of
 from hierspec.backends.cuda.products import Weight, parts_needed
 from hierspec.backends.cuda.work import MOST_NUMBERS, MOST_PIECES, MOST_ROWS, ROW_ARRAYS
 from hierspec.checkpoints.config import DecoderConfig
@@ -22,7 +23,9 @@ class Scratch:
             return torch.zeros(shape, dtype=dtype, device=device)
 
         self.hidden = room(MOST_ROWS, config.hidden, dtype=torch.float32)
-        self.normed = room(MOST_ROWS, config.hidden)
+        self.entering = Entering(
+            room(MOST_ROWS, config.hidden), room(MOST_ROWS, groups_of(config.hidden), dtype=torch.float32)
+        )
         self.queries, self.attended = room(MOST_ROWS, queries), room(MOST_ROWS, queries)
         self.gated = room(MOST_ROWS, config.intermediate)
         self.attention = AttentionScratch(

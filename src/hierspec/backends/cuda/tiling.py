@@ -19,25 +19,25 @@ class Tiles:
     splits: int = 1  # of the inputs; partial sums are added in order by whoever comes last
     stages: int = 4
     warps: int = 4
-    norm_inside: bool = False  # norm the inputs while they are read, instead of in a kernel before; needs one split
 
 
 QKV, OUTPUT, GATED, DOWN, HEAD, JOIN = "qkv", "output", "gated", "down", "head", "join"
 
 # Measured on an H200 in graphs over many layers' weights, by what the product is, outputs, inputs and bits of a weight;
-# a norm before it counts. In us for 1 / 16 / 64 tokens, 8B shape: qkv 19.8 / 20.0 / 23.7, output 11.4 / 11.6 /
-# 13.5, gated 60.2 / 61.2 / 68.5, down 31.7 / 32.2 / 35.1, head 241 / 248 / 266; default model: qkv 5.9 / 6.2 / 7.3,
-# output 3.3 / 3.3 / 5.2, gated 5.6 / 5.7 / 7.2, down 4.3 / 4.4 / 5.9.
+# with what is left of the norm before it and what enters the next one. In us for 1 / 16 / 64 tokens, 8B shape: qkv
+# 17.6 / 18.5 / 22.2, output 12.0 / 12.3 / 14.4, gated 58.7 / 60.0 / 65.8 (with 128 inputs in 3 stages 58.0 / 58.9 /
+# 72.1), down 31.8 / 32.4 / 35.5; default model: qkv 3.5 / 3.8 / 6.4, output 2.6 / 2.7 / 3.5, gated 3.7 / 3.9 / 6.8,
+# down 3.5 / 3.8 / 6.6.
 MEASURED: dict[tuple[str, int, int, int], Tiles] = {
-    (QKV, 6144, 4096, 16): Tiles(64, 64, 2, 5),
+    (QKV, 6144, 4096, 16): Tiles(64, 128, 2, 4),
     (OUTPUT, 4096, 4096, 16): Tiles(64, 128, 2, 5),
-    (GATED, 28672, 4096, 16): Tiles(64, 128, 1, 3),
+    (GATED, 28672, 4096, 16): Tiles(64, 64, 1, 4),
     (DOWN, 4096, 14336, 16): Tiles(64, 128, 2, 5),
     (HEAD, 128256, 4096, 16): Tiles(64, 128, 1, 3),
     (QKV, 960, 576, 16): Tiles(16, 64, 1, 5, 2),
-    (OUTPUT, 576, 576, 16): Tiles(16, 128, 1, 5, 2),
-    (GATED, 3072, 576, 16): Tiles(16, 64, 1, 5, 2),
-    (DOWN, 576, 1536, 16): Tiles(16, 128, 4, 5, 2),
+    (OUTPUT, 576, 576, 16): Tiles(16, 64, 1, 5, 4),
+    (GATED, 3072, 576, 16): Tiles(16, 64, 1, 9, 2),
+    (DOWN, 576, 1536, 16): Tiles(16, 128, 6, 3, 2),
     (HEAD, 49152, 576, 16): Tiles(128, 64, 1, 3),
 }
 _MULTIPROCESSORS = 132  # of the GPU that the rule below suits
@@ -60,12 +60,10 @@ def guessed(what: str, outputs: int, inputs: int, widest: int = 64) -> Tiles:
     while rows > _FEWEST and outputs // (rows * halves) < _MULTIPROCESSORS:
         rows //= 2
     programs = max(outputs // (rows * halves), 1)
-    small = inputs <= 1024  # then norming again in every program takes less than another kernel
     splits = 1
-    while not small and programs * splits * 2 <= _MULTIPROCESSORS and inputs // (deep * splits * 2) >= 4:
+    while inputs > 1024 and programs * splits * 2 <= _MULTIPROCESSORS and inputs // (deep * splits * 2) >= 4:
         splits *= 2
-    inside = small and splits == 1 and what in (QKV, GATED, HEAD)
-    return Tiles(rows, deep, splits, 4, 4 if rows * halves >= 64 else 2, inside)
+    return Tiles(rows, deep, splits, 4, 4 if rows * halves >= 64 else 2)
 
 
 def tokens_together(rows: int) -> int:

@@ -1,0 +1,105 @@
+"""The norm before a product, without a kernel of its own.
+
+What adds to the hidden states also writes them times the gain of the next norm, and sums of their squares; the product
+that reads these divides its sums by the root mean square in the end. So a norm costs neither a launch nor a wait.
+
+Squares are added up by groups of `GROUP` neighbours, and the groups in one order, whatever tiles the kernels have.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hierspec.backends.cuda.launching import options, ordered_sum, sums_of_neighbours, wait_for_last
+
+GROUP = 16  # neighbours whose squares are added up first: rows of the smallest tile
+_GROUP, _GROUP_STEPS = tl.constexpr(GROUP), tl.constexpr(GROUP.bit_length() - 1)
+_TOGETHER, _TOGETHER_STEPS = tl.constexpr(64), tl.constexpr(6)  # groups that are read at once
+
+
+class Entering(NamedTuple):
+    """Hidden states on their way into a product."""
+
+    scaled: Tensor  # [rows, hidden] bfloat16: times the gain of the norm, not divided yet
+    squares: Tensor  # [rows, groups] float32
+
+
+class Norm(NamedTuple):
+    """What is left of a norm for the product."""
+
+    squares: Tensor
+    eps: float
+
+
+def groups_of(hidden: int) -> int:
+    return triton.cdiv(hidden, GROUP)
+
+
+@triton.jit
+def enter(states, gain, scaled, squares, outputs, tokens, N, M, BN: tl.constexpr, TOK: tl.constexpr):
+    """States [BN, TOK], of which the first output is a multiple of BN, for the norm with this gain."""
+    real = outputs < N
+    inside = real[:, None] & (tokens < M)[None, :]
+    gains = tl.load(gain + outputs, mask=real, other=0.0)
+    at = scaled + tokens[None, :].to(tl.int64) * N + outputs[:, None]
+    tl.store(at, (states * gains[:, None]).to(scaled.dtype.element_ty), mask=inside)
+    states = tl.where(real[:, None], states, 0.0)
+    sums = sums_of_neighbours(tl.trans(states * states), TOK, _GROUP_STEPS)
+    groups = tl.cdiv(N, _GROUP)
+    group = tl.min(outputs) // _GROUP + tl.arange(0, BN // _GROUP)
+    at = squares + tokens[:, None].to(tl.int64) * groups + group[None, :]
+    tl.store(at, sums, mask=(tokens < M)[:, None] & (group < groups)[None, :])
+
+
+@triton.jit
+def norm_scales(squares, tokens, M, K, eps, TOK: tl.constexpr):
+    """What the sums of a product over K normed inputs are multiplied with, for each token."""
+    groups, g = tl.cdiv(K, _GROUP), tl.arange(0, _TOGETHER)
+    total = tl.zeros((TOK, _TOGETHER), tl.float32)
+    for first in range(0, groups, _TOGETHER):
+        at = squares + tokens[:, None].to(tl.int64) * groups + first + g[None, :]
+        total += tl.load(at, mask=(tokens < M)[:, None] & (first + g < groups)[None, :], other=0.0)
+    return tl.rsqrt(ordered_sum(tl.trans(total), TOK, _TOGETHER_STEPS) / K + eps)
+
+
+@triton.jit
+def enter_kernel(hidden, gain, scaled, squares, N, M, BN: tl.constexpr, TOK: tl.constexpr, OVERLAP: tl.constexpr):
+    wait_for_last(OVERLAP)
+    outputs = tl.program_id(0) * BN + tl.arange(0, BN)
+    tokens = tl.program_id(1) * TOK + tl.arange(0, TOK)
+    inside = (outputs < N)[:, None] & (tokens < M)[None, :]
+    states = tl.load(hidden + tokens[None, :].to(tl.int64) * N + outputs[:, None], mask=inside, other=0.0)
+    enter(states, gain, scaled, squares, outputs, tokens, N, M, BN, TOK)
+
+
+_OUTPUTS, _TOKENS = 64, 16  # of a program
+
+
+def enter_norm(hidden: Tensor, gain: Tensor, entering: Entering, rows: int) -> None:
+    """Hidden states [rows, hidden] that no product wrote just now."""
+    size = hidden.shape[-1]
+    grid = triton.cdiv(size, _OUTPUTS), triton.cdiv(rows, _TOKENS)
+    enter_kernel[grid](hidden, gain, *entering, size, rows, _OUTPUTS, _TOKENS, **options(2, 1, size))
+
+
+@triton.jit
+def norm_kernel(hidden, gain, out, H, eps, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
+    """out = hidden / root mean square * gain, one token a program: its sums never depend on other tokens."""
+    wait_for_last(OVERLAP)
+    token, h = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    numbers = tl.load(hidden + token * H + h, mask=h < H, other=0.0)
+    scale = tl.rsqrt(tl.sum(numbers * numbers) / H + eps)
+    weights = tl.load(gain + h, mask=h < H, other=0.0)
+    tl.store(out + token * H + h, (numbers * weights * scale).to(out.dtype.element_ty), mask=h < H)
+
+
+def norm(hidden: Tensor, gain: Tensor, out: Tensor, rows: int, eps: float) -> None:
+    """A whole norm, where what follows is no product of this decoder."""
+    size = hidden.shape[-1]
+    width = triton.next_power_of_2(size)
+    norm_kernel[(rows,)](hidden, gain, out, size, eps, width, **options(8 if width > 1024 else 4, 1, size))
