@@ -8,6 +8,7 @@ Heads that share keys are rows of a tile, for as many tokens as two tiles have r
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
 from hierspec.backends.cpu.amx_attention_kernels import AttentionCode
 from hierspec.backends.cpu.amx_segments import (
@@ -23,7 +24,19 @@ from hierspec.backends.cpu.amx_segments import (
     seen,
 )
 from hierspec.backends.cpu.amx_softmax import SEGMENT
-from hierspec.backends.cpu.compiled import borrowed, part
+from hierspec.backends.cpu.compiled import (
+    BYTES_2D,
+    FLOATS,
+    FLOATS_2D,
+    FLOATS_3D,
+    INT,
+    INTS,
+    INTS_2D,
+    borrowed,
+    compiled,
+    kernel_version,
+    part,
+)
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.routines import call_routine
 from hierspec.backends.cpu.sharing import barrier
@@ -123,10 +136,15 @@ def _attend_in_pieces(
         barrier(sync, threads)
 
 
-@part
-def attend_by_tiles(
+@compiled(
+    kernel_version,
+    INT, INT, INTS, INT, INT, types.UniTuple(INT, 5), FLOATS_2D, INTS, INT, INTS_2D, INTS, INTS,
+    INTS, INTS, INTS, FLOATS, FLOATS_3D, FLOATS_2D, BYTES_2D, FLOATS_2D, INTS,
+    seconds=9,
+)  # fmt: skip
+def run_tile_attention(
     thread, threads, sync, layer, window, shape, qkv, positions, arena, tables, groups, group_texts,
-    ends, path_starts, paths, scale, scores, parts, rooms, attended, code,
+    ends, path_starts, paths, scale, scores, parts, rooms, attended, code, version=0,
 ):  # fmt: skip
     """Attention for all groups of rows. A group's rows are of one text, and have paths behind the same tokens or none.
 

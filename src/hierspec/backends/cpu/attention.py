@@ -9,8 +9,20 @@ and one `tile` does all the work.
 from __future__ import annotations
 
 import numpy as np
+from numba import types
 
-from hierspec.backends.cpu.compiled import part
+from hierspec.backends.cpu.compiled import (
+    FLOATS,
+    FLOATS_2D,
+    FLOATS_3D,
+    INT,
+    INTS,
+    INTS_2D,
+    borrowed,
+    compiled,
+    kernel_version,
+    part,
+)
 from hierspec.backends.cpu.kernels import add_weighted_value, copy_lanes, query_dot_key, scatter, softmax_numerators
 from hierspec.backends.cpu.llvm import LANES, UNROLLED
 from hierspec.backends.cpu.product import Code
@@ -65,20 +77,31 @@ def _add_values(weights, values, count, out, code):
         add_weighted_value(weights + i * _FLOAT, values + i * LANES * _FLOAT, out)
 
 
-@part
-def attend(
+@compiled(
+    kernel_version,
+    INT, INT, INTS, INT, INT, types.UniTuple(INT, 5), FLOATS_2D, INTS, INT, INTS_2D, INTS, INTS,
+    INTS, INTS, INTS, FLOATS, FLOATS_3D, FLOATS_2D, FLOATS_2D, INTS,
+    seconds=5,
+)  # fmt: skip
+def run_attention(
     thread, threads, sync, layer, window, shape, qkv, positions, arena, tables, groups, group_texts,
-    ends, path_starts, paths, scale, scores, totals, attended, code,
+    ends, path_starts, paths, scale, scores, totals, attended, code, version=0,
 ):  # fmt: skip
     """Attention for all groups of rows, each of at most QUERIES rows of one text, which have paths behind the same
     tokens or none."""
+    sync, qkv, positions, tables, groups, group_texts = (
+        borrowed(sync), borrowed(qkv), borrowed(positions), borrowed(tables), borrowed(groups), borrowed(group_texts)
+    )  # fmt: skip
+    ends, path_starts, paths, scale = borrowed(ends), borrowed(path_starts), borrowed(paths), borrowed(scale)
+    scores, totals, attended, code = borrowed(scores), borrowed(totals), borrowed(attended), borrowed(code)
     kv_heads, count = shape[1], len(groups) - 1
+    none, alone = np.int64(0), np.int64(1)  # plain numbers are types of their own, compiled for themselves
     if count < 2 * threads:
         for group in range(count):
             _attend(
-                thread, threads, sync, 0, kv_heads, 0, groups[group], groups[group + 1], layer, window, shape, qkv,
-                positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals, attended,
-                code,
+                thread, threads, sync, none, kv_heads, none, groups[group], groups[group + 1], layer, window, shape,
+                qkv, positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals,
+                attended, code,
             )  # fmt: skip
         return
     # There is enough to do for each thread to take a head of a group as a whole: nobody waits within it.
@@ -86,7 +109,7 @@ def attend(
     for item in range(thread, count * kv_heads, threads):
         group, head = item // kv_heads, item % kv_heads
         _attend(
-            0, 1, sync, head, head + 1, first_score, groups[group], groups[group + 1], layer, window, shape, qkv,
+            none, alone, sync, head, head + 1, first_score, groups[group], groups[group + 1], layer, window, shape, qkv,
             positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals, attended,
             code,
         )  # fmt: skip

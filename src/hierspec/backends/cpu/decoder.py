@@ -8,7 +8,9 @@ text alone: not on the width of the pass, on other requests, on chain or tree, o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +18,11 @@ from torch import Tensor
 
 from hierspec.backends.base import Backend, Batch, Memory, Rows
 from hierspec.backends.cpu.amx import DEPTH
-from hierspec.backends.cpu.amx_attention import most_parts, rows_of_block
+from hierspec.backends.cpu.amx_attention import most_parts, rows_of_block, run_tile_attention
 from hierspec.backends.cpu.amx_attention_kernels import attention_code
 from hierspec.backends.cpu.amx_segments import ROW_TILES, part_floats, room_bytes
 from hierspec.backends.cpu.amx_softmax import SEGMENT
-from hierspec.backends.cpu.attention import QUERIES
+from hierspec.backends.cpu.attention import QUERIES, run_attention
 from hierspec.backends.cpu.features import has_wide_registers
 from hierspec.backends.cpu.forms import SMALLEST_GROUP
 from hierspec.backends.cpu.layers import run_head, run_layers
@@ -146,10 +148,15 @@ class CpuDecoder:
         )
         return hidden
 
-    def scratch(self, rows: int, longest: int, groups: int) -> tuple[np.ndarray, ...]:
+    @cached_property
+    def _attention(self) -> int:
+        """Address of the attention that layers call."""
+        return (run_tile_attention if self._tile_attention else run_attention).address()
+
+    def scratch(self, rows: int, longest: int, groups: int) -> tuple[Any, ...]:
         """Memory of `run_layers` between its parts, for so many rows that see at most `longest` tokens and attend in
         so many groups; and what it takes up to the taps."""
-        return *self._scratch.for_rows(rows, longest, groups).arrays, self._scale, self._tile_code
+        return *self._scratch.for_rows(rows, longest, groups).arrays, self._scale, self._tile_code, self._attention
 
     def _groups(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Rows that attend together, as first rows and the end, and the text of each group."""

@@ -48,7 +48,7 @@ _NORMALISE, _BEGIN, _END = (int(code) for code in (Code.NORMALISE, Code.BEGIN, C
     INT, INT, INTS, INT, FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INT,
     INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, BOOLS, types.UniTuple(INT, 5), FLOATS,
     FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, INTS,
-    seconds=2,
+    seconds=3,
 )  # fmt: skip
 def run_keys(
     thread, threads, sync, layer, hidden, cos, sin, slots, arena, weights, kinds, codes, norms, head_norms, biases,
@@ -102,7 +102,7 @@ _WEIGHTS = types.Tuple(  # as `run_layers`
 )
 _SCRATCH = types.Tuple((  # as `run_layers`, up to the taps
     FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D,
-    BYTES_2D, FLOATS, INTS,
+    BYTES_2D, FLOATS, INTS, INT,
 ))  # fmt: skip
 # As `run_draft_head`, after the states.
 _HEAD = types.Tuple((FLOATS, FLOATS, INTS, INTS_2D, INTS, FLOATS_3D, BYTES_3D, FLOATS_3D, FLOATS_3D, FLOATS_2D))
@@ -116,7 +116,7 @@ _OUT = types.Tuple((INTS_2D, DOUBLES, INTS))  # [most, candidates] picks; [most]
     filter_version,
     INT, INT, INTS, INTS, INTS, _PLACES, _MEMORY, _EMBEDDING, _JOIN, _JOIN, _ROTARY, _WEIGHTS, _SCRATCH, _HEAD,
     _OWN_SCRATCH, _ENDS, _OUT,
-    seconds=9,
+    seconds=6,
 )  # fmt: skip
 def run_draft(
     thread, threads, sync, addresses, tokens, places, memory, embedding, first, then, rotary, weights, scratch, head,
@@ -130,7 +130,9 @@ def run_draft(
     """
     positions, ends, slots, features, zeros, groups = places
     (arena, table, taps), (cosines, sines), (floats, halves) = memory, rotary, embedding
-    normed, ready, group_records, qkv, attended, gates, gated, delta, scores, totals, rooms, scale, tiles = scratch
+    normed, ready, group_records, qkv, attended, gates, gated, delta, scores, totals, rooms, scale, tiles, attention = (
+        scratch
+    )
     embedded, hidden, maxima, best = own
     (stops, bounds, ahead), (picks, leads, written) = ending, out
     logits, size, least = head[9][0], hidden.shape[1], len(bounds)
@@ -140,7 +142,8 @@ def run_draft(
         mine, x = embedded[thread, :count], hidden[:count]
         for row in range(count):
             if len(floats):
-                mine[row, :] = floats[tokens[row]]
+                for i in range(size):  # one by one: what assigns an array takes seconds to compile
+                    mine[row, i] = floats[tokens[row], i]
             else:  # the upper half of a float32
                 bits, half = mine[row].view(np.int32), halves[tokens[row]]
                 for i in range(size):
@@ -181,7 +184,7 @@ def run_draft(
                     zeros[:0], arena, table, group,
                     zeros[:1], ends[begin:end], zeros[: count + 1], zeros[:0], *weights, normed, ready, group_records,
                     qkv[:count], attended[:count], gates, gated[:count], delta, scores, totals, rooms, scale, tiles,
-                    taps,
+                    attention, taps,
                 ),
             )  # fmt: skip
             start = stop

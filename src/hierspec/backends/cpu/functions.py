@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hierspec.backends.cpu import amx
+from hierspec.backends.cpu.amx_attention import run_tile_attention
+from hierspec.backends.cpu.attention import run_attention
 from hierspec.backends.cpu.compiled import CompiledFunction
 from hierspec.backends.cpu.draft_passes import run_draft, run_keys
 from hierspec.backends.cpu.head_passes import run_draft_head, run_join
@@ -12,4 +15,5 @@ from hierspec.backends.cpu.pick import greedy_rows, sample_rows
 def needed_functions(draft_heads: bool, sampling: bool = False) -> list[CompiledFunction]:
     """For passes and greedy picks; `draft_heads`: for trained drafters; `sampling`: for temperatures above 0."""
     heads = [run_draft_head, run_join, run_keys, run_draft] if draft_heads else []
-    return [run_head, run_layers, greedy_rows, *heads, *([sample_rows] if sampling else [])]
+    attention = [run_attention, *([run_tile_attention] if amx.available() else [])]  # drafters may be in float32
+    return [run_head, run_layers, *attention, greedy_rows, *heads, *([sample_rows] if sampling else [])]

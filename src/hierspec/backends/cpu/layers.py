@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from numba import types
 
-from hierspec.backends.cpu.amx_attention import attend_by_tiles
+from hierspec.backends.cpu.amx_attention import run_tile_attention
 from hierspec.backends.cpu.amx_cache import place_rounded
-from hierspec.backends.cpu.attention import attend, place
+from hierspec.backends.cpu.attention import place, run_attention
 from hierspec.backends.cpu.compiled import (
     BOOLS,
     BYTES_2D,
@@ -26,6 +26,7 @@ from hierspec.backends.cpu.compiled import (
     INT,
     INTS,
     INTS_2D,
+    calls,
     compiled,
     kernel_version,
     part,
@@ -43,6 +44,9 @@ _ROWS_OF_A_THREAD = 64  # with so many rows for each thread they share rows, and
 # numba takes constants, not enumerations.
 _PREPARE, _PRODUCT = int(Code.PREPARE), int(Code.PRODUCT)
 _BEGIN, _END, _NORMALISE = int(Code.BEGIN), int(Code.END), int(Code.NORMALISE)
+
+
+_attend, _attend_by_tiles = calls(run_attention), calls(run_tile_attention)
 
 
 @part
@@ -93,8 +97,8 @@ def _place_heads(
     FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INTS, INTS, INT, INTS_2D, INTS, INTS, INTS, INTS, INTS,
     INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS,
     FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D,
-    BYTES_2D, FLOATS, INTS, INTS_2D,
-    seconds=8,
+    BYTES_2D, FLOATS, INTS, INT, INTS_2D,
+    seconds=4,
 )  # fmt: skip
 def run_layers(
     thread, threads, sync, start, stop,
@@ -109,6 +113,7 @@ def run_layers(
     windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate, layers; [1]
     normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, rooms, scale,
     tile_code,  # addresses of routines for attention by tiles, see `AttentionCode`; empty where it is in float32
+    attention,  # address of `run_tile_attention`, or of `run_attention`: only the one that is used is compiled
     taps,  # [n, 2]: layers, and addresses of [slots, hidden] where the states after each go
     version=0,
 ):  # fmt: skip
@@ -153,15 +158,21 @@ def run_layers(
         )  # fmt: skip
         barrier(sync, threads)
         if len(tile_code):
-            attend_by_tiles(
-                thread, threads, sync, layer, windows[layer], shape, qkv, positions, arena, tables, groups, group_texts,
-                ends, path_starts, paths, scale, scores, totals, rooms, attended, tile_code,
+            _attend_by_tiles(
+                attention,
+                (
+                    thread, threads, sync, layer, windows[layer], shape, qkv, positions, arena, tables, groups,
+                    group_texts, ends, path_starts, paths, scale, scores, totals, rooms, attended, tile_code,
+                ),
             )  # fmt: skip
             call_routine(code[_BEGIN], (record,))  # attention has configured tiles and released them
         else:
-            attend(
-                thread, threads, sync, layer, windows[layer], shape, qkv, positions, arena, tables, groups, group_texts,
-                ends, path_starts, paths, scale, scores, totals, attended, code,
+            _attend(
+                attention,
+                (
+                    thread, threads, sync, layer, windows[layer], shape, qkv, positions, arena, tables, groups,
+                    group_texts, ends, path_starts, paths, scale, scores, totals, attended, code,
+                ),
             )  # fmt: skip
         first, last = share(size // LANES, part_number, parts)
         add_product(
