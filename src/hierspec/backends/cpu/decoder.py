@@ -86,7 +86,7 @@ class CpuDecoder:
         scale = config.head_size**-0.5
         self._scale = np.array([scale, scale * np.log2(np.e)], np.float32)  # for powers of e, and of 2
         self._tile_attention = tile_attention
-        self._tile_code = attention_code() if tile_attention else np.empty(0, np.int64)
+        self.tile_code = attention_code() if tile_attention else np.empty(0, np.int64)
         # In attention: of a text, and of a tree.
         group = config.heads // config.kv_heads
         self.rows_together = rows_of_block(group) if tile_attention else QUERIES
@@ -156,7 +156,7 @@ class CpuDecoder:
     def scratch(self, rows: int, longest: int, groups: int) -> tuple[Any, ...]:
         """Memory of `run_layers` between its parts, for so many rows that see at most `longest` tokens and attend in
         so many groups; and what it takes up to the taps."""
-        return *self._scratch.for_rows(rows, longest, groups).arrays, self._scale, self._tile_code, self._attention
+        return *self._scratch.for_rows(rows, longest, groups).arrays, self._scale, self.tile_code, self._attention
 
     def _groups(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Rows that attend together, as first rows and the end, and the text of each group."""

@@ -115,7 +115,7 @@ class CpuDraftWriter:
             shape,
             eps,
             *scratch[:4],
-            scratch[-1],
+            layers.tile_code,
         )
 
     def write(self, ask: Ask, rows: DraftRows, extra: ExtraRows) -> Answer:
