@@ -31,7 +31,7 @@ def model(request, tmp_path_factory):
     tiny_checkpoint(folder / "model", family, **{"layers": 3, "intermediate": 128, "eos_ids": (), **changes})
     tiny_pack(folder / "pack", folder / "model", exits=(1, 2), taps=(1,))
     before = torch.get_num_threads()
-    torch.set_num_threads(1 + (format == "int8"))  # a team of two in one of them: beside other tests it waits much
+    torch.set_num_threads(2)
     dtype = "bfloat16" if format == "bfloat16" else "float32"
     loaded = hierspec.load(
         folder / "model", backend="compiled", dtype=dtype, device="cpu", pack=folder / "pack",

@@ -86,7 +86,8 @@ def attend_kernel(
         lines = q + ((row.to(tl.int64) * KH + kv) * G + r % G)[:, None] * D + d[None, :]
         queries = tl.load(lines, mask=live[:, None], other=0.0)
         best = tl.full((ROWS,), NOT_SEEN, tl.float32)
-        # Added up by matrix units, as values are, in all columns alike: one order, whatever the layout of a tile.
+        # The softmax's denominator, by tensor cores like the numerator, the same in every column: one order of sums,
+        # whatever the layout of a tile.
         ones = tl.full((STEP, _COLUMNS), 1.0, tl.float32).to(tl.bfloat16)
         totals = tl.zeros((ROWS, _COLUMNS), tl.float32)
         acc = tl.zeros((ROWS, D), tl.float32)
