@@ -2,9 +2,10 @@
 
 For every family of prompts two new processes answer the first few, one plainly and one under auto, in turn and back to
 back, prefill included. So both pay alike for the first use of memory and threads. Nothing learnt by earlier runs is
-used, and each process has stores of its own. With --factor the
-target's costs are multiplied at the start, as if they had been measured wrongly; a factor below 1 is a fraction. The
-texts must be the same. The last line is one JSON document. It made docs/results/first-prompts.json.
+used, and each process has stores of its own. With --repeats all that is done again with new processes, and times are
+added up: of one and the same prompt they differ by a tenth on machines that others use too. With --factor the target's
+costs are multiplied at the start, as if they had been measured wrongly; a factor below 1 is a fraction. The texts must
+be the same. The last line is one JSON document. It made docs/results/first-prompts.json.
 
 example:
   python experiments/first_prompts.py spec_bench.jsonl --weights auto,int8 --output first-prompts.json
@@ -117,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=6, help="prompts of each family (6)")
     parser.add_argument("--factor", default="1", help="factors of the target's costs, separated by commas (1)")
     parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=1, help="times, each with new processes (1)")
     parser.add_argument("--one-process", action="store_true", help="one process for all families, which take turns")
     parser.add_argument("--output", type=Path, help="write the result to this JSON file too")
     arguments = parser.parse_args(argv)
@@ -136,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for weights in arguments.weights.split(","):
         for factor in map(float, arguments.factor.split(",")):
             done: list[dict[str, Any]] = []
-            for group in groups:
+            for group in arguments.repeats * groups:
                 done += answers(group, weights, factor, arguments.max_tokens)
             ratios = {task: _ratio([each for each in done if each["task"] == task]) for task in families}
             run = {"weights": weights, "factor": factor, "auto_over_plain": ratios, "all": _ratio(done)}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
+
 import numpy as np
 import pytest
 from paced_tiers import costs, ladder_costs, ladder_policies, paced, random_tiers
@@ -14,6 +17,7 @@ from hierspec.core.sampling import Sampling
 from hierspec.pacing.appraisal import Appraiser
 from hierspec.pacing.costs import ALONE
 from hierspec.pacing.pace import AdaptivePace
+from hierspec.pacing.switch import Stages, Switches
 from hierspec.testing.fakes import FakeScorer, FakeStore, random_trees
 
 
@@ -103,3 +107,39 @@ def test_blocks_end_by_count_above_the_least():
         block.written.append(None)
         ended.append(pace.hands_up(round))
     assert ended == [False, False, True, True]
+
+
+class WatchedStages(Stages):
+    """Remembers what it is told. Everything may be drafted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learnt: list[float] = []
+        self.charged: list[float] = []
+
+    def drafts(self) -> bool:
+        return True
+
+    def learn(self, tokens: float, seconds: float, requests: int = 1) -> None:
+        self.learnt.append(tokens)
+
+    def charge(self, seconds: float, requests: int = 1) -> None:
+        self.charged.append(seconds)
+
+
+def test_a_drafters_prefill_is_charged_and_the_targets_is_not():
+    """Each request's first round prefills both: of it only what the drafter took counts, less what it brought."""
+    tiers = Tier(FakeScorer("target", 8, seed=1)), Tier(FakeScorer("draft", 8, seed=1), 3)
+    top, drafter = paced(tiers, [costs(1.0), costs(0.1)], ladder_policies(tiers, ["worth"]))
+    stages, switches = WatchedStages(), Switches()
+    switches.of = lambda requests: stages
+    pace = AdaptivePace(top.pace.costs, None, top.pace.router, switches=switches)
+    ticks = count(0)
+    sampling = Sampling(max_tokens=40, temperature=0)
+    requests = [Request([1] * 9, sampling, Hierarchy((replace(top, pace=pace), drafter))) for _ in range(2)]
+    for request in requests:
+        steps = [step for _, step in Engine(clock=lambda: float(next(ticks))).run([request])]
+        assert sum(len(step.tokens) for step in steps) == 40
+    assert len(stages.charged) == 2
+    assert all(charge < 20 for charge in stages.charged)
+    assert sum(stages.learnt) < 80

@@ -1,9 +1,13 @@
 """Whether anything is drafted at all, by the clock: scripted rounds, no real time."""
 
 import random
+from itertools import cycle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hierspec.pacing.allowance import Allowance
 from hierspec.pacing.switch import Stages, Switch
 
 
@@ -141,7 +145,7 @@ def write_in_stages(stages, rounds, dice, ways):
     ],
 )
 def test_of_three_ways_the_fastest_is_kept(seed, ways, best):
-    stages, dice = Stages(tiers_apart=True), random.Random(seed)
+    stages, dice = Stages(Allowance(), Allowance()), random.Random(seed)
     write_in_stages(stages, 300, dice, ways)
     speed, taken = write_in_stages(stages, 2000, dice, ways)
     tokens, seconds = ways[best]
@@ -153,3 +157,63 @@ def test_without_stores_or_tiers_there_are_two_ways():
     stages = Stages()
     _, taken = write_in_stages(stages, 500, random.Random(1), WAYS)
     assert "stores" not in taken
+
+
+@given(
+    cost=st.floats(1.0, 4.0),
+    accepted=st.lists(st.integers(1, 5), min_size=1, max_size=40),
+    tokens=st.integers(50, 1500),
+)
+def test_whatever_drafts_bring_trying_them_costs_little(cost, accepted, tokens):
+    """Rounds with drafts that take as long as 1 to 4 without and bring 1 to 5 tokens, over and over in any order: never
+    behind plain decoding by more than what may be lost at first, a share of the time, and the rounds in which that
+    shows."""
+    switch, turns = Switch(), cycle(accepted)
+    seconds, _ = write(switch, tokens, lambda written: (next(turns), cost), lambda written: (1, 1.0))
+    assert seconds < 1.016 * tokens + 3 + 6 * cost
+
+
+def test_time_passes_for_all_requests_at_once():
+    """Eight requests share a round: it counts once, whoever tells of it."""
+    alone, together = Allowance(), Allowance()
+    for allowance, requests in ((alone, 1), (together, 8)):
+        switch = Switch(allowance)
+        for _ in range(5):  # without drafts, to compare with
+            for _ in range(requests):
+                switch.drafts()
+                switch.learn(1, 1.0, requests)
+        for _ in range(requests):
+            assert switch.drafts()
+            switch.learn(1, 1.5, requests)
+    assert alone.left == pytest.approx(together.left)
+    assert alone.left < Allowance().left
+
+
+def test_what_a_drafter_reads_is_paid_for():
+    """A prompt that it must read first makes drafts that would pay lose."""
+    switch = Switch()
+    for _ in range(5):
+        switch.drafts()
+        switch.learn(1, 1.0)
+    assert switch.drafts()
+    switch.learn(1.2, 1.0)
+    switch.charge(3.0)
+    switch.learn(1.2, 1.0)
+    assert not switch.drafts()
+
+
+def test_time_pays_for_the_next_try():
+    allowance = Allowance()
+    assert not allowance.wait(1.0)
+    allowance.lost(5.0)
+    wait = allowance.wait(1.0)
+    assert wait > 100
+    allowance.passed(wait)
+    assert not allowance.wait(1.0)
+
+
+def test_what_was_gained_long_ago_does_not_pay_for_everything():
+    allowance = Allowance()
+    allowance.lost(-1000.0)
+    allowance.lost(20.0)
+    assert allowance.left < 0

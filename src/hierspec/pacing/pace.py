@@ -99,9 +99,13 @@ class AdaptivePace(FixedPace):
         if round.may_draft:
             self._learn_drafts(round, load)
         plain = self.costs.measured_plain(load.context)
-        # Of a round that prefills nothing is learnt.
-        if plain and not round.request.prefilled and (stages := self._stages(round)) is not None:
-            stages.learn(len(tokens), (round.request.spent - round.began) / plain, load.requests)
+        if plain and (stages := self._stages(round)) is not None:
+            if not round.request.prefilled:
+                stages.learn(len(tokens), (round.request.spent - round.began) / plain, load.requests)
+            elif drafted is not None and not round.request.output:
+                # The target's prefill is no cost of drafts, a drafter's is; of it comes what the round brought besides.
+                spent = sum(stats.seconds for stats in round.request.stats.tiers[round.level + 1 :])
+                stages.charge(spent / plain - (len(tokens) - 1), load.requests)
 
     def _learn_drafts(self, round: Round, load: Load) -> None:
         """What drafts are worth shows only where some may be made."""

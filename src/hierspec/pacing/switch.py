@@ -2,10 +2,13 @@
 
 Everything else in this folder adds up what parts should take. That misses what no part shows: drafts displace weights
 from caches, deciding takes time too, and a plain pass right after drafting is not the plain pass of plain decoding. So
-both ways of writing are timed whole, in runs of rounds that follow each other, and the faster one is kept.
+both ways of writing are timed whole, in runs of rounds that follow each other, and the faster one is kept. What trying
+the slower one may cost is limited (`allowance.py`).
 """
 
 from __future__ import annotations
+
+from hierspec.pacing.allowance import Allowance
 
 _SETTLING = 1  # rounds without drafts after one with, of which nothing is learnt: the weights come back into caches
 _SAMPLE = 4 + _SETTLING  # rounds without drafts, now and then: where drafts pay, each costs what one would have gained
@@ -15,7 +18,7 @@ _PROBE = 12  # rounds with drafts after a break
 _BREAKS = (32, 512)  # rounds without drafts where those lose: at first, and at most, twice as long each time
 _LOOK_EVERY = 32  # rounds of a break after which one may draft,
 _LUCK = 3  # and so many tokens from it end the break: the text has become an easier one
-_PROBES_COST, _LOOKS_COST = 0.04, 0.02  # of a break's time at most, where a round with drafts takes long
+_PROBED = 3  # rounds that the allowance must be enough for before a break ends
 _SLOWER = 0.97  # of the speed without drafts: below it a run of drafts ends at once,
 _ENOUGH = 6  # when it has had so many rounds
 _MEMORY = {True: 0.97, False: 0.9}  # what a round with and without drafts counts for after the next
@@ -29,29 +32,29 @@ class Switch:
 
     With `looks`, single rounds of a break draft, and what they bring may end it."""
 
-    def __init__(self, looks: bool = True) -> None:
+    def __init__(self, allowance: Allowance | None = None, looks: bool = True) -> None:
+        self._allowance = allowance or Allowance()
         self._may_look = looks
         self._on = False
         self._left = float(_SAMPLE)  # rounds of this run
         self._rounds = 0.0  # that it has had
         self._length = _SAMPLE  # rounds of this break
         self._break = _BREAKS[0]
-        self._look_every = _LOOK_EVERY
         self._looks = False  # this round drafts though it is a break
         self._settling = 0.0  # rounds that do not count
         self._counts = {True: [0.0, 0.0, 0.0], False: [0.0, 0.0, 0.0]}  # rounds, tokens and seconds, older ones decayed
 
     def drafts(self) -> bool:
         """Whether the round that begins may draft."""
-        looks = self._may_look and not self._on
-        self._looks = looks and self._left < self._length and self._left % self._look_every == 1.0
+        looks = self._may_look and not self._on and self._left < self._length and self._left % _LOOK_EVERY == 1.0
+        self._looks = looks and not self._allowance.wait(self._lost())
         return self._on or self._looks
 
     def rests(self) -> int:
         """In how many rounds, from the one that begins on, nothing is drafted for sure."""
         if self._on or self._looks:
             return 0
-        return int(min(self._left, (self._left - 1) % self._look_every or self._look_every))
+        return int(min(self._left, (self._left - 1) % _LOOK_EVERY or _LOOK_EVERY))
 
     @property
     def compares(self) -> bool:
@@ -60,6 +63,9 @@ class Switch:
 
     def learn(self, tokens: float, seconds: float, requests: int = 1) -> None:
         """What a round of one of so many requests brought, and how long it took with all that belongs to it."""
+        self._allowance.passed(seconds / requests)
+        if self._on or self._looks:
+            self._pay(tokens, seconds, requests)
         if self._looks:
             self._left = 0 if tokens >= _LUCK else self._left - 1 / requests
             self._settling = _SETTLING
@@ -69,11 +75,37 @@ class Switch:
             self._settling -= 1 / requests
             self._left -= 1 / requests
             self._rounds += 1 / requests
-            if self._on and self._rounds >= _ENOUGH and self._gain() < _SLOWER - 1:
+            if self._on and self._loses():
                 self._left = 0
         if self._left <= 0:
-            self._on, self._rounds, self._settling = not self._on, 0, _SETTLING
-            self._left = self._begin_drafts() if self._on else self._end_drafts()
+            self._turn()
+
+    def charge(self, seconds: float, requests: int = 1) -> None:
+        """What drafts cost beside the rounds that are learnt from, as the prefill of a drafter does."""
+        self._counts[True][2] += seconds
+        self._allowance.lost(seconds / requests)
+
+    def _pay(self, tokens: float, seconds: float, requests: int) -> None:
+        """For a round with drafts."""
+        _, plain_tokens, plain_seconds = self._counts[False]
+        if plain_tokens:
+            self._allowance.lost((self._usual(True, seconds) - tokens * plain_seconds / plain_tokens) / requests)
+
+    def _loses(self) -> bool:
+        """Whether a run of drafts ends before its time."""
+        gain = self._gain()
+        return gain < 0 and (self._allowance.left <= 0 or (self._rounds >= _ENOUGH and gain < _SLOWER - 1))
+
+    def _turn(self) -> None:
+        """A run ends, and one of the other way begins; a break goes on while nothing is left to try drafts with."""
+        if not self._on and self._gain() < 0 and not self._looks:
+            plain_rounds, _, plain_seconds = self._counts[False]
+            wait = int(self._allowance.wait(_PROBED * self._lost()) * plain_rounds / plain_seconds)
+            if wait:
+                self._left = self._length = wait
+                return
+        self._on, self._rounds, self._settling = not self._on, 0, _SETTLING
+        self._left = self._begin_drafts() if self._on else self._end_drafts()
 
     def _begin_drafts(self) -> int:
         gain = self._gain()
@@ -87,9 +119,7 @@ class Switch:
         if self._gain() >= 0:
             self._break = _BREAKS[0]
             return _SAMPLE
-        lost = self._lost_rounds()
-        self._look_every = max(_LOOK_EVERY, int(lost / _LOOKS_COST))
-        self._length = min(max(self._break, int(_ENOUGH * lost / _PROBES_COST)), _BREAKS[1])
+        self._length = self._break
         self._break = min(2 * self._break, _BREAKS[1])
         return self._length
 
@@ -100,21 +130,21 @@ class Switch:
             return 0.0
         return tokens / seconds * plain_seconds / plain_tokens - 1
 
-    def _lost_rounds(self) -> float:
-        """What a round with drafts costs beyond what its tokens take without: in rounds without. A GPU writes plainly
-        in long calls, and a small model's drafts take it two or three rounds."""
-        (rounds, tokens, seconds), (plain_rounds, plain_tokens, plain_seconds) = self._counts[True], self._counts[False]
-        if not (rounds and plain_seconds):
+    def _lost(self) -> float:
+        """Seconds by which a round with drafts is slower than writing its tokens without. A GPU writes plainly in long
+        calls, and a small model's drafts take it two or three rounds."""
+        (rounds, tokens, seconds), (_, plain_tokens, plain_seconds) = self._counts[True], self._counts[False]
+        if not (rounds and plain_tokens):
             return 0.0
-        plain = tokens / rounds * plain_seconds / plain_tokens
-        return max(seconds / rounds - plain, 0.0) * plain_rounds / plain_seconds
+        return max(seconds - tokens * plain_seconds / plain_tokens, 0.0) / rounds
+
+    def _usual(self, drafted: bool, seconds: float) -> float:
+        """What a round counts for that took so long."""
+        rounds, _, spent = self._counts[drafted]
+        return min(seconds, _OUTLIER * spent / rounds) if rounds >= 1 else seconds
 
     def _count(self, tokens: float, seconds: float) -> None:
-        counts = self._counts[self._on]
-        rounds, _, spent = counts
-        if rounds >= 1:
-            seconds = min(seconds, _OUTLIER * spent / rounds)
-        memory = _MEMORY[self._on]
+        counts, seconds, memory = self._counts[self._on], self._usual(self._on, seconds), _MEMORY[self._on]
         self._counts[self._on] = [memory * old + new for old, new in zip(counts, (1.0, tokens, seconds), strict=True)]
 
 
@@ -125,9 +155,10 @@ class Stages:
     two ways is timed against drafting nothing. With one switch, tiers that lose would take the stores with them.
     """
 
-    def __init__(self, tiers_apart: bool = False) -> None:
-        self._drafts = Switch()
-        self._tiers = Switch(looks=False) if tiers_apart else None
+    def __init__(self, drafts: Allowance | None = None, tiers: Allowance | None = None) -> None:
+        """What each may lose; without `tiers` there is one switch."""
+        self._drafts = Switch(drafts)
+        self._tiers = None if tiers is None else Switch(tiers, looks=False)
         self._drafting = False  # whether this round may draft
 
     def drafts(self) -> bool:
@@ -152,17 +183,25 @@ class Stages:
                 return
         self._drafts.learn(tokens, seconds, requests)
 
+    def charge(self, seconds: float, requests: int = 1) -> None:
+        """As `Switch.charge`, of lower tiers."""
+        if self._tiers is not None:
+            self._tiers.charge(seconds, requests)
+        self._drafts.charge(seconds, requests)
+
 
 class Switches:
     """Those of one plan: what pays for one request may not for eight."""
 
     def __init__(self, tiers_apart: bool = False) -> None:
-        self._tiers_apart = tiers_apart  # the plan has stores and tiers: each may pay without the other
+        """`tiers_apart`: it has stores and tiers, so each may pay without the other."""
+        self._drafts = Allowance()
+        self._tiers = Allowance() if tiers_apart else None
         self._stages: dict[int, Stages] = {}
 
     def of(self, requests: int) -> Stages:
         """For so many requests together, or half as many again."""
         stages = self._stages.get(requests.bit_length())
         if stages is None:
-            stages = self._stages[requests.bit_length()] = Stages(self._tiers_apart)
+            stages = self._stages[requests.bit_length()] = Stages(self._drafts, self._tiers)
         return stages
