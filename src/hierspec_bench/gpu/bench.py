@@ -33,7 +33,6 @@ from hierspec_bench.run import SideBySide
 
 AUTO = "auto"
 PARTS = ("roofline", "passes", "plans", "batches", "engines")
-_BATCH_TOKENS = 64  # of each answer in batches: there are many
 _WARM_UP = 4  # prompts that are answered before time counts: passes of many widths are recorded
 _ERROR_LETTERS = 500
 
@@ -182,7 +181,11 @@ class GpuBench:
         model = self._model(size)
         plans, _ = self._usable_plans(model, (AUTO,))
         sizes = [batch for batch in self.settings.batches if batch > 1]
-        bench = SideBySide(model, self._batch_prompts(), plans, [self._batch_sampling], batches=sizes)
+        prompts, sampling = self._batch_prompts(), self._batch_sampling
+        for batch in self.settings.batches:
+            for plan in (Plan(), *plans.values()):
+                model.apart().generate_many([each.turns[0] for each in prompts[:batch]], plan=plan, sampling=sampling)
+        bench = SideBySide(model, prompts, plans, [sampling], batches=sizes)
         return self._run("batches", bench, {}, deadline)
 
     def _batch_prompts(self) -> list[BenchPrompt]:
@@ -192,7 +195,7 @@ class GpuBench:
 
     @property
     def _batch_sampling(self) -> Sampling:
-        return Sampling(max_tokens=min(_BATCH_TOKENS, self.settings.max_tokens), seed=0)
+        return Sampling(max_tokens=self.settings.max_tokens, seed=0)
 
     def _run(self, key: str, bench: SideBySide, about: Mapping[str, Any], deadline: Deadline) -> bool:
         bench.run(over=lambda: deadline.over)
