@@ -28,7 +28,7 @@ class Engine:
         # Where people wait for each other, long prompts are read in pieces, and nobody takes another one's memory.
         self._reader = PromptReader() if serving else None
         self._together = Together()
-        self._asks: dict[Request, Ask | None] = {}  # in the order of submission; None: it has not begun
+        self._asks: dict[Request, Ask | None] = {}  # in the order of submission; None: it has not asked yet
         self._waiting: set[Request] = set()  # there is no memory for them beside those that run
         self._steps: list[tuple[Request, Step]] = []  # not returned yet
 
@@ -46,7 +46,9 @@ class Engine:
             request.running_requests = len(running) if self._reader is None else writing + (not request.output)
         for request in running:
             if self._asks[request] is None:
-                self._advance(request, None)
+                self._go_on(request, None)
+        if self._steps:  # whoever reads them may end the requests there
+            return self._taken()
         asks = {
             request: ask for request in running if (ask := self._asks[request]) is not None and request.ended is None
         }
@@ -59,9 +61,10 @@ class Engine:
         for group in groups.values():
             for (request, ask), answer in zip(group, self._answers(group), strict=True):
                 if answer is not None and ask is asks[request]:  # else only a piece of its prompt was read
-                    began = self._clock()
-                    self._advance(request, answer)
-                    request.between = self._clock() - began
+                    self._go_on(request, answer)
+        return self._taken()
+
+    def _taken(self) -> list[tuple[Request, Step]]:
         steps, self._steps = self._steps, []
         return steps
 
@@ -117,8 +120,15 @@ class Engine:
         self._spent += clock.between + clock.seconds
         tell_times(group, answers, clock, self._spent)
 
+    def _go_on(self, request: Request, answer: Answer | None) -> None:
+        """`_advance`, timed."""
+        began = self._clock()
+        self._advance(request, answer)
+        request.between = self._clock() - began
+
     def _advance(self, request: Request, answer: Answer | None) -> None:
-        """Give the request its answer and go on to its next ask; every step on the way is added to the steps."""
+        """Give the request its answer and go on to its next ask; a step on the way is added to the steps. Where the
+        answer was for several steps, one at a time: whoever reads one may end the request there."""
         while request.ended is None:
             try:
                 outcome = request.ask(answer)
@@ -127,6 +137,9 @@ class Engine:
                     return
                 self._steps.append((request, outcome))
                 answer = None
+                if request.ready:
+                    self._asks[request] = None
+                    return
             except Exception as error:  # only this request fails
                 request.fail(failure_of("The request", error))
             except BaseException:  # it was interrupted between two asks, and cannot go on from there

@@ -44,12 +44,7 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
             numbers = padded
         _share(greedy_rows, numbers, vocabulary, picks, leads, distributions, team=team if rows > 1 else None)
     else:
-        keys = np.zeros((rows, 2), np.int64)
-        if not ask.distributions:
-            seed, first = ask.request.seed, len(ask.context)
-            depths = [0, *(depth + 1 for depth in proposal.depths())]
-            by_depth = [noise_keys(seed, first + depth) for depth in range(max(depths) + 1)]
-            keys[:] = [by_depth[depth] for depth in depths]
+        keys = np.zeros((rows, 2), np.int64) if ask.distributions else keys_of(ask)
         filters = min(sampling.top_k, vocabulary), float(sampling.top_p), float(sampling.min_p)
         arguments = numbers, float(sampling.temperature), filters, *changes, keys, picks, leads, distributions
         _share(sample_rows, *arguments, team=team if rows >= _SHARED else None)
@@ -62,6 +57,14 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
         if ask.distributions
         else Answer(picks=picks, leads=leads if ask.leads else None)
     )
+
+
+def keys_of(ask: Ask, ahead: int = 0) -> np.ndarray:
+    """[1 + nodes + ahead, 2]: `noise_keys` of each row, then of so many tokens after a first row that stands alone."""
+    seed, first = ask.request.seed, len(ask.context)
+    depths = [0, *(depth + 1 for depth in ask.proposal.depths()), *range(1, ahead + 1)]
+    by_depth = [noise_keys(seed, first + depth) for depth in range(max(depths) + 1)]
+    return np.array([by_depth[depth] for depth in depths], np.int64)
 
 
 def _share(pick: Callable[..., None], *arguments: Any, team: ThreadTeam | None) -> None:

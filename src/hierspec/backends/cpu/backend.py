@@ -21,6 +21,7 @@ from hierspec.backends.cpu.functions import needed_functions
 from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.packing import KINDS, PackedWeights, kind_for, pack_in_memory, packed_weights
+from hierspec.backends.cpu.passes import CpuPassWriter
 from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.backend import TorchBackend
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from hierspec.checkpoints.load import Checkpoint
 
 _LOW_BITS = {"int8": INT8, "int4": INT4}
+_EMBEDDINGS = torch.float32, torch.bfloat16  # that compiled functions read
 _BYTES_IN_A_FILE = 0.75  # of a weight, about: files differ
 
 
@@ -102,19 +104,21 @@ class CpuBackend:
         head: tuple[Shortlist, Tensor | None],
     ) -> DraftWriter | None:
         first, first_norms, then, norms = joins
-        ours = isinstance(decoder, CpuDecoder) and isinstance(layers, CpuDecoder)
-        if not ours or decoder.embedding.dtype not in (torch.float32, torch.bfloat16):
+        if not (isinstance(decoder, CpuDecoder) and isinstance(layers, CpuDecoder)):
             return None
-        assert isinstance(layers, CpuDecoder)
+        if decoder.embedding.dtype not in _EMBEDDINGS:
+            return None
         assert isinstance(first, CpuJoin)
         assert isinstance(then, CpuJoin)
         assert isinstance(head[0], CpuShortlist)
         return CpuDraftWriter(
-            decoder.embedding, layers, (first, first_norms), (then, norms), head[0], head[1], self.team
+            decoder.embedding_table, layers, (first, first_norms), (then, norms), head[0], head[1], self.team
         )
 
     def pass_writer(self, decoder: Decoder) -> PassWriter | None:
-        return None
+        if not isinstance(decoder, CpuDecoder) or decoder.embedding.dtype not in _EMBEDDINGS:
+            return None
+        return CpuPassWriter(decoder, self.team)
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
         if len(asks) == 1:

@@ -23,6 +23,7 @@ from hierspec.backends.cpu.amx_attention_kernels import attention_code
 from hierspec.backends.cpu.amx_segments import ROW_TILES, part_floats, room_bytes
 from hierspec.backends.cpu.amx_softmax import SEGMENT
 from hierspec.backends.cpu.attention import QUERIES, run_attention
+from hierspec.backends.cpu.embedding import EmbeddingTable
 from hierspec.backends.cpu.features import has_wide_registers
 from hierspec.backends.cpu.forms import SMALLEST_GROUP
 from hierspec.backends.cpu.layers import run_head, run_layers
@@ -122,7 +123,7 @@ class CpuDecoder:
         cos, sin = self.rotary(int(positions.max()) + 1 if rows else 1)
         states = hidden.numpy()
         assert memory.in_tiles == self._tile_attention
-        groups, group_texts = self._groups(batch)
+        groups, group_texts = self.groups(batch)
         longest = int(batch.lengths.max()) + len(batch.paths) if rows else 0
         self._team.run(
             run_layers,
@@ -149,6 +150,15 @@ class CpuDecoder:
         return hidden
 
     @cached_property
+    def embedding_table(self) -> EmbeddingTable:
+        """Of the embeddings, for compiled functions."""
+        return EmbeddingTable(self.embedding)
+
+    def head_arguments(self, norm: Tensor | None = None) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
+        """As `run_head` takes them: the last norm or another, weights, and the routines that multiply with them."""
+        return self._norm if norm is None else _floats(norm), self._eps, self._packed.head, self._head_code
+
+    @cached_property
     def _attention(self) -> int:
         """Address of the attention that layers call."""
         return (run_tile_attention if self._tile_attention else run_attention).address()
@@ -158,7 +168,7 @@ class CpuDecoder:
         so many groups; and what it takes up to the taps."""
         return *self._scratch.for_rows(rows, longest, groups).arrays, self._scale, self.tile_code, self._attention
 
-    def _groups(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    def groups(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Rows that attend together, as first rows and the end, and the text of each group."""
         starts = batch.text_starts
         if not len(batch.paths):
@@ -178,14 +188,10 @@ class CpuDecoder:
     def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:
         logits = np.empty((len(states), self.config.vocabulary), np.float32)
         scratch = self._scratch.for_rows(len(states), 0)
-        weight = self._norm if norm is None else _floats(norm)
         self._team.run(
             run_head,
             states.contiguous().numpy(),
-            weight,
-            self._eps,
-            self._packed.head,
-            self._head_code,
+            *self.head_arguments(norm),
             scratch.normed,
             scratch.inputs,
             scratch.records,

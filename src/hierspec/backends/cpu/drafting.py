@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import Batch, DraftRows, ExtraRows, Memory, Rows
+from hierspec.backends.base import Batch, DraftRows, ExtraRows, Memory
 from hierspec.backends.cpu.answers import answer
 from hierspec.backends.cpu.attention import QUERIES
 from hierspec.backends.cpu.decoder import CpuDecoder
 from hierspec.backends.cpu.draft_passes import PARTS, run_draft, run_keys
+from hierspec.backends.cpu.embedding import EmbeddingTable
 from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.memory import CpuMemory
@@ -30,32 +30,6 @@ _LEADS = np.array(LEADS)
 _ZEROS = np.zeros(QUERIES + 1, np.int64)
 
 
-class _Embedding:
-    """A table as the compiled call takes it. Where it is made row by row, so are the rows that a call may need."""
-
-    def __init__(self, table: Rows) -> None:
-        vocabulary, hidden = table.shape
-        self._floats, self._halves = np.empty((0, hidden), np.float32), np.empty((0, hidden), np.int16)
-        self._source: Rows | None = None
-        if not isinstance(table, Tensor):
-            self._source, self._made = table, np.zeros(vocabulary, bool)
-            self._floats = np.empty((vocabulary, hidden), np.float32)  # what is never written takes no memory
-        elif table.dtype == torch.bfloat16:
-            self._halves = table.view(torch.int16).numpy()
-        else:
-            self._floats = table.numpy()
-
-    def of(self, tokens: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """The table in float32 and in bfloat16, one of them empty, with the rows of these tokens."""
-        if self._source is not None:
-            for some in tokens:
-                missing = some[~self._made[some]]
-                if len(missing):
-                    self._floats[missing] = self._source[torch.from_numpy(missing.astype(np.int64))].float().numpy()
-                    self._made[missing] = True
-        return self._floats, self._halves
-
-
 class CpuDraftWriter:
     """`DraftWriter`, compiled: a drafter's parts, and memory between them."""
 
@@ -63,7 +37,7 @@ class CpuDraftWriter:
 
     def __init__(
         self,
-        embedding: Rows,
+        embedding: EmbeddingTable,
         layers: CpuDecoder,
         first: _NormedJoin,
         then: _NormedJoin,
@@ -78,9 +52,9 @@ class CpuDraftWriter:
         # Now, not at the first draft: reading compiled code, and making rows of the embedding, takes as long as passes.
         self._addresses = np.array([function.address() for function in PARTS], np.int64)
         run_draft.dispatcher()
-        vocabulary, hidden = embedding.shape
-        self._vocabulary, self._embedding = vocabulary, _Embedding(embedding)
-        self._embedding.of((shortlist.tokens,))
+        vocabulary, hidden = len(embedding.made), layers.config.hidden
+        self._vocabulary, self._embedding = vocabulary, embedding
+        embedding.add((shortlist.tokens,))
         self._scratch = (
             np.empty((team.threads, QUERIES, hidden), np.float32),
             np.empty((QUERIES, hidden), np.float32),
@@ -130,6 +104,7 @@ class CpuDraftWriter:
         picks = np.empty((most, picked * min(picks_wanted(ask), self._vocabulary)), np.int64)
         leads, written = np.empty(most), np.ones(1, np.int64)
         then = self._joined(self._then, memory, (0,))
+        self._embedding.add((rows.tokens, extra.tokens))
         head = self._shortlist.arguments(1, self._norm, [extra], [1])
         self._team.run(
             run_draft,
@@ -145,7 +120,7 @@ class CpuDraftWriter:
                 np.array([0, count, 0, 1]),
             ),
             (memory.address, rows.table[None], memory.tap_addresses(0, layers.config.layers)),
-            self._embedding.of((rows.tokens, extra.tokens)),
+            (self._embedding.floats, self._embedding.halves),
             then if rows.own else self._joined(self._first, rows.features, rows.taps),
             then,
             layers.rotary(end),

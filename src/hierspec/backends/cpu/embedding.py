@@ -1,0 +1,40 @@
+"""A table of embeddings as compiled functions take it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hierspec.backends.base import Rows
+
+
+class EmbeddingTable:
+    """In float32, or in bfloat16; the other one is empty. Where rows are made one by one, only those that were added
+    are there: the others take no memory."""
+
+    def __init__(self, table: Rows) -> None:
+        vocabulary, hidden = table.shape
+        self.floats, self.halves = np.empty((0, hidden), np.float32), np.empty((0, hidden), np.int16)
+        self.made = np.ones(vocabulary, bool)  # which rows are there
+        self._source: Rows | None = None
+        if not isinstance(table, Tensor):
+            self._source = table
+            self.made[:] = False
+            self.floats = np.empty((vocabulary, hidden), np.float32)  # what is never written takes no memory
+        elif table.dtype == torch.bfloat16:
+            self.halves = table.view(torch.int16).numpy()
+        else:
+            self.floats = table.numpy()
+
+    def add(self, tokens: Iterable[np.ndarray]) -> None:
+        """Have the rows of these tokens."""
+        if self._source is None:
+            return
+        for some in tokens:
+            missing = some[~self.made[some]]
+            if len(missing):
+                self.floats[missing] = self._source[torch.from_numpy(missing.astype(np.int64))].float().numpy()
+                self.made[missing] = True
