@@ -84,20 +84,15 @@ class AdaptivePace(FixedPace):
         return chosen if chosen.tokens else self.appraiser.probe(round.proposals[0], load)
 
     def learn(self, round: Round) -> None:
+        if not round.may_draft:
+            self._learn_plain(round)
+            return
         load, tokens, drafted = _load(round), round.tokens, round.drafted
         costs = self.costs
         if drafted is not None and self.router is not None:
             costs = self.router.routes[drafted.skipped].costs
-        seconds = costs.under(load).seconds(1 + len(round.draft))
-        if round.request.last_pass is not None:
-            costs.observe(*round.request.last_pass)
-            round.request.last_pass = None  # once: tokens that were written ahead share a pass's time
-        round.request.stats.tiers[round.level].expected_seconds += seconds
-        round.seconds += seconds
-        if round.level == 0 and (len(tokens) > round.room or tokens[-1] in round.request.stop_ids):
-            self.lengths.learn(len(round.request.output) + len(tokens))
-        if round.may_draft:
-            self._learn_drafts(round, load)
+        self._learn_pass(round, costs, load)
+        self._learn_drafts(round, load)
         plain = self.costs.measured_plain(load.context)
         if plain and (stages := self._stages(round)) is not None:
             if not round.request.prefilled:
@@ -107,8 +102,31 @@ class AdaptivePace(FixedPace):
                 spent = sum(stats.seconds for stats in round.request.stats.tiers[round.level + 1 :])
                 stages.charge(spent / plain - (len(tokens) - 1), load.requests)
 
+    def _learn_plain(self, round: Round) -> None:
+        """A round in which nobody may draft. All requests of a pass have the same to tell: one does."""
+        request, load = round.request, _load(round)
+        self._learn_pass(round, self.costs, load)
+        stages = self._stages(round)
+        if stages is None or request.prefilled or stages.told == request.spent:
+            return
+        stages.told = request.spent
+        if plain := self.costs.measured_plain(load.context):
+            stages.learn(len(round.tokens), (request.spent - round.began) / plain)
+
+    def _learn_pass(self, round: Round, costs: Costs, load: Load) -> None:
+        """What a pass should have taken and what it took, and how long a text became."""
+        request, tokens = round.request, round.tokens
+        seconds = costs.under(load).seconds(1 + len(round.draft))
+        if request.last_pass is not None:
+            costs.observe(*request.last_pass)
+            request.last_pass = None  # once: tokens that were written ahead share a pass's time
+        request.stats.tiers[round.level].expected_seconds += seconds
+        round.seconds += seconds
+        if round.level == 0 and (len(tokens) > round.room or tokens[-1] in request.stop_ids):
+            self.lengths.learn(len(request.output) + len(tokens))
+
     def _learn_drafts(self, round: Round, load: Load) -> None:
-        """What drafts are worth shows only where some may be made."""
+        """What drafts are worth."""
         tokens, drafted = round.tokens, round.drafted
         if self.appraiser is not None:
             self._learn_stores(self.appraiser, round, load)

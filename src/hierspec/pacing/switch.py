@@ -160,6 +160,7 @@ class Stages:
         self._drafts = Switch(drafts)
         self._tiers = None if tiers is None else Switch(tiers, looks=False)
         self._drafting = False  # whether this round may draft
+        self.told = -1.0  # the time, as requests count it, of the pass without drafts that was learnt from last
 
     def drafts(self) -> bool:
         """Whether the round that begins may draft."""
