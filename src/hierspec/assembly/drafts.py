@@ -91,8 +91,8 @@ class DraftModels:
             catalogue = open_catalogue(checkpoint, replace(options, weights=weights or "auto"))
             self._catalogues[key[0], key[1]] = catalogue
             scorer = replace(catalogue.whole(checkpoint.config.layers), name="small model")
-            # Where one call writes several tokens, it does so with the whole head.
-            if vocabulary == "small" or (catalogue.is_small(vocabulary) and scorer.writer is None):
+            whole = scorer.writer is not None and scorer.writer.instead_of_small_heads
+            if vocabulary == "small" or (catalogue.is_small(vocabulary) and not whole):
                 head = catalogue.head(catalogue.decoder.norm, catalogue.is_small("small"), weights)
                 scorer = replace(scorer, head=head, kind="small vocabulary", writer=None)
             self._scorers[key] = scorer

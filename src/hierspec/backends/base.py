@@ -183,6 +183,8 @@ class PassRows:
 class PassWriter(Protocol):
     """Passes of a decoder in one call: tokens in, layers, head, picks out, the same as one part after the other."""
 
+    instead_of_small_heads: bool  # whether such a call takes less time than parts with a head of frequent tokens
+
     def takes(self, asks: Sequence[Ask], rows: int) -> bool:
         """Whether it can answer these, with so many rows."""
 

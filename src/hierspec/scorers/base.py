@@ -147,7 +147,9 @@ class ModelScorer(StateScorer):
     writer: PassWriter | None = None  # layers, head and picks in one call, where the backend has that
 
     def in_one_call(self, asks: Sequence[Ask]) -> bool:
-        if self.writer is None or any(ask.logits or ask.request.constraint is not None for ask in asks):
+        if self.writer is None or not isinstance(self.head, WholeHead):
+            return False
+        if any(ask.logits or ask.request.constraint is not None for ask in asks):
             return False
         return self.writer.takes(asks, sum(1 + len(ask.proposal) for ask in asks))
 

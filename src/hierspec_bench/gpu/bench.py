@@ -34,6 +34,7 @@ from hierspec_bench.run import SideBySide
 AUTO = "auto"
 PARTS = ("roofline", "passes", "plans", "batches", "engines")
 _WARM_UP = 4  # prompts that are answered before time counts: passes of many widths are recorded
+_LAPS, _PREPARING = 4, 0.02  # of batches, at most, before time counts: until so little of one goes into preparing
 _ERROR_LETTERS = 500
 
 
@@ -184,7 +185,7 @@ class GpuBench:
         prompts, sampling = self._batch_prompts(), self._batch_sampling
         for batch in self.settings.batches:
             for plan in (Plan(), *plans.values()):
-                model.apart().generate_many([each.turns[0] for each in prompts[:batch]], plan=plan, sampling=sampling)
+                _warm_up(model, [each.turns[0] for each in prompts[:batch]], plan, sampling)
         bench = SideBySide(model, prompts, plans, [sampling], batches=sizes)
         return self._run("batches", bench, {}, deadline)
 
@@ -258,6 +259,16 @@ class GpuBench:
             **provenance(model, plans.values()),
             "bandwidth": bandwidth(model),
         }
+
+
+def _warm_up(model: LanguageModel, texts: Sequence[str], plan: Plan, sampling: Sampling) -> None:
+    """Answer a batch until nothing much is prepared for it: other engines prepare all that when they start."""
+    backend = model.decoder.backend
+    for _ in range(_LAPS):
+        began, prepared = time.perf_counter(), backend.preparing
+        model.apart().generate_many(texts, plan=plan, sampling=sampling)
+        if backend.preparing - prepared < _PREPARING * (time.perf_counter() - began):
+            return
 
 
 def _named(size: str) -> str:

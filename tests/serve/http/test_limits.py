@@ -135,6 +135,7 @@ def test_a_model_that_fails_amid_a_stream_ends_it_with_the_error(server, monkeyp
         return states(self, asks)
 
     monkeypatch.setattr(ModelScorer, "states", breaks)
+    monkeypatch.setattr(ModelScorer, "in_one_call", lambda *given: False)
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     options = {name: value for name, value in ENDLESS.items() if name != "logit_bias"}
     chunks = []

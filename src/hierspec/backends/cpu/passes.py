@@ -31,6 +31,8 @@ _UNCHANGED = (1.0, 0.0, 0.0), np.empty(0, np.int32), np.empty(0), np.empty((0, 0
 class CpuPassWriter:
     """`PassWriter` for one request at a time."""
 
+    instead_of_small_heads = False  # most of a small model's time is its head
+
     def __init__(self, decoder: CpuDecoder, team: ThreadTeam) -> None:
         self._decoder, self._team = decoder, team
         self._step_seconds = _CALL_SECONDS  # of a pass over one token, as the last one took

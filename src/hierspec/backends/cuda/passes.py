@@ -36,6 +36,8 @@ _WORDS = 2  # of 32 bits in a number of 64
 class CudaPassWriter:
     """`PassWriter`: memory for what goes in and out, and for picks."""
 
+    instead_of_small_heads = True  # most of a small model's time lies between its kernels
+
     def __init__(self, decoder: CudaDecoder) -> None:
         self._decoder = decoder
         vocabulary, rows = len(decoder.head_weight), MOST_ROWS + _MOST_STEPS
