@@ -7,7 +7,7 @@ anybody notably slower, so every round that tries is paid from here. What drafts
 from __future__ import annotations
 
 _AT_FIRST = 2.0  # plain passes, in time
-_SHARE = 0.015  # of the time
+_SHARE = 0.01  # of the time
 _MOST = 8.0  # plain passes that may be saved up: what drafts gained long ago does not pay for a text where they lose
 
 
