@@ -123,7 +123,7 @@ class WatchedStages(Stages):
     def learn(self, tokens: float, seconds: float, requests: int = 1) -> None:
         self.learnt.append(tokens)
 
-    def charge(self, seconds: float, requests: int = 1) -> None:
+    def charge(self, tokens: float, seconds: float, requests: int = 1) -> None:
         self.charged.append(seconds)
 
 

@@ -94,6 +94,6 @@ class DraftModels:
             whole = scorer.writer is not None and scorer.writer.instead_of_small_heads
             if vocabulary == "small" or (catalogue.is_small(vocabulary) and not whole):
                 head = catalogue.head(catalogue.decoder.norm, catalogue.is_small("small"), weights)
-                scorer = replace(scorer, head=head, kind="small vocabulary", writer=None)
+                scorer = replace(scorer, head=head, kind="small vocabulary")
             self._scorers[key] = scorer
         return self._scorers[key]

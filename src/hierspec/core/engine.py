@@ -47,7 +47,7 @@ class Engine:
         for request in running:
             if self._asks[request] is None:
                 self._go_on(request, None)
-        if self._steps:  # whoever reads them may end the requests there
+        if self._steps:  # the caller may end these requests before their next pass
             return self._taken()
         asks = {
             request: ask for request in running if (ask := self._asks[request]) is not None and request.ended is None
@@ -128,7 +128,7 @@ class Engine:
 
     def _advance(self, request: Request, answer: Answer | None) -> None:
         """Give the request its answer and go on to its next ask; a step on the way is added to the steps. Where the
-        answer was for several steps, one at a time: whoever reads one may end the request there."""
+        answer was for several steps, one at a time: the caller may end the request after each."""
         while request.ended is None:
             try:
                 outcome = request.ask(answer)

@@ -40,7 +40,7 @@ def tell_times(group: Sequence[tuple[Request, Ask]], answers: Sequence[Answer], 
         rows += 1 + len(ask.proposal)
         contexts += (1 + len(ask.proposal)) * len(ask.context)
     for request, _ in () if usual else group:
-        request.prefilled = True  # whoever prefilled: all of them waited for it
-    if usual:  # told once, whoever else was in it
+        request.prefilled = True  # one request's prefill makes the pass longer for all of them
+    if usual:  # one request of the pass observes its cost
         # A scorer that went on from its own picks was alone: as many passes as answers, all of one width.
         group[0][0].last_pass = PassTime(rows, group[0][0].pass_seconds, contexts / rows, len(group))

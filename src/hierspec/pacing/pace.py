@@ -98,18 +98,18 @@ class AdaptivePace(FixedPace):
             if not round.request.prefilled:
                 stages.learn(len(tokens), (round.request.spent - round.began) / plain, load.requests)
             elif drafted is not None and not round.request.output:
-                # The target's prefill is no cost of drafts, a drafter's is; of it comes what the round brought besides.
+                # The target's prefill is no cost of drafts, and gives one token. All else is drafts' cost and gain.
                 spent = sum(stats.seconds for stats in round.request.stats.tiers[round.level + 1 :])
-                stages.charge(spent / plain - (len(tokens) - 1), load.requests)
+                stages.charge(len(tokens) - 1, spent / plain, load.requests)
 
     def _learn_plain(self, round: Round) -> None:
-        """A round in which nobody may draft. All requests of a pass have the same to tell: one does."""
+        """A round in which nothing may be drafted. All requests of a pass took the same time, so it counts once."""
         request, load = round.request, _load(round)
         self._learn_pass(round, self.costs, load)
         stages = self._stages(round)
-        if stages is None or request.prefilled or stages.told == request.spent:
+        if stages is None or request.prefilled or stages.last_plain_pass == request.spent:
             return
-        stages.told = request.spent
+        stages.last_plain_pass = request.spent
         if plain := self.costs.measured_plain(load.context):
             stages.learn(len(round.tokens), (request.spent - round.began) / plain)
 

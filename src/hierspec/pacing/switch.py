@@ -65,7 +65,7 @@ class Switch:
         """What a round of one of so many requests brought, and how long it took with all that belongs to it."""
         self._allowance.passed(seconds / requests)
         if self._on or self._looks:
-            self._pay(tokens, seconds, requests)
+            self._pay(tokens, self._usual(True, seconds), requests)
         if self._looks:
             self._left = 0 if tokens >= _LUCK else self._left - 1 / requests
             self._settling = _SETTLING
@@ -80,16 +80,20 @@ class Switch:
         if self._left <= 0:
             self._turn()
 
-    def charge(self, seconds: float, requests: int = 1) -> None:
-        """What drafts cost beside the rounds that are learnt from, as the prefill of a drafter does."""
+    def charge(self, tokens: float, seconds: float, requests: int = 1) -> None:
+        """What drafts brought and cost beside the rounds that are learnt from, as the prefill of a drafter does."""
+        self._counts[True][1] += tokens
         self._counts[True][2] += seconds
-        self._allowance.lost(seconds / requests)
+        self._pay(tokens, seconds, requests)
 
     def _pay(self, tokens: float, seconds: float, requests: int) -> None:
-        """For a round with drafts."""
-        _, plain_tokens, plain_seconds = self._counts[False]
-        if plain_tokens:
-            self._allowance.lost((self._usual(True, seconds) - tokens * plain_seconds / plain_tokens) / requests)
+        """For drafts that took so long and brought so many tokens."""
+        self._allowance.lost((seconds - tokens * self._plain_seconds()) / requests)
+
+    def _plain_seconds(self) -> float:
+        """Of a token without drafts; a plain pass as measured where none was timed yet."""
+        _, tokens, seconds = self._counts[False]
+        return seconds / tokens if tokens else 1.0
 
     def _loses(self) -> bool:
         """Whether a run of drafts ends before its time."""
@@ -125,18 +129,14 @@ class Switch:
 
     def _gain(self) -> float:
         """By how much drafts are faster than plain decoding, as a share; 0 where one of them is unknown."""
-        (_, tokens, seconds), (_, plain_tokens, plain_seconds) = self._counts[True], self._counts[False]
-        if not (seconds and plain_seconds):
-            return 0.0
-        return tokens / seconds * plain_seconds / plain_tokens - 1
+        _, tokens, seconds = self._counts[True]
+        return tokens / seconds * self._plain_seconds() - 1 if seconds and self._counts[False][1] else 0.0
 
     def _lost(self) -> float:
         """Seconds by which a round with drafts is slower than writing its tokens without. A GPU writes plainly in long
         calls, and a small model's drafts take it two or three rounds."""
-        (rounds, tokens, seconds), (_, plain_tokens, plain_seconds) = self._counts[True], self._counts[False]
-        if not (rounds and plain_tokens):
-            return 0.0
-        return max(seconds - tokens * plain_seconds / plain_tokens, 0.0) / rounds
+        rounds, tokens, seconds = self._counts[True]
+        return max(seconds - tokens * self._plain_seconds(), 0.0) / rounds if rounds else 0.0
 
     def _usual(self, drafted: bool, seconds: float) -> float:
         """What a round counts for that took so long."""
@@ -160,7 +160,7 @@ class Stages:
         self._drafts = Switch(drafts)
         self._tiers = None if tiers is None else Switch(tiers, looks=False)
         self._drafting = False  # whether this round may draft
-        self.told = -1.0  # the time, as requests count it, of the pass without drafts that was learnt from last
+        self.last_plain_pass = -1.0  # when the pass without drafts ended that was learnt from last
 
     def drafts(self) -> bool:
         """Whether the round that begins may draft."""
@@ -184,11 +184,11 @@ class Stages:
                 return
         self._drafts.learn(tokens, seconds, requests)
 
-    def charge(self, seconds: float, requests: int = 1) -> None:
+    def charge(self, tokens: float, seconds: float, requests: int = 1) -> None:
         """As `Switch.charge`, of lower tiers."""
         if self._tiers is not None:
-            self._tiers.charge(seconds, requests)
-        self._drafts.charge(seconds, requests)
+            self._tiers.charge(tokens, seconds, requests)
+        self._drafts.charge(tokens, seconds, requests)
 
 
 class Switches:

@@ -79,9 +79,8 @@ class ScorerCatalogue:
             if head == "shared":
                 norm = self.decoder.norm if norm is None else norm.to(self.decoder.norm)
                 exit_head = self.head(norm, small, weights)
-                writer = self._writer if isinstance(exit_head, WholeHead) else None
                 scorer: StateScorer = ModelScorer(
-                    shared.name, self.decoder, self.pool, layers, exit_head, kind, writer=writer
+                    shared.name, self.decoder, self.pool, layers, exit_head, kind, writer=self._writer
                 )
             else:
                 if self.pack is None:

@@ -13,7 +13,7 @@ from hierspec.backends.cpu.pick import adjust_rows, greedy_rows, sample_rows
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.pick import picks_wanted
 from hierspec.core.interfaces import Answer, Ask
-from hierspec.core.sampling import NO_TOKEN, noise_keys
+from hierspec.core.sampling import NO_TOKEN, Sampling, noise_keys
 
 _SHARED = 4  # rows from which on several threads are worth waking to sample
 _NO_TOKENS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float64)
@@ -45,7 +45,7 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
         _share(greedy_rows, numbers, vocabulary, picks, leads, distributions, team=team if rows > 1 else None)
     else:
         keys = np.zeros((rows, 2), np.int64) if ask.distributions else keys_of(ask)
-        filters = min(sampling.top_k, vocabulary), float(sampling.top_p), float(sampling.min_p)
+        filters = filters_of(sampling, vocabulary)
         arguments = numbers, float(sampling.temperature), filters, *changes, keys, picks, leads, distributions
         _share(sample_rows, *arguments, team=team if rows >= _SHARED else None)
     if picks[:, 0].min() == NO_TOKEN:
@@ -57,6 +57,11 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
         if ask.distributions
         else Answer(picks=picks, leads=leads if ask.leads else None)
     )
+
+
+def filters_of(sampling: Sampling, vocabulary: int) -> tuple[int, float, float]:
+    """As `sample_rows` takes them."""
+    return min(sampling.top_k, vocabulary), float(sampling.top_p), float(sampling.min_p)
 
 
 def keys_of(ask: Ask, ahead: int = 0) -> np.ndarray:

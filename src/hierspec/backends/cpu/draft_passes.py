@@ -19,7 +19,6 @@ from hierspec.backends.cpu.compiled import (
     FLOATS,
     FLOATS_2D,
     FLOATS_3D,
-    FLOATS_4D,
     INT,
     INTS,
     INTS_2D,
@@ -31,7 +30,7 @@ from hierspec.backends.cpu.compiled import (
 )
 from hierspec.backends.cpu.head_passes import run_draft_head, run_join
 from hierspec.backends.cpu.layer_products import project
-from hierspec.backends.cpu.layers import place_heads, run_layers
+from hierspec.backends.cpu.layers import SCRATCH, WEIGHTS, place_heads, run_layers
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.pick import greedy_row
 from hierspec.backends.cpu.product import Code
@@ -97,13 +96,6 @@ _MEMORY = types.Tuple((INT, INTS_2D, INTS_2D))  # its address, the pages of the 
 # States and taps of features, then as `run_join`; the last is a bias, or empty.
 _JOIN = types.Tuple((FLOATS_3D, INTS, FLOATS_2D, FLOATS, INT, INTS, FLOATS_3D, BYTES_3D, FLOATS_3D, FLOATS))
 _ROTARY = types.UniTuple(FLOATS_2D, 2)  # cosines and sines by position
-_WEIGHTS = types.Tuple(  # as `run_layers`
-    (INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS)
-)
-_SCRATCH = types.Tuple((  # as `run_layers`, up to the taps
-    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D,
-    BYTES_2D, FLOATS, INTS, INT,
-))  # fmt: skip
 # As `run_draft_head`, after the states.
 _HEAD = types.Tuple((FLOATS, FLOATS, INTS, INTS_2D, INTS, FLOATS_3D, BYTES_3D, FLOATS_3D, FLOATS_3D, FLOATS_2D))
 # Scratch: [threads, rows, hidden] embedded; [rows, hidden] in the layers; [blocks] largest logits; [candidates] scores.
@@ -114,7 +106,7 @@ _OUT = types.Tuple((INTS_2D, DOUBLES, INTS))  # [most, candidates] picks; [most]
 
 @compiled(
     filter_version,
-    INT, INT, INTS, INTS, INTS, _PLACES, _MEMORY, _EMBEDDING, _JOIN, _JOIN, _ROTARY, _WEIGHTS, _SCRATCH, _HEAD,
+    INT, INT, INTS, INTS, INTS, _PLACES, _MEMORY, _EMBEDDING, _JOIN, _JOIN, _ROTARY, WEIGHTS, SCRATCH, _HEAD,
     _OWN_SCRATCH, _ENDS, _OUT,
     seconds=6,
 )  # fmt: skip

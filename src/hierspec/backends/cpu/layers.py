@@ -91,13 +91,21 @@ def _place_heads(
             place(x, is_value, slots[row], layer, kv_head, shape, arena)
 
 
+# Arguments of `run_layers`: its weights, and its memory between parts with what comes after it, up to the taps.
+WEIGHTS = types.Tuple(
+    (INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS)
+)
+SCRATCH = types.Tuple((
+    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D,
+    BYTES_2D, FLOATS, INTS, INT,
+))  # fmt: skip
+
+
 @compiled(
     kernel_version,
     INT, INT, INTS, INT, INT,
     FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INTS, INTS, INT, INTS_2D, INTS, INTS, INTS, INTS, INTS,
-    INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS,
-    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D,
-    BYTES_2D, FLOATS, INTS, INT, INTS_2D,
+    *WEIGHTS.types, *SCRATCH.types, INTS_2D,
     seconds=4,
 )  # fmt: skip
 def run_layers(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hierspec.backends.base import PassRows
-from hierspec.backends.cpu.answers import keys_of
+from hierspec.backends.cpu.answers import filters_of, keys_of
 from hierspec.backends.cpu.decoder import CpuDecoder
 from hierspec.backends.cpu.layers import run_head, run_layers
 from hierspec.backends.cpu.memory import CpuMemory
@@ -62,7 +62,7 @@ class CpuPassWriter:
         longest = int(batch.lengths.max()) + len(batch.paths) + steps
         picks = np.empty((count + steps, min(picks_wanted(ask), vocabulary)), np.int64)
         leads, written = np.empty(count + steps), np.zeros(1, np.int64)
-        filters = min(sampling.top_k, vocabulary), float(sampling.top_p), float(sampling.min_p)
+        filters = filters_of(sampling, vocabulary)
         keys = keys_of(ask, steps) if sampling.temperature else _NO_KEYS
         began = time.perf_counter()
         self._team.run(

@@ -14,14 +14,11 @@ from numba import types
 from hierspec.backends.cpu.compiled import (
     BOOLS,
     BOOLS_2D,
-    BYTES_2D,
     DOUBLE,
     DOUBLES,
     DOUBLES_2D,
     FLOATS,
     FLOATS_2D,
-    FLOATS_3D,
-    FLOATS_4D,
     INT,
     INT32S,
     INTS,
@@ -32,7 +29,7 @@ from hierspec.backends.cpu.compiled import (
     compiled,
     filter_version,
 )
-from hierspec.backends.cpu.layers import run_head, run_layers
+from hierspec.backends.cpu.layers import SCRATCH, WEIGHTS, run_head, run_layers
 from hierspec.backends.cpu.pick import greedy_rows, sample_rows
 from hierspec.backends.cpu.sharing import barrier
 
@@ -47,13 +44,6 @@ _BATCH = types.UniTuple(INTS, 8)
 _LATER = types.UniTuple(INTS, 5)
 _MEMORY = types.Tuple((INT, INTS_2D, INTS_2D))  # its address, the pages of the text, and taps, as `run_layers` has them
 _EMBEDDING = types.Tuple((FLOATS_2D, SHORTS_2D, BOOLS))  # as `EmbeddingTable` has it
-_WEIGHTS = types.Tuple(  # as `run_layers`
-    (INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS)
-)
-_SCRATCH = types.Tuple((  # as `run_layers`, up to the taps
-    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D,
-    BYTES_2D, FLOATS, INTS, INT,
-))  # fmt: skip
 _HEAD = types.Tuple((FLOATS, FLOATS, INT, INTS, FLOATS_2D))  # norm, eps, weights, routines; [rows, vocabulary] logits
 # Temperature, filters and keys as `sample_rows` has them, and what it takes where there are no penalties and biases.
 _SAMPLING = types.Tuple((DOUBLE, types.Tuple((INT, DOUBLE, DOUBLE)), INTS_2D, TRIPLE, INT32S, DOUBLES, DOUBLES_2D))
@@ -63,7 +53,7 @@ _OUT = types.Tuple((INTS_2D, DOUBLES, INTS))  # [rows + steps, candidates] picks
 
 @compiled(
     filter_version,
-    INT, INT, INTS, INTS, INT, FLOATS_2D, _ROTARY, _ROTARY, _BATCH, _LATER, _MEMORY, _EMBEDDING, _WEIGHTS, _SCRATCH,
+    INT, INT, INTS, INTS, INT, FLOATS_2D, _ROTARY, _ROTARY, _BATCH, _LATER, _MEMORY, _EMBEDDING, WEIGHTS, SCRATCH,
     _HEAD, _SAMPLING, _ENDS, _OUT,
     seconds=3,
 )  # fmt: skip
