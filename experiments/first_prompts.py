@@ -122,6 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--one-process", action="store_true", help="one process for all families, which take turns")
     parser.add_argument("--output", type=Path, help="write the result to this JSON file too")
     arguments = parser.parse_args(argv)
+    if min(arguments.count, arguments.repeats, arguments.max_tokens) < 1:
+        parser.error("--count, --repeats and --max-tokens must be at least 1.")
     families: dict[str, list[str]] = {}
     try:
         prompts = read_prompts(arguments.prompts)

@@ -22,6 +22,7 @@ import torch
 import hierspec
 from hierspec import LanguageModel, Sampling
 from hierspec.core.engine import Engine
+from hierspec.core.errors import HierspecError
 from hierspec.core.request import Request
 from hierspec.machine import machine
 
@@ -115,13 +116,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--plans", default=",".join(PLANS), help="separated by commas")
     parser.add_argument("--output", type=Path, help="write a record to this JSON file")
     chosen = parser.parse_args(arguments)
+    if chosen.count < 1:
+        parser.error(f"--count must be at least 1, not {chosen.count}.")
     seed = random.SystemRandom().randrange(1 << 31) if chosen.seed is None else chosen.seed
     print(f"{chosen.count} requests, seed {seed}", flush=True)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         named = () if chosen.model is None else (chosen.model,)
-        model = hierspec.load(*named, device=chosen.device, stores=folder, keep_learnt=False)
-        run = soak(model, chosen.plans.split(","), random.Random(seed), chosen.count, chosen.device)
+        plans = chosen.plans.split(",")
+        try:
+            model = hierspec.load(*named, device=chosen.device, stores=folder, keep_learnt=False)
+            for plan in plans:
+                model.hierarchy(model.plan(plan))
+        except HierspecError as error:
+            parser.error(str(error))
+        run = soak(model, plans, random.Random(seed), chosen.count, chosen.device)
     record = {
         "command": shlex.join(["python", "tests/soak/many_requests.py", *(arguments or sys.argv[1:])]),
         "machine": machine(),
