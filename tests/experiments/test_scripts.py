@@ -30,6 +30,7 @@ def test_the_experiments_are_all_there():
             "phases",
         ),
         *(
+            "prompt_beside_streams",
             "recorded_texts",
             "search_growth",
             "store_access",

@@ -102,3 +102,13 @@ def test_wrong_arguments_are_refused_in_a_sentence(arguments, server):
     given = arguments if arguments[0].startswith("ftp") else [server.url, *arguments]
     with pytest.raises(HierspecError):
         bench.main(["serve", *given])
+
+
+@pytest.mark.parametrize("others", ["nothing", "vllm=ftp://127.0.0.1", "vllm="])
+def test_a_wrong_address_is_refused_before_a_server_is_started(others, monkeypatch):
+    def start(*_: object) -> None:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr("hierspec_bench.serving.process.our_server", start)
+    with pytest.raises(HierspecError):
+        bench.main(["serve", "--others", others])

@@ -99,6 +99,7 @@ def _ways(arguments: argparse.Namespace, servers: ExitStack) -> list[Way]:
     from hierspec_bench.serving.process import our_server
 
     source, more = arguments.model, arguments.serve_options.split()
+    others = [_other(entry) for entry in names(arguments.others)]  # refused before any server is started
     if source and "://" in str(source):
         if arguments.unbatched or arguments.peers:
             raise HierspecError(
@@ -114,7 +115,7 @@ def _ways(arguments: argparse.Namespace, servers: ExitStack) -> list[Way]:
         ways.append(Way("unbatched plain", alone.address, {"plan": _PLAIN}, True, _PLAIN))
     for name in names(arguments.peers):
         ways.append(Way(name, servers.enter_context(start_other(name, source)).address))
-    return [*ways, *(_other(entry) for entry in names(arguments.others))]
+    return [*ways, *others]
 
 
 def _other(entry: str) -> Way:

@@ -26,6 +26,7 @@ class Reply:
     text: str = ""
     ended: str = ""  # finish_reason; "": it did not come to an end
     tokens: int = 0  # as the server counts them
+    prompt_tokens: int = 0
     error: str = ""
     began: float = 0.0
     pieces: list[float] = field(default_factory=list)  # when each came
@@ -52,9 +53,13 @@ class Address:
         if parts.scheme != "http" or not parts.hostname:
             raise HierspecError(f"{self.url} is no address of a server here; give one such as http://127.0.0.1:8000.")
 
-    async def chat(self, body: dict[str, Any], stop_after: int | None = None) -> Reply:
-        """One streamed answer. `stop_after` so many pieces the connection is closed, as by a client that vanished."""
-        reply = Reply(began=time.perf_counter())
+    async def chat(self, body: dict[str, Any], stop_after: int | None = None, reply: Reply | None = None) -> Reply:
+        """One streamed answer. `stop_after` so many pieces the connection is closed, as by a client that vanished.
+
+        A `reply` that is given is filled piece by piece, so that the caller has it even where the call is cancelled.
+        """
+        reply = reply or Reply()
+        reply.began = time.perf_counter()
         wanted = {**body, "stream": True, "stream_options": {"include_usage": True}}
         try:
             async with aclosing(self._events("/v1/chat/completions", wanted)) as events:
@@ -109,6 +114,7 @@ def _add(reply: Reply, chunk: dict[str, Any]) -> None:
         raise ValueError(str(chunk["error"])[:300])
     if chunk.get("usage"):
         reply.tokens = int(chunk["usage"]["completion_tokens"])
+        reply.prompt_tokens = int(chunk["usage"].get("prompt_tokens", 0))
     for choice in chunk.get("choices", ()):
         if piece := (choice.get("delta") or {}).get("content"):
             reply.text += piece
