@@ -174,8 +174,7 @@ class DraftWriter(Protocol):
         """Picks what follows the tokens, for an ask with an empty proposal.
 
         If the ask allows it, also picks what follows each pick, while there is room. Keys and values of all tokens but
-        the
-        last are stored for later calls; their states are not.
+        the last are stored for later calls; their states are not.
         """
 
 
@@ -256,8 +255,7 @@ class Backend(Protocol):
         """A writer for a drafter with these layers; None if the backend has no fused call.
 
         `joins`: the join for features of the checkpoint and its norms, then the join for the drafter's own states and
-        its
-        norms. `head`: the shortlist and the norm before it.
+        its norms. `head`: the shortlist and the norm before it.
         """
 
     def pass_writer(self, decoder: Decoder) -> PassWriter | None:

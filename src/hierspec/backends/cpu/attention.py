@@ -126,9 +126,8 @@ def _attend(
     Handles KV heads first_head .. last_head, whose scores are in `scores` from `first_score` on.
 
     A row sees the text's tokens up to its end, then the slots of its path. `scores` has both by position, so a node of
-    a
-    tree adds the same numbers in the same order as the same token in a chain. The rows of a product's tile are rows of
-    the batch or, for a single row, its heads that share a KV head. `table` lists the pages of the text's tokens.
+    a tree adds the same numbers in the same order as the same token in a chain. The rows of a product's tile are rows
+    of the batch or, for a single row, its heads that share a KV head. `table` lists the pages of the text's tokens.
     """
     heads, kv_heads, head_size, _, _ = shape
     group, width, rows = heads // kv_heads, qkv.shape[1], last_row - first_row

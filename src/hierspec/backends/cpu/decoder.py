@@ -166,8 +166,7 @@ class CpuDecoder:
 
     def scratch(self, rows: int, longest: int, groups: int) -> tuple[Any, ...]:
         """Arguments of `run_layers` from its scratch arrays up to the taps, for rows in `groups` groups that see at
-        most
-        `longest` tokens."""
+        most `longest` tokens."""
         return *self._scratch.for_rows(rows, longest, groups).arrays, self._scale, self.tile_code, self._attention
 
     def groups(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:

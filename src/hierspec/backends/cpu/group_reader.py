@@ -58,8 +58,7 @@ class GroupReader:
 
     def of_unit(self, unit: Any) -> tuple[Any, Any]:
         """What all groups of a unit share: d, and the offset (or None), which is the negated scale of the minimums if
-        groups
-        have multipliers."""
+        groups have multipliers."""
         w, form = self._w, self._form
         if form.multiplied:
             start = w.plus(self._block, unit, form.unit_bytes)

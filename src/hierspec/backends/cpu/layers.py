@@ -82,8 +82,7 @@ def _place_heads(
             continue
         if len(drafted) and drafted[row]:
             # Positions that a row must not see get weight zero, and zero times NaN is NaN: a NaN draft would spoil
-            # other rows.
-            # Its own row still ends as NaN, because the layers add to its NaN state.
+            # other rows. Its own row still ends as NaN, because the layers add to its NaN state.
             for i in range(head_size):
                 if x[i] != x[i]:
                     x[i] = 0
@@ -131,8 +130,7 @@ def run_layers(
     """Runs layers start..stop for all rows. Every thread calls this once with its number.
 
     Threads split the outputs of each product and meet at a barrier after it. In a wide pass they split the rows
-    instead:
-    then nothing is computed twice, and only attention needs rows of other threads.
+    instead: then nothing is computed twice, and only attention needs rows of other threads.
     """
     size, (heads, kv_heads, head_size, intermediate, _) = hidden.shape[1], shape
     width, inside, every = (heads + 2 * kv_heads) * head_size, heads * head_size, heads + 2 * kv_heads

@@ -79,8 +79,7 @@ def _to_int4(groups: np.ndarray) -> UnpackedBlocks:
     """16 levels from the smallest to the largest weight of a group.
 
     Weights that came from such blocks (GGUF Q4_0, Q4_1) are recovered exactly: their values lie on a grid, which may
-    not
-    use all 16 levels, so we search for that grid.
+    not use all 16 levels, so we search for that grid.
     """
     offsets = groups.min(axis=1).astype(np.float16)
     above = groups - offsets.astype(np.float32)[:, None]

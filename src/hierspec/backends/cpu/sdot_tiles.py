@@ -113,8 +113,7 @@ def _tile(form: Form) -> Routine:
         """out[row, 0:16] = before[row, 0:16] + the product of three 8-bit rows with one block of weights.
 
         `sixteens` is the number of 16 inputs per group. If it were a compile-time constant, LLVM would unroll the loop
-        and
-        compute one output after the other with all weights of a group on the stack.
+        and compute one output after the other with all weights of a group on the stack.
         """
         b = w.b
         sdot = w.function("llvm.aarch64.neon.sdot.v4i32.v16i8", _INTEGERS, _INTEGERS, _OCTETS, _OCTETS)

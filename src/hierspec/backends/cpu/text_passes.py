@@ -64,9 +64,8 @@ def run_text(
     """Picks for the rows `hidden`; if there is one row, also for each of its own picks, while `ending` allows it.
 
     It stops at a pick whose embedding is missing. Runs the first `layers` layers. `addresses` are those of
-    `run_layers`,
-    `run_head`, and `greedy_rows`, or `sample_rows` if the temperature is not 0. Every thread calls this once with its
-    number.
+    `run_layers`, `run_head`, and `greedy_rows`, or `sample_rows` if the temperature is not 0. Every thread calls this
+    once with its number.
     """
     (arena, tables, taps), (floats, halves, made), (cos, sin) = memory, embedding, rotary
     positions, slots, drafted, ends, path_starts, paths, groups, group_texts = batch

@@ -22,8 +22,7 @@ class ThreadTeam:
 
     The caller is thread 0: one thread less to wake and to wait for saves a tenth of a millisecond. `sync` is for the
     function's barriers. Control-C can reach the caller just before it joins the others, which would wait for it
-    forever.
-    So a barrier can be broken: all threads pass it, and the exception discards the results.
+    forever. So a barrier can be broken: all threads pass it, and the exception discards the results.
     """
 
     def __init__(self, threads: int) -> None:

@@ -86,8 +86,7 @@ def attend_kernel(
         queries = tl.load(lines, mask=live[:, None], other=0.0)
         best = tl.full((ROWS,), NOT_SEEN, tl.float32)
         # The denominator of the softmax, computed by tensor cores like the numerator, the same in every column: one
-        # order of
-        # additions for any tile layout.
+        # order of additions for any tile layout.
         ones = tl.full((STEP, _COLUMNS), 1.0, tl.float32).to(tl.bfloat16)
         totals = tl.zeros((ROWS, _COLUMNS), tl.float32)
         acc = tl.zeros((ROWS, D), tl.float32)

@@ -130,8 +130,7 @@ def numbers_only(x, drafted):
     """Keys and values with zeros instead of NaN and infinity, for drafted tokens.
 
     Rows that must not see a drafted token give it weight zero, and zero times NaN is NaN. Its own row stays NaN,
-    because
-    the layers add to its NaN state.
+    because the layers add to its NaN state.
     """
     return tl.where((drafted != 0)[None, :] & ((x != x) | (tl.abs(x) == float("inf"))), 0.0, x)
 

@@ -53,8 +53,7 @@ class Graphs:
         """Records a graph of what is launched.
 
         `torch.cuda.graph` would collect garbage first, which takes longer than many passes. Nothing is allocated here,
-        so
-        there is nothing to collect.
+        so there is nothing to collect.
         """
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         if self._stream is None:

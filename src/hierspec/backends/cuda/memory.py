@@ -18,8 +18,7 @@ class CudaMemory:
     """Keys and values [layers, kv_heads, slots, head_size] in bfloat16, states [taps, slots, hidden] in float32.
 
     All memory is reserved at once and never moves, because graphs contain its addresses. Padding rows of a pass write
-    to
-    `spare`, a slot of a page that texts never get.
+    to `spare`, a slot of a page that texts never get.
     """
 
     page = PAGE

@@ -28,8 +28,7 @@ QKV, OUTPUT, GATED, DOWN, HEAD, JOIN = "qkv", "output", "gated", "down", "head",
 # Measured on an H200 in graphs over many layers' weights, by product, outputs, inputs and bits per weight, including
 # both halves of the norms around the product. In us for 1 / 16 / 64 tokens, 8B shape: qkv 17.6 / 18.5 / 22.2, output
 # 12.0 / 12.3 / 14.4, gated 58.7 / 60.0 / 65.8 (with 128 inputs in 3 stages 58.0 / 58.9 / 72.1), down 31.8 / 32.4 /
-# 35.5;
-# default model: qkv 3.5 / 3.8 / 6.4, output 2.6 / 2.7 / 3.5, gated 3.7 / 3.9 / 6.8, down 3.5 / 3.8 / 6.6.
+# 35.5; default model: qkv 3.5 / 3.8 / 6.4, output 2.6 / 2.7 / 3.5, gated 3.7 / 3.9 / 6.8, down 3.5 / 3.8 / 6.6.
 MEASURED: dict[tuple[str, int, int, int], Tiles] = {
     (QKV, 6144, 4096, 16): Tiles(64, 128, 2, 4),
     (OUTPUT, 4096, 4096, 16): Tiles(64, 128, 2, 5),

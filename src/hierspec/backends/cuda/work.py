@@ -94,8 +94,7 @@ def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
     """The work of a batch of at most MOST_ROWS rows.
 
     `group`: query heads per KV head; `window`: the widest window of the layers, 0 if a layer sees everything; `spare`:
-    a
-    slot for padding rows.
+    a slot for padding rows.
     """
     rows = len(batch.positions)
     wide = rows * group >= 2 * WIDE_ROWS and int(batch.positions.max()) >= WIDE_FROM

@@ -229,8 +229,7 @@ def _numbers_only(x: Tensor, drafts: Sequence[slice]) -> Tensor:
     """The input of attention with zeros instead of NaN for drafted tokens.
 
     Rows that must not see a token give it weight zero, and zero times NaN is NaN: one bad draft would spoil the text
-    that
-    plain decoding writes. Its own row stays NaN, because the layers add to its NaN state.
+    that plain decoding writes. Its own row stays NaN, because the layers add to its NaN state.
     """
     x = x.clone()
     for rows in drafts:
