@@ -149,7 +149,7 @@ def run_layers(
     call_routine(code[_BEGIN], (record,))
     for layer in range(start, stop):
         norm = norms[layer, 0].ctypes.data
-        for row in range(rows):  # every thread computes all of its own: cheaper than another barrier
+        for row in range(rows):  # repeated in every thread: cheaper than another barrier
             call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, tail, x + row * row_bytes))
         first, last = share(width // LANES, part_number, parts)
         project(
