@@ -39,7 +39,7 @@ from hierspec.worker import Event, Job, Worker
 
 @contextmanager
 def counted_passes() -> Iterator[dict[str, Counter[str]]]:
-    """Passes, asks and rows of every scorer by its name, while it lasts. Prefill counts by its asks."""
+    """Counts passes, asks and rows of every scorer by name, inside the context. Prefill counts by its asks."""
     counts: dict[str, Counter[str]] = {}
     score = StateScorer.score
 
@@ -53,7 +53,7 @@ def counted_passes() -> Iterator[dict[str, Counter[str]]]:
 
 
 def answers(worker: Worker, prompts: Sequence[list[int]], plan: str, max_tokens: int) -> list[Generation]:
-    """To all of these at once, half of them sampled."""
+    """Answers to all these prompts at once, half of them sampled."""
     heard: list[queue.SimpleQueue[Event]] = [queue.SimpleQueue() for _ in prompts]
     for number, (prompt, events) in enumerate(zip(prompts, heard, strict=True)):
         sampling = hierspec.Sampling(max_tokens=max_tokens, temperature=0.8 * (number % 2), seed=number)
@@ -69,7 +69,7 @@ def answers(worker: Worker, prompts: Sequence[list[int]], plan: str, max_tokens:
 
 
 def timed(worker: Worker, prompts: Sequence[list[int]], plan: str, max_tokens: int) -> dict[str, Any]:
-    """Their tokens, how long they took, and in what passes."""
+    """Tokens, times and passes of these prompts at once."""
     worker.model.forget()
     with counted_passes() as counts:
         began, spent = time.perf_counter(), time.process_time()
@@ -109,7 +109,7 @@ def compare(workers: dict[str, Worker], prompts: Sequence[list[int]], rounds: in
 
 
 def _summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """How many times as fast as plain decoding, by the clock and by the processor's seconds."""
+    """Speed relative to plain decoding, by wall-clock and by CPU time."""
 
     def total(plan: str, name: str) -> float:
         return float(sum(run[name] for run in runs[plan]))
@@ -151,8 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = []
     with tempfile.TemporaryDirectory() as stores:
         model = hierspec.load(arguments.model, stores=stores, keep_learnt=False)
-        workers = {plan: Worker(model.apart()) for plan in plans}  # what one plan has written must not serve another
-        for plan, worker in workers.items():  # the first passes of a process pay for pages, threads and opened stores
+        workers = {plan: Worker(model.apart()) for plan in plans}  # no plan may benefit from what another wrote
+        for plan, worker in workers.items():  # first passes pay for page faults, threads and opening stores
             answers(worker, [model.encode("Hello")], plan, 8)
         for together in map(int, arguments.together.split(",")):
             prompts = prompts_for(model, together)

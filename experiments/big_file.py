@@ -94,7 +94,7 @@ def vectors(shape: Shape) -> dict[str, int]:
 
 
 def random_blocks(size: tuple[int, int], kind: Kind, rng: np.random.Generator) -> np.ndarray:
-    """Bytes of weights of about 0.02."""
+    """Bytes of random blocks whose weights are about 0.02 in size."""
     numbers, octets = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (size[0], size[1] // numbers, octets), dtype=np.uint8)
     halves = {0: 1.4e-4, 2: 1.05e-3} if kind == Kind.Q4_K else {208: 1.5e-5}
@@ -104,7 +104,7 @@ def random_blocks(size: tuple[int, int], kind: Kind, rng: np.random.Generator) -
 
 
 def write(path: Path, shape: Shape) -> None:
-    """One matrix at a time is in memory."""
+    """Writes the file with one matrix in memory at a time."""
     writer = gguf.GGUFWriter(path, "qwen2")
     writer.add_context_length(4096)
     writer.add_block_count(shape.layers)
@@ -134,7 +134,7 @@ def write(path: Path, shape: Shape) -> None:
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: int) -> None:
-    """One token for each byte, as GPT-2 writes them; the others are never used."""
+    """Adds a tokenizer with one token per byte, in GPT-2's alphabet; the other tokens are never used."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     tokens = ["<|endoftext|>", *sorted(ByteLevel.alphabet())]
@@ -148,7 +148,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, vocabulary: int) -> None:
 
 
 def measure(path: Path, cache: Path, weights: str) -> dict[str, Any]:
-    """One process: seconds until its first token, and what it says about itself."""
+    """Runs one process: seconds until its first token, and its own report."""
     cpu_before = _cpu_seconds()
     environment = {**os.environ, "HIERSPEC_CACHE": str(cache), "NUMBA_CACHE_DIR": str(cache / "compiled")}
     began = time.perf_counter()
@@ -161,12 +161,12 @@ def measure(path: Path, cache: Path, weights: str) -> dict[str, Any]:
     last = process.stdout.readline()
     if process.wait() != 0 or line.strip() != "first token":
         sys.exit("The process ended before its first token; its error is above.")
-    cpu = round(_cpu_seconds() - cpu_before, 2)  # of the whole process: other work on the machine does not add to it
+    cpu = round(_cpu_seconds() - cpu_before, 2)  # of the whole process, so other work on the machine does not count
     return {"first_token_seconds": round(seconds, 2), "cpu_seconds": cpu, **json.loads(last)}
 
 
 def _cpu_seconds() -> float:
-    """Of all processes started here that have ended."""
+    """CPU time of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

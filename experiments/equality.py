@@ -39,13 +39,13 @@ from hierspec.prompts import BenchPrompt
 from hierspec_bench.cli import common
 
 TEMPERATURES = (0.0, 0.8, 1.0)
-BATCHES = (1, 4, 8)  # in which the plan writes, in turn
-PLAIN_BATCH = 16  # answers of one group, which plain decoding writes at once
+BATCHES = (1, 4, 8)  # batch sizes of the plan, in turn
+PLAIN_BATCH = 16  # answers per group, which plain decoding writes at once
 
 
 @dataclass(frozen=True)
 class Case:
-    """One answer to be written twice."""
+    """One answer, to be written twice."""
 
     prompt: tuple[int, ...]
     sampling: Sampling
@@ -53,7 +53,7 @@ class Case:
 
 @dataclass
 class Equality:
-    """What has been compared so far. A later run goes on from its JSON."""
+    """What has been compared so far. A later run continues from its JSON."""
 
     groups: int = 0
     tokens: int = 0
@@ -83,7 +83,7 @@ def compare_many(
     progress: Progress = silent,
     batches: Sequence[int] = BATCHES,
 ) -> Equality:
-    """Go on until so many tokens have been compared. `keep` is called after every group."""
+    """Continues until `tokens` tokens have been compared; calls `keep` after every group."""
     if plan.rule != "coupled":
         raise HierspecError(
             f"The rule {plan.rule} promises the same distribution, not the same text; compare a coupled plan."
@@ -117,7 +117,7 @@ def compare_many(
 
 
 def _case(model: LanguageModel, texts: Sequence[str], number: int, max_tokens: int) -> Case:
-    """Later rounds put a number before the texts, so that greedy answers, too, differ from earlier ones."""
+    """Later rounds put a number before the texts, so that greedy answers also differ from earlier ones."""
     lap, index = divmod(number, len(texts))
     asked = texts[index] if not lap else f"Question {lap}. {texts[index]}"
     temperature = TEMPERATURES[(number + lap) % len(TEMPERATURES)]
@@ -125,7 +125,7 @@ def _case(model: LanguageModel, texts: Sequence[str], number: int, max_tokens: i
 
 
 def _written(model: LanguageModel, plan: Plan, cases: Sequence[Case]) -> list[list[int]]:
-    """What a plan writes for these at once."""
+    """What a plan writes for these cases at once."""
     requests: list[Request] = [model.request(case.prompt, plan, case.sampling) for case in cases]
     for _ in Engine().run(requests):
         pass
@@ -167,7 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """An interrupted run hands out what it has compared."""
+    """Runs the comparison; an interrupted run writes what it has compared."""
     if arguments.tokens < 1:
         raise HierspecError(f"--tokens must be at least 1, not {arguments.tokens}.")
     names = options.names(arguments.plans)

@@ -72,7 +72,7 @@ class Answering:
         self._line(job)
 
     def answer(self, prompt: str) -> dict[str, Any]:
-        """The seconds that it took, and its tokens."""
+        """The seconds that the answer took, and its tokens."""
         answer: dict[str, Any] = json.loads(self._line(prompt))
         return answer
 
@@ -93,7 +93,7 @@ class Answering:
 
 
 def answers(prompts: list[tuple[str, str]], weights: str, factor: float, max_tokens: int) -> list[dict[str, Any]]:
-    """Of two new processes to these prompts."""
+    """Answers of two new processes to these prompts."""
     done = []
     with tempfile.TemporaryDirectory() as folder:
         writers = {

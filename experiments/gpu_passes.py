@@ -38,7 +38,7 @@ def measured(cases: Sequence[str], seconds: float) -> dict[str, Any]:
         try:
             document["passes"] += measure_shape(shape, device, format or "bfloat16", CONTEXTS, deadline)
             part["complete"] = not deadline.over
-        except Exception as error:  # one shape that fails must not take the others with it
+        except Exception as error:  # a failing shape must not stop the others
             part["error"] = f"{type(error).__name__}: {error}"[:500]
         document["parts"].append(part)
         gc.collect()

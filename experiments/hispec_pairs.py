@@ -45,7 +45,7 @@ from hierspec_bench.record import Record
 from hierspec_bench.run import run_plans
 
 DRAFTED, VERIFIED = 2, 4  # tokens of a block, as in the paper
-_LONGEST = 6  # draft length that an exit alone is tried with
+_LONGEST = 6  # longest draft length to try for a single exit
 
 
 def check_exits(exits: Sequence[int], layers: int) -> None:
@@ -59,9 +59,9 @@ def check_exits(exits: Sequence[int], layers: int) -> None:
 def exit_plans(
     model: LanguageModel, exits: Sequence[int], agreement: Mapping[str, float], progress: Progress = silent
 ) -> tuple[dict[str, Plan], dict[str, float]]:
-    """A plan for each exit alone and for each pair, and the speed-up over plain that the formula gives for it.
+    """A plan for each single exit and each pair, and its speed-up over plain according to the formula.
 
-    `agreement` has, as `train.examine` counts them, "exit 4" (with the target) and "exit 4 with exit 8".
+    `agreement` has, as counted by `train.examine`, "exit 4" (with the target) and "exit 4 with exit 8".
     """
     target: StateScorer = model.scorer(model.config.layers)
     scorers: dict[int, StateScorer] = {}
@@ -101,7 +101,7 @@ def _predicted(model: LanguageModel, plan: Plan, probabilities: Sequence[float])
 def side_by_side(
     result: Mapping[str, Any], plans: Mapping[str, Plan], predicted: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """For each plan: draft and verifier layer, speed-up after the prompt, and what the formula gives."""
+    """For each plan: draft and verifier layer, speed-up after the prompt, and the formula's prediction."""
     rows = []
     plain = result["plans"]["plain"]["decode_tokens_per_second"]
     for name, plan in plans.items():
@@ -120,7 +120,7 @@ def side_by_side(
 
 
 def chart(rows: Sequence[Mapping[str, Any]]) -> Chart:
-    """A line for each draft layer over the verifier's, measured and (dashed) by the formula; alone: over itself."""
+    """A line per draft layer over the verifier layer, measured and (dashed) predicted; single exits over themselves."""
     lines = []
     for number, draft in enumerate(sorted({row["draft"] for row in rows})):
         values = sorted(

@@ -55,9 +55,9 @@ from hierspec_bench.gpu.random_models import SHAPES, RandomWeights, shape_config
 from hierspec_bench.record import Record
 from hierspec_bench.run import run_plans
 
-# What the paper reports (arXiv 2510.01336): tokens accepted by the target, drafted by one exit and through two.
+# What the paper reports (arXiv 2510.01336): share of tokens that the target accepts, drafted by one exit and by two.
 SINGLE, THROUGH_TWO = 0.397, 0.581
-# The target accepts a token that the middle verifier corrected at this share of its rate for others (0.63 to 0.73).
+# The target accepts a token that the middle verifier corrected at this fraction of its rate for others (0.63 to 0.73).
 CORRECTED = 0.68
 PAPER = {
     "hispec over layerskip": "1.28x mean, up to 2.01x",
@@ -65,14 +65,14 @@ PAPER = {
 }
 READINGS = ("block", "token")
 SMALL = "32x512"
-_DRAFTED = 4  # tokens that a block has in the paper
+_DRAFTED = 4  # tokens per block in the paper
 _TEXT = "The keeper of the lighthouse wrote down every ship that passed. "
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Acceptance rates: of one exit at the target, and of two exits the lower's at the upper and the upper's at the
-    target, where the upper accepted and where it corrected."""
+    """Acceptance rates: of a single exit at the target; of two exits, the lower's at the upper, and the upper's at the
+    target for tokens that it accepted and for those that it corrected."""
 
     single: float
     lower: float
@@ -87,9 +87,9 @@ class Setting:
 def setting(reading: str) -> Setting:
     """The paper's rates as acceptance probabilities of one token.
 
-    The paper does not say what its rates are shares of. `block`: of all tokens drafted, those after a rejected one
-    counted too. `token`: of those whose predecessors were accepted. The rest follows: a token that the lower exit
-    drafted right is one that the upper accepted and that the target then accepted.
+    The paper does not define its rates. `block`: share of all drafted tokens, including those after a rejected one.
+    `token`: share of those whose predecessors were accepted. The rest follows: the lower exit drafted a token correctly
+    if the upper exit accepted it and the target then accepted it.
     """
     single, upper = (_probability(rate) if reading == "block" else rate for rate in (SINGLE, THROUGH_TWO))
     accepted = single + (upper - single) / CORRECTED
@@ -97,7 +97,7 @@ def setting(reading: str) -> Setting:
 
 
 def _probability(share: float) -> float:
-    """The acceptance probability of each token for which this share of all tokens of a block is accepted."""
+    """The acceptance probability per token at which this share of all tokens of a block is accepted."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -121,10 +121,10 @@ def plans(layers: int, rates: Setting) -> dict[str, Plan]:
 
 
 def random_model(shape: str = SMALL, device: str = "auto", weights: str = "auto") -> LanguageModel:
-    """A model of this shape, in memory only."""
+    """A random model of this shape, in memory only."""
     if device == "auto":
         device = "cuda" if shape != SMALL and torch.cuda.is_available() else "cpu"
-    # A head that is as small a part as that of an 8B model.
+    # The head is as small a part of the model as in an 8B model.
     small = tiny_config(
         layers=32, hidden=512, heads=8, kv_heads=4, head_size=64, intermediate=1408, vocabulary=15360, context=2048
     )
@@ -148,7 +148,7 @@ def random_model(shape: str = SMALL, device: str = "auto", weights: str = "auto"
 
 
 def _backend(device: str, config: DecoderConfig, format: str) -> Backend:
-    """The fastest that there is for this device."""
+    """The fastest backend for this device."""
     if not why_not_cuda(config, format, device):
         from hierspec.backends.cuda.backend import CudaBackend
 
@@ -165,7 +165,7 @@ def some_prompts(count: int) -> list[BenchPrompt]:
 
 
 def predictions(model: LanguageModel, rates: Setting, progress: Progress = silent) -> dict[str, float]:
-    """Speed-ups over plain that the latency formula gives for the fixed plans, by costs measured here and now."""
+    """Speed-ups over plain that the latency formula predicts for the fixed plans, from costs measured now."""
     speedups = {}
     upper, lower = (tier.exit_layer or 1 for tier in Plan.named("hispec", model.config.layers).tiers)
     target, middle, bottom = (model.scorer(layers) for layers in (model.config.layers, upper, lower))
@@ -180,7 +180,7 @@ def predictions(model: LanguageModel, rates: Setting, progress: Progress = silen
 
 
 def predicted_speedup(costs: Sequence[Costs], probabilities: Sequence[float], blocks: Sequence[int]) -> float:
-    """Of tiers from the target down: their costs, and of each below the target its acceptance and its block size."""
+    """The predicted speed-up; `costs` from the target down, acceptance and block size of each tier below the target."""
     names = [str(level) for level in range(len(costs))]
     tiers = tuple(TierFigures(name, cost) for name, cost in zip(names, costs, strict=True))
     survivals = {pair: AcceptanceRates((p,)) for pair, p in zip(pairwise(names), probabilities, strict=True)}

@@ -61,7 +61,7 @@ _FIGURES = ("speedup", "speedup_interval", "tokens_per_pass", "tokens_per_second
 
 
 def ladder(draft: int, verifier: int, drafted: int, verified: int) -> Plan:
-    """Blocks as the paper has them. The last round of the verifier may bring `drafted` tokens more than it needs."""
+    """A plan with the paper's blocks. The verifier's last round may give `drafted` tokens more than it needs."""
     tiers = (
         TierPlan(exit_layer=verifier, gather=verified, budget=max(7, drafted)),
         TierPlan(exit_layer=draft, gather=drafted),
@@ -75,7 +75,7 @@ def one_exit(draft: int, drafted: int) -> Plan:
 
 @dataclass
 class Tables:
-    """The parts of one record. `keep` is called after each."""
+    """The parts of one record; `keep` is called after each."""
 
     model: LanguageModel
     prompts: Sequence[BenchPrompt]
@@ -84,7 +84,7 @@ class Tables:
     batches: Sequence[int] = ()
     sets: Mapping[str, Sequence[BenchPrompt]] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
-    different: int = 0  # texts that differ from plain decoding's, and are no tie
+    different: int = 0  # texts that differ from plain decoding's without a tie
 
     def __post_init__(self) -> None:
         self.prompts = [replace(prompt, turns=prompt.turns[:1]) for prompt in self.prompts]
@@ -102,7 +102,7 @@ class Tables:
             row: dict[str, Any] = {"part": part}
             try:
                 row["complete"] = not deadline.over and getattr(self, f"_{part}")(deadline, progress)
-            except (HierspecError, RuntimeError) as error:  # one part that fails must not take the others with it
+            except (HierspecError, RuntimeError) as error:  # a failing part must not stop the others
                 row["error"] = f"{type(error).__name__}: {error}"[:500]
             self.record["parts"].append({**row, "seconds": round(time.perf_counter() - began, 1)})
             keep()
@@ -144,11 +144,11 @@ class Tables:
         batches: Sequence[int] = (),
         tasks: bool = False,
     ) -> bool:
-        """These plans side by side, and of each the figures that the tables need."""
+        """Runs these plans side by side, and keeps the figures that the tables need."""
         bench = SideBySide(
             self.model, self.prompts, plans, [self.sampling], batches=[size for size in batches if size > 1]
         )
-        if self.model.decoder.backend.device.type == "cuda":  # where first passes of a shape compile and record
+        if self.model.decoder.backend.device.type == "cuda":  # on CUDA, the first passes of a shape compile and record
             for plan in plans.values():
                 self.model.apart().generate(self.prompts[0].turns[0], plan=plan, sampling=self.sampling)
         bench.run(progress, over=lambda: bench.done > 0 and deadline.over)
@@ -172,7 +172,7 @@ class Tables:
         return bench.done == bench.total
 
     def _time(self, deadline: Deadline, progress: Progress) -> bool:
-        """Of what is written after the prompt: each plan has read it before the clock starts."""
+        """Times of what is written after the prompt: each plan has prefilled it before the clock starts."""
         rows: dict[str, Any] = {}
         totals = {name: Stats() for name in PLANS}
         done = 0
@@ -218,7 +218,7 @@ class Tables:
 
 
 def _share(tier: Mapping[str, Any]) -> float | None:
-    """Of all tokens that were drafted for a tier, those that it accepted."""
+    """The share of the tokens drafted for a tier that it accepted."""
     proposed = sum(tier["proposed_by_depth"])
     return round(sum(tier["accepted_by_depth"]) / proposed, 4) if proposed else None
 

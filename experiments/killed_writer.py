@@ -9,16 +9,16 @@ from types import ModuleType
 
 import hierspec
 
-DOCUMENTS = 3  # in a batch
+DOCUMENTS = 3  # per batch
 
 
 def document(batch: int, number: int, size: int) -> bytes:
-    """Its two numbers, then as many more as make it `size` long, all of them computed from the first two."""
+    """A document: its two numbers, then numbers computed from them, `size` in all."""
     return struct.pack(f"<{size}i", batch, number, *(batch ^ number ^ index for index in range(2, size)))
 
 
 def archive_module() -> ModuleType:
-    """Only this module: the package imports numpy, which would take most of the time of this process."""
+    """Imports only this module: the package imports numpy, which would take most of this process's time."""
     spec = importlib.util.spec_from_file_location("archive", Path(hierspec.__file__).parent / "stores" / "archive.py")
     assert spec is not None
     assert spec.loader is not None

@@ -30,11 +30,11 @@ from hierspec.core.engine import Engine
 from hierspec.language_model import LanguageModel
 from hierspec.machine import machine
 
-CHARACTERS = 12  # of a token at most, on average: so much of a file is read for each
+CHARACTERS = 12  # upper bound of characters per token, on average, to read enough of a file
 
 
 def passages(model: LanguageModel, files: Sequence[Path], size: int, count: int, raw: bool) -> list[list[int]]:
-    """So many passages of `size` tokens, from the files in turn, spread over each: to be continued, or as messages."""
+    """`count` passages of `size` tokens, from the files in turn, spread over each: to be continued, or as messages."""
     result = []
     for number in range(count):
         text = files[number % len(files)].read_text(encoding="utf-8", errors="replace")
@@ -48,7 +48,7 @@ def passages(model: LanguageModel, files: Sequence[Path], size: int, count: int,
 
 
 def answer(model: LanguageModel, prompt: list[int], plan: str, max_tokens: int, temperature: float) -> dict[str, Any]:
-    """Tokens written after the prompt, and when they came."""
+    """The tokens of an answer, and when they arrived."""
     model.forget()
     sampling = hierspec.Sampling(max_tokens=max_tokens, temperature=temperature, seed=1)
     began, first = time.perf_counter(), 0.0
@@ -76,8 +76,8 @@ def compare(weights: str, arguments: argparse.Namespace) -> list[dict[str, Any]]
     plans, results = arguments.plans.split(","), []
     with tempfile.TemporaryDirectory() as stores:
         model = hierspec.load(arguments.model, weights=weights, stores=stores, keep_learnt=False)
-        apart = {plan: model.apart() for plan in plans}  # what one plan has written must not serve another
-        for plan in plans:  # the first passes of a process pay for pages, threads and opened stores
+        apart = {plan: model.apart() for plan in plans}  # no plan may benefit from what another wrote
+        for plan in plans:  # the first passes of a process pay for page faults, threads and opening stores
             answer(apart[plan], model.encode("Hello"), plan, 8, arguments.temperature)
         for size in map(int, arguments.sizes.split(",")):
             for number, prompt in enumerate(passages(model, arguments.texts, size, arguments.passages, arguments.raw)):
@@ -93,7 +93,7 @@ def compare(weights: str, arguments: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def ratios(results: Sequence[dict[str, Any]], plan: str) -> dict[str, float]:
-    """How many times as fast as plain decoding: prompts included, and after the first token alone."""
+    """Speed relative to plain decoding: prompts included, and after the first token."""
 
     def total(name: str, after_first: bool) -> float:
         every = (each["plans"][name] for each in results)
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.set_num_threads(1)
     runs = []
     for weights in arguments.weights.split(","):
-        with patch.object(time, "perf_counter", clock):  # also where the library times passes
+        with patch.object(time, "perf_counter", clock):  # also replaces the library's clock
             results = compare(weights, arguments)
         others = [plan for plan in arguments.plans.split(",") if plan != "plain"]
         summary = {

@@ -37,8 +37,8 @@ from hierspec.prompts import BenchPrompt
 from hierspec_bench.cli import common
 
 PLAIN = "plain"
-LOADS = (1, 4, 16, 1)  # requests that run at once
-_REQUESTS = 4  # of a phase with fewer at once
+LOADS = (1, 4, 16, 1)  # concurrent requests
+_REQUESTS = 4  # per phase with fewer concurrent requests
 
 # Code, prose, code again: text that prompt lookup drafts well and text that it does not, in one conversation each.
 CONVERSATIONS = (
@@ -68,12 +68,12 @@ NAMES = ("code", "prose", "code again")
 
 @dataclass
 class Phase:
-    """How long each plan took for the same texts, and where a text was not plain decoding's."""
+    """The time of each plan for the same texts, and differences from plain decoding's text."""
 
     name: str
     tokens: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # by plan, prefill included
-    later: dict[str, float] = field(default_factory=dict)  # of these, after prefill; not for batches
+    later: dict[str, float] = field(default_factory=dict)  # the part of `seconds` after prefill; not for batches
     differences: dict[str, list[Difference]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -109,11 +109,11 @@ class PhaseRun:
         self.plans = {PLAIN: Plan(), AUTO: model.plan(AUTO), **plans}
         self._apart = {name: model.apart() for name in self.plans}
         self._phases = 0
-        for name, plan in self.plans.items():  # the first passes of a process pay for pages and threads
+        for name, plan in self.plans.items():  # the first passes of a process pay for page faults and threads
             self._apart[name].generate("Hello", plan=plan, max_tokens=8)
 
     def phase(self, phase: Phase, prompts: Sequence[Sequence[int]], running_requests: int) -> list[tuple[int, ...]]:
-        """All plans answer these prompts, so many at once. Returns plain decoding's answers."""
+        """All plans answer these prompts, `running_requests` at once. Returns plain decoding's answers."""
         written: dict[str, list[tuple[int, ...]]] = {}
         names = list(self.plans)
         first, self._phases = self._phases % len(names), self._phases + 1

@@ -26,7 +26,7 @@ _MODELS = {"SmolLM2-135M-Instruct": None, "SmolLM2-135M-Instruct-ee": "default-e
 
 
 def compare(record: dict[str, Any], model: hierspec.LanguageModel, plans: Sequence[str], limit: int) -> dict[str, Any]:
-    """How many of a record's first `limit` texts are written again, by plan, and the prompts that are not."""
+    """How many of a record's first `limit` texts are reproduced, by plan, and the prompts that are not."""
     counts: dict[str, Any] = {}
     for plan in plans:
         same, different = 0, []
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         for number, path in enumerate(arguments.records):
             progress("Writing recorded texts again", number, len(arguments.records))
             record = _read(path)
-            # Weights "auto" of a record are those of its dtype: a file's own bits have their own name.
+            # For a record with weights "auto", use its dtype: weights in a file's own format have their own name.
             key = record["model"], record["dtype"] if record["weights"] == "auto" else record["weights"]
             if key not in models:
                 models[key] = hierspec.load(_MODELS.get(key[0], key[0]), weights=key[1])

@@ -54,7 +54,7 @@ def synthetic_figures(tiers: int, seed: int = 0) -> Figures:
 
 
 def growth(counts: Sequence[int] = TIERS, rounds: int = 3, progress: Progress = silent) -> list[dict[str, Any]]:
-    """Processor seconds of the shortest path alone and of the whole search, the least of a few rounds."""
+    """CPU seconds of the shortest path alone and of the whole search, the minimum of a few rounds."""
     rows = []
     for number, count in enumerate(counts):
         progress("Searching", number, len(counts))

@@ -58,13 +58,13 @@ class AllAskedAdaptive(AdaptivePace):
 
 
 def settings() -> list[tuple[str, int, Costs | None]]:
-    """A name, the budget, and costs where the plan adapts."""
+    """Name, budget, and costs if the plan adapts."""
     fixed: list[tuple[str, int, Costs | None]] = [(f"fixed, {budget} nodes", budget, None) for budget in FIXED_BUDGETS]
     return fixed + [(f"adaptive, {name}", ADAPTIVE_BUDGET, costs) for name, costs in MACHINES.items()]
 
 
 def paces(costs: Costs | None) -> dict[str, FixedPace]:
-    """New ones, which have learnt nothing."""
+    """New paces, which have learnt nothing."""
     if costs is None:
         return {"all": AllAsked(), "in turn": FixedPace()}
     return {"all": AllAskedAdaptive(costs, Appraiser(costs)), "in turn": AdaptivePace(costs, Appraiser(costs))}
@@ -78,7 +78,7 @@ def measure(
     repeats: int = 3,
     progress: Progress = silent,
 ) -> list[dict[str, Any]]:
-    """Every setting with all stores asked and with stores asked in turn; times are medians of the repeats."""
+    """Every setting with all stores asked and with stores asked in turn; times are medians over repeats."""
     rows = []
     for number, (name, budget, costs) in enumerate(settings()):
         runs: dict[str, list[dict[str, Any]]] = {"all": [], "in turn": []}

@@ -33,7 +33,7 @@ from hierspec_bench.provenance import prompt_set
 from hierspec_bench.record import Record
 from hierspec_bench.run import run_plans
 
-_BETWEEN = " > "  # names of a plan's stores in the order of asking
+_BETWEEN = " > "  # between a plan's stores, in the order of asking
 
 
 def ordered_plans(plan: Plan, existing: Sequence[str], subsets_only: bool = False) -> dict[str, Plan]:

@@ -37,13 +37,13 @@ from hierspec.stores.history import HistoryStore
 from hierspec_bench.cli import common
 
 _NAMESPACE = "anna"
-_PER_FILE = 5  # kills before a new file is begun
+_PER_FILE = 5  # kills before a new file is started
 # Limit of the file, tokens of a document. With the second, old documents are evicted every few batches.
 _FILES = ((64 << 20, 40), (LEAST_LIMIT, 700))
 
 
 def soak(requests: int = 200_000, limit: int = 4 << 20, progress: Progress = silent) -> list[dict[str, Any]]:
-    """So many requests in memory only, and again with a file."""
+    """`requests` requests, in memory only and with a file."""
     with tempfile.TemporaryDirectory() as folder:
         return [
             learn_requests(requests, limit, path, progress=progress) for path in (None, Path(folder) / "history.sqlite")
@@ -53,9 +53,9 @@ def soak(requests: int = 200_000, limit: int = 4 << 20, progress: Progress = sil
 def learn_requests(
     requests: int, limit: int, path: Path | None = None, trace: bool = True, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Requests of some three thousand namespaces, half of them of one, and the most memory that the history took.
+    """Requests of some three thousand namespaces, half of them of one, and the peak memory of the history.
 
-    `traced_bytes` is what Python allocated meanwhile, where `trace` asks for it: tracing makes everything slower.
+    `traced_bytes` is what Python allocated meanwhile, if `trace` is set: tracing makes everything slower.
     """
     rng = np.random.default_rng(1)
     text = rng.integers(0, 5000, 50_000).astype(np.int32)
@@ -72,7 +72,7 @@ def learn_requests(
 
     where = "in memory" if path is None else "with a file"
     with HistoryStore(path, limit) as store:
-        request(store)  # what is imported and compiled is not the store's
+        request(store)  # imports and compiled code are not the store's memory
     gc.collect()
     if trace:
         tracemalloc.start()
@@ -105,13 +105,13 @@ def learn_requests(
 
 @dataclass
 class _Kills:
-    """What was found after kills."""
+    """Results after kills."""
 
     kills: int = 0
     committed: int = 0  # batches that a process reported as written
-    half_done: int = 0  # batches that were in the file although their process was killed before it could say so
-    lost: int = 0  # committed batches that were not there
-    corrupted: int = 0  # times that a file could not be opened, or held something that was not written so
+    half_done: int = 0  # batches in the file whose process was killed before it reported them
+    lost: int = 0  # committed batches that are missing
+    corrupted: int = 0  # times that a file could not be opened, or held wrong content
     over_limit: int = 0  # times that a file was larger than its limit
 
 
@@ -131,7 +131,7 @@ def kill_while_writing(
 
 
 def _one_file(path: Path, limit: int, size: int, kills: int, rng: random.Random, counts: _Kills) -> None:
-    """Several processes, one after another, that go on where the one before was killed."""
+    """Several processes in turn, each continuing where the one before was killed."""
     newest = -1  # the last batch that must be there
     for kill in range(kills):
         committed = _killed(path, limit, size, newest + 1, while_opening=kill == 0, rng=rng)
@@ -146,7 +146,7 @@ def _one_file(path: Path, limit: int, size: int, kills: int, rng: random.Random,
         except (HierspecError, ValueError):
             counts.corrupted += 1
             return
-        # Eviction takes the oldest: what is there must be whole up to the newest. Without it, from the very first.
+        # Eviction removes the oldest, so batches must be complete up to the newest; without eviction, from the first.
         first = 0 if limit > LEAST_LIMIT or not held else held[0]
         there = set(held)
         counts.lost += sum(batch not in there for batch in range(first, newest + 1))
@@ -171,14 +171,14 @@ def _killed(path: Path, limit: int, size: int, first: int, while_opening: bool, 
 
 
 def held_batches(archive: Archive, namespace: str, size: int) -> list[int]:
-    """The whole batches that an archive holds; raises ValueError where they are not what was written."""
+    """The complete batches that an archive holds; ValueError if they are not what was written."""
     numbers = []
     for held in archive.read(namespace.encode()):
         batch, number = np.frombuffer(held[:8], "<i4").tolist()
         if held != document(batch, number, size):
             raise ValueError("a document is not what was written")
         numbers.append((batch, number))
-    first = len(numbers) % DOCUMENTS  # of the oldest batch some may have been evicted
+    first = len(numbers) % DOCUMENTS  # some of the oldest batch may have been evicted
     documents = [number for _, number in numbers[first:]]
     if numbers != sorted(set(numbers)) or documents != list(range(DOCUMENTS)) * (len(documents) // DOCUMENTS):
         raise ValueError("a batch is not whole")

@@ -37,10 +37,10 @@ HISTORIES = (100_000, 1_000_000, 10_000_000)
 CORPORA = (1_000_000, 10_000_000, 100_000_000)
 
 _VOCABULARY = 49_152
-_DOCUMENT = 512  # tokens of what a history learns at once, and of a text of the corpus
-_SEEN = 256  # tokens of the context that a shared store is asked about
-_BYTES = 128  # that a history may take for a token: enough to hold them all
-_WARM = 100  # calls before those that count
+_DOCUMENT = 512  # tokens that a history learns at once, and of a text of the corpus
+_SEEN = 256  # tokens of context that a shared store gets
+_BYTES = 128  # bytes per token that a history may use: enough to hold them all
+_WARM = 100  # warm-up calls
 
 
 def measure_stores(
@@ -52,10 +52,10 @@ def measure_stores(
     calls: int = 2_000,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """Microseconds of one call, median and 99th percentile, on made-up text; corpora are built in `folder`.
+    """Microseconds per call, median and 99th percentile, on synthetic text; corpora are built in `folder`.
 
-    `learn` is per token: one at a time for the context, whole documents for the history. The context only notes a
-    token; what it costs to index it is part of the next proposal.
+    `learn` is per token: one at a time for the context, whole documents for the history. The context only records a
+    token; indexing it is part of the next proposal.
     """
     text = MadeUpText()
     done, total = 0, sum((*contexts, *histories, *corpora))
@@ -77,12 +77,12 @@ def measure_stores(
 
 
 def no_larger(sizes: Sequence[int], largest: int | None) -> tuple[int, ...]:
-    """The sizes up to `largest`, or that alone where all are beyond it."""
+    """The sizes up to `largest`, or only `largest` if all are beyond it."""
     return tuple(sizes) if largest is None else tuple(size for size in sizes if size <= largest) or (largest,)
 
 
 def chart(measured: dict[str, Any]) -> Chart:
-    """Cost against size of what `measure_stores` found."""
+    """Cost against size, from the results of `measure_stores`."""
     lines = []
     for colour, name in enumerate(("context", "history", "corpus")):
         median, p99 = (
@@ -102,7 +102,7 @@ def chart(measured: dict[str, Any]) -> Chart:
 
 
 class MadeUpText:
-    """Tokens as stores meet them: few are frequent and many rare, and phrases recur, some of them often."""
+    """Synthetic text like real text for a store: few tokens are frequent, many rare, and phrases recur."""
 
     def __init__(self, phrases: int = 200_000, vocabulary: int = _VOCABULARY) -> None:
         rng = np.random.default_rng(0)
@@ -114,7 +114,7 @@ class MadeUpText:
         self._phrases = _drawn(rng, self._token_distribution, int(self._stops[-1]))
 
     def tokens(self, count: int, seed: int) -> np.ndarray:
-        """The same seed gives the same text; another one gives other text in the same phrases. int32."""
+        """Text by seed, int32; another seed gives other text with the same phrases."""
         rng = np.random.default_rng(seed)
         parts, size = [], 0
         while size < count:
@@ -140,7 +140,7 @@ def _drawn(rng: np.random.Generator, cumulative: np.ndarray, count: int) -> np.n
 
 
 def _context(text: MadeUpText, size: int, budget: int, calls: int) -> dict[str, Any]:
-    """Token by token, as a request goes: propose, then learn what was written."""
+    """Token by token, like a request: propose, then learn what was written."""
     tokens = text.tokens(size + _WARM + calls, 1)
     opened = ContextStore()
     began = time.perf_counter()
@@ -181,7 +181,7 @@ def _history(text: MadeUpText, size: int, budget: int, calls: int) -> dict[str, 
 
 
 def _corpus(text: MadeUpText, size: int, budget: int, calls: int, folder: Path | None) -> dict[str, Any]:
-    """Built of texts that are numbers; encoding one gives the made-up text of that number."""
+    """A corpus of texts that are numbers; encoding one gives the synthetic text of that seed."""
     from hierspec.stores.corpus import CorpusStore
     from hierspec.stores.corpus_build import build_corpus
 
@@ -202,7 +202,7 @@ def _corpus(text: MadeUpText, size: int, budget: int, calls: int, folder: Path |
 
 
 def _proposals(store: Store, text: MadeUpText, budget: int, calls: int) -> dict[str, Any]:
-    """A store that has learnt, asked about text that it does not hold."""
+    """Times proposals of a store that has learnt, for text that it does not hold."""
     tokens = text.tokens(_SEEN + _WARM + calls, 3)
     times, nodes = [], 0
     for end in range(_SEEN, len(tokens)):

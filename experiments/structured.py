@@ -96,7 +96,7 @@ BY_HAND: tuple[Schema, ...] = (
 
 
 def made_up(generator: random.Random, depth: int = 0) -> Schema:
-    """A schema that no two seeds share."""
+    """A random schema from a generator."""
     leaf = depth >= 2 or generator.random() < 0.45 * depth
     if leaf:
         return generator.choice(
@@ -124,7 +124,7 @@ def made_up(generator: random.Random, depth: int = 0) -> Schema:
 
 
 def schemas(count: int, seed: int) -> list[Schema]:
-    """Those by hand first."""
+    """Hand-written schemas first, then random ones."""
     generator = random.Random(seed)
     return [*BY_HAND[:count], *(made_up(generator) for _ in range(count - len(BY_HAND)))]
 
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as stores:
         model = hierspec.load(arguments.model, weights=arguments.weights, stores=stores, keep_learnt=False)
         models = {"plain": model.apart(), arguments.plan: model}
-        for plan, its_model in models.items():  # the first passes of a process pay for pages and threads
+        for plan, its_model in models.items():  # the first passes of a process pay for page faults and threads
             its_model.generate("Hello", plan=plan, max_tokens=8, json=True)
         done: list[dict[str, Any]] = []
         for number, schema in enumerate(schemas(arguments.schemas, arguments.seed)):

@@ -48,10 +48,10 @@ from hierspec.train.students import draft_vocabulary
 from hierspec.train.synthesise import Texts, synthesise
 from hierspec.train.tuned import Exit
 
-_HELD_ROWS = 128  # of text, for the perplexity
-_GIVEN = 0.6  # share of the conversations that begin with a given question
-_QUESTIONS = 3000  # of each source, so that none outweighs the others
-_MEASURING = 100.0  # seconds that a call keeps for measuring and writing
+_HELD_ROWS = 128  # rows of text for the perplexity
+_GIVEN = 0.6  # share of the conversations that start with a given question
+_QUESTIONS = 3000  # per source, so that none dominates
+_MEASURING = 100.0  # seconds of a call that are reserved for measuring and writing
 
 
 class Run:
@@ -90,7 +90,7 @@ class Run:
         return self.ends - (_MEASURING if self.device.startswith("cuda") else 0.0)
 
     def save(self) -> None:
-        """What there is so far, the best pack included."""
+        """Writes everything so far, including the best pack."""
         write_document(self.record, self._path)
         if self.arguments.results is not None:
             write_document(self.record, self.arguments.results)
@@ -122,7 +122,8 @@ class Run:
         return Network(self.checkpoint.config, weights or self.checkpoint.weights).frozen(self.device, dtype)
 
     def _conversations(self, tokenizer: Tokenizer) -> Texts:
-        """Written once, by the variant that training begins with: so it is near to what will be measured."""
+        """Conversations, written once by the variant that training starts from, so that they resemble what is
+        measured."""
         path, arguments = self.work / "conversations.safetensors", self.arguments
         if path.is_file():
             stored = load_file(path)
@@ -134,7 +135,7 @@ class Run:
         parts: list[Texts] = []
         stop = min(began + 60 * arguments.write_minutes, self.ends)
         for first in range(0, arguments.conversations, arguments.write_batch):
-            # As many more as take as long as those before: the last batch shall end in time.
+            # Start another batch only if one of average duration would end in time.
             if parts and time.monotonic() + (time.monotonic() - began) / len(parts) > stop:
                 break
             count = min(arguments.write_batch, arguments.conversations - first)
@@ -150,7 +151,7 @@ class Run:
         return texts
 
     def stages(self) -> bool:
-        """Everything that is left; False where time ran out."""
+        """Runs everything that is left; False if time ran out."""
         self._material = material = self.material()
         self._text = text_rows(material.tokenizer, self.arguments.held_text, self.arguments.length)[:_HELD_ROWS]
         self._asked = spread(read_prompts(self.arguments.measure), self.arguments.measured)
@@ -172,7 +173,7 @@ class Run:
     def _stage(
         self, name: str, variant: Variant, begin: Pack | None, minutes: float, rate: float, drift: float
     ) -> bool:
-        """Trains and measures one variant; whether that is done. One that fails does not keep others from running."""
+        """Trains and measures one variant; returns whether it is done. A failing one does not stop the others."""
         if name in self.record["variants"]:
             return True
         folder, arguments = self.work / name, self.arguments
@@ -216,7 +217,7 @@ class Run:
         return True
 
     def _measure_begin(self) -> None:
-        """The variant that training begins with, by the same measure."""
+        """Measures the variant that training starts from in the same way."""
         if "begin" in self.record or self.begin is None or not self.begin.has(EARLY_EXIT):
             return
         tensors, variant = self.begin.read(EARLY_EXIT), self.begin.early_exit()
@@ -248,7 +249,7 @@ class Run:
         return {"reached": reached, "short": shortfall(reached), "agreement": figures, **more}
 
     def _best(self, among: Mapping[str, object] | None = None) -> str | None:
-        """The variant that falls short of the aims by the least; of equals the one with the better verifier."""
+        """The variant that misses the aims by the least; among equals, the one with the better verifier."""
         trained = {name: about for name, about in self.record["variants"].items() if "reached" in about}
         names = [name for name in trained if among is None or name in among]
         order = {name: (trained[name]["short"], -trained[name]["reached"]["verifier"]) for name in names}

@@ -40,12 +40,12 @@ from hierspec.train.network import Network
 from hierspec.train.synthesise import Texts
 
 _STARTED = time.monotonic()
-_SAVING = 30.0  # seconds that a call keeps for measuring and writing
+_SAVING = 30.0  # seconds of a call that are reserved for measuring and writing
 _HELD_BACK = 64  # texts that are not trained on, at most an eighth of all
 
 
 def read_tokens(path: Path, length: int, separator: int, vocabulary: int) -> Texts:
-    """Rows of `length` tokens: the texts of the file one after the other, `separator` between them."""
+    """Rows of `length` tokens: the texts of the file concatenated, with `separator` between them."""
     if path.suffix == ".safetensors":
         stored = load_file(path)
         return Texts(stored["tokens"], stored["answers"])

@@ -39,7 +39,7 @@ for line in sys.stdin:
 
 
 class Checkout:
-    """A process with the code of one checkout and a model loaded."""
+    """A process with the code of one checkout and a loaded model."""
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         environment = {**os.environ, "PYTHONPATH": str(folder / "src")}

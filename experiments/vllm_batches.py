@@ -50,7 +50,7 @@ class Target:
     """Published sizes of a model, in bfloat16."""
 
     weights: float
-    keys_and_values: int  # bytes of a token
+    keys_and_values: int  # bytes per token
 
 
 CARDS = {"H200": Card(4.8e12, 989e12), "H100": Card(3.35e12, 989e12), "L40S": Card(0.864e12, 362e12)}
@@ -59,7 +59,7 @@ _BANDWIDTH_USED, _ARITHMETIC_USED, _FIXED = 0.8, 0.6, 0.5e-3
 
 
 def step_seconds(card: Card, target: Target, cards: int, rows: int, tokens_held: int) -> float:
-    """Of a step over so many rows of requests whose texts have so many tokens together."""
+    """Seconds of a step over `rows` rows, of requests whose texts have `tokens_held` tokens in total."""
     read = 2 * target.weights + tokens_held * target.keys_and_values
     multiplied = 2 * target.weights * rows
     reading = read / (_BANDWIDTH_USED * card.bandwidth * cards)
@@ -78,12 +78,12 @@ class Batch:
         self.drafts: list[list[int]] = [[] for _ in range(rows)]
         for row in range(rows):
             self._begin(row)
-            # Not all of them begin at once: each has written another share of its text.
+            # Rows start at different points: each has already written another share of its text.
             text, prompt = self.texts[self.number[row]], self.prompts[self.number[row]]
             self.lengths[row] = prompt + row * 7 % max(len(text) - prompt - 1, 1)
 
     def step(self) -> tuple[list[list[int]], int]:
-        """What the target writes, and how many drafted tokens are right."""
+        """What the target writes, and how many drafted tokens are accepted."""
         sampled, accepted = [], 0
         for row, draft in enumerate(self.drafts):
             if self.lengths[row] >= len(self.texts[self.number[row]]):
@@ -105,12 +105,12 @@ class Batch:
 
 
 def _time(passed: SimpleNamespace) -> float:
-    """CPU time of this process, as others may run meanwhile, and the target's steps."""
+    """CPU time of this process, because others may run, plus the target's simulated steps."""
     return float(passed.seconds) + time.process_time()
 
 
 def simulate(texts: Sequence[dict[str, Any]], plan: Plan | None, arguments: argparse.Namespace, rows: int) -> Any:
-    """Tokens a second, and drafted and accepted tokens a row and step."""
+    """Tokens per second, and drafted and accepted tokens per row and step."""
     card, target = CARDS[arguments.card], TARGETS[arguments.target]
     batch, passed = Batch(texts, rows), SimpleNamespace(seconds=0.0)
     proposer = None

@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-Propose = Callable[[str, np.ndarray, Sequence[int]], list[int]]  # of a request's name, its text and what was sampled
+Propose = Callable[[str, np.ndarray, Sequence[int]], list[int]]  # from a request's name, text and sampled tokens
 _CONTEXT = 4096
 
 
 @dataclass
 class Clock:
-    """CPU time of this process, as others may run meanwhile, and the steps of a target that takes none."""
+    """CPU time of this process, because others may run, plus the simulated steps of the target."""
 
     steps: float = 0.0
 
@@ -59,7 +59,7 @@ def ngram(most: int) -> Propose:
 
 
 def suffix(most: int) -> Propose:
-    """With vLLM's default settings."""
+    """Suffix decoding with vLLM's default settings."""
     from arctic_inference.suffix_decoding import SuffixDecodingCache  # type: ignore[import-not-found,unused-ignore]
 
     depth = 24
@@ -97,7 +97,7 @@ def ours(plan: str, most: int, clock: Clock) -> Propose:
 
 
 def replay(texts: Sequence[dict[str, Any]], propose: Propose, clock: Clock, step: float, row: float) -> dict[str, Any]:
-    """Counts by task, and microseconds of a call."""
+    """Counts by task, and microseconds per call."""
     counts: dict[str, dict[str, float]] = {}
     calls, spent = 0, 0.0
     for number, item in enumerate(texts):
@@ -139,7 +139,7 @@ def _rates(counts: dict[str, float]) -> dict[str, float]:
 
 
 def write_texts(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Greedy answers of the default model in the file's own bits, to prompts of each task in turn."""
+    """Greedy answers of the default model with the file's own weights, to prompts of each task in turn."""
     import hierspec
     from hierspec.prompts import own_prompts, read_prompts
 

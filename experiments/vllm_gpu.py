@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# vLLM's workers import this file: nothing of hierspec is imported up here.
+# vLLM's workers import this file, so nothing of hierspec is imported at the top.
 from vllm_gpu_engine import Job, run_here
 
 JOBS = (
@@ -45,12 +45,12 @@ _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    "HIERSPEC_LEARNT": "off",  # what earlier runs have learnt would make a second run differ from the first
+    "HIERSPEC_LEARNT": "off",  # what earlier runs learnt would make a second run differ from the first
 }
 
 
 def run_apart(job: Job, asked: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """The engine in a process of its own, ended after so many seconds; what it had saved by then counts."""
+    """Runs the engine in its own process, killed after `seconds`; what it has saved by then counts."""
     with tempfile.TemporaryDirectory() as temporary:
         question, answer, log = (Path(temporary) / name for name in ("asked.json", "result.json", "log"))
         question.write_text(json.dumps(asked), encoding="utf-8")
@@ -79,7 +79,7 @@ def _reason(log: Path) -> str:
 
 
 def summary(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What a record says of each engine, in figures."""
+    """Figures of each engine for the record."""
     return {name: _figures(Job(name), result, results) for name, result in results.items()}
 
 
@@ -109,7 +109,7 @@ def _equal(texts: Sequence[Any], others: Sequence[Any]) -> str:
 
 
 def _asked(arguments: argparse.Namespace, models: set[str]) -> dict[str, Any]:
-    """Folders and prompts, in the order of a prompt's task."""
+    """Folders, and prompts ordered by task."""
     import torch
 
     from hierspec.checkpoints.enlarged_folder import write_enlarged
@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if not arguments.seconds > 0:
         parser.error(f"--seconds must be more than 0, not {arguments.seconds:g}; one engine takes {_LEAST_SECONDS:g}.")
-    # Not before: a process of an engine must not import hierspec here.
+    # Not earlier: an engine's process must not import hierspec here.
     from hierspec.core.errors import HierspecError
     from hierspec.hosts.vllm_options import vllm_version
     from hierspec.machine import machine

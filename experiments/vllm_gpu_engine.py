@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# vLLM's workers import this file. Nothing of hierspec is imported up here: the proposer imports it in a worker.
+# vLLM's workers import this file. Nothing of hierspec is imported at the top: the proposer imports it in a worker.
 _PROPOSER = {"method": "custom_class", "model": "hierspec.hosts.vllm.Proposer"}
 METHODS: dict[str, dict[str, Any] | None] = {
     "plain": None,
@@ -19,8 +19,8 @@ METHODS: dict[str, dict[str, Any] | None] = {
 MODELS, VARIANTS = ("8B", "default"), ("full", "exact", "draft")
 BATCH = 16
 CONTEXTS = (512, 2048)
-_SHORT, _LONG = 8, 264  # tokens written: what the longer answer takes more is theirs alone
-_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16)  # requests of a step with a CUDA graph of its own
+_SHORT, _LONG = 8, 264  # tokens written: the difference in time is that of the additional tokens
+_WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16)  # requests per step that have a CUDA graph
 _DRAFT_PLAN = Path(__file__).parents[1] / "examples" / "vllm_draft.toml"
 
 
@@ -38,12 +38,15 @@ class Job:
 
     @property
     def reference(self) -> str:
-        """The engine whose texts it should have."""
+        """The engine whose texts it should reproduce."""
         return f"{self.model}:plain" + (":exact" if self.exact else "")
 
     def options(self, folder: str, tokens: int, plan: str) -> dict[str, Any]:
-        """Of vLLM's class LLM. Opening is shortened by few CUDA graphs, a given size of the KV cache (nothing is
-        profiled) and no autotuning of kernels that are not used; none of that changes a step's speed."""
+        """Options of vLLM's class LLM.
+
+        Few CUDA graphs, a fixed size of the KV cache (no profiling) and no autotuning of unused kernels shorten
+        opening; none of that changes a step's speed.
+        """
         settings = METHODS[self.method]
         rows = 1 if settings is None else 1 + tokens  # graphs of drafting engines hold multiples of a whole draft
         compilation: dict[str, Any] = {"cudagraph_capture_sizes": [rows * width for width in _WIDTHS]}
@@ -68,10 +71,10 @@ class Job:
 
 
 def answer_all(job: Job, asked: Mapping[str, Any], llm: Any, sampling: Callable[..., Any]) -> dict[str, Any]:
-    """Both parts of the prompts through an engine that is open."""
+    """Answers both parts of the prompts through an open engine."""
     greedy = sampling(temperature=0, max_tokens=asked["max_tokens"])
     few = sampling(temperature=0, max_tokens=24)
-    # Kernels are compiled and graphs recorded with the first work for them.
+    # The first work of each kind compiles kernels and records graphs.
     _answer(llm, asked["warm_up"][:1], few)
     _answer(llm, (asked["warm_up"] * BATCH)[:BATCH], few)
     _answer(llm, asked["warm_up"][:2], few)
@@ -95,7 +98,7 @@ def _answer(llm: Any, prompts: Sequence[str], sampling: Any) -> list[list[int]]:
 
 
 def _measured(llm: Any, groups: Sequence[Sequence[str]], sampling: Any) -> dict[str, Any]:
-    """Each group at once, one after the other."""
+    """Answers each group at once, one group after the other."""
     before, began = _counters(llm), time.perf_counter()
     texts = [tokens for group in groups for tokens in _answer(llm, group, sampling)]
     seconds = time.perf_counter() - began
@@ -105,7 +108,7 @@ def _measured(llm: Any, groups: Sequence[Sequence[str]], sampling: Any) -> dict[
 
 
 def _counters(llm: Any) -> dict[str, int]:
-    """vLLM's own. A request's steps after its prompt are counted by the times between them."""
+    """vLLM's counters. A request's steps after its prompt are counted by the intervals between tokens."""
     values = {metric.name: getattr(metric, "value", getattr(metric, "count", 0)) for metric in llm.get_metrics()}
     return {
         "accepted": int(values.get("vllm:spec_decode_num_accepted_tokens", 0)),
@@ -117,7 +120,7 @@ def _counters(llm: Any) -> dict[str, int]:
 def token_times(
     llm: Any, sampling: Callable[..., Any], prompt: Callable[..., Any], vocabulary: int
 ) -> dict[str, float]:
-    """Milliseconds a token by the tokens before it, at batch 1."""
+    """Milliseconds per token by context length, at batch 1."""
     numbers = random.Random(0)
 
     def seconds(length: int, tokens: int) -> float:
@@ -136,7 +139,7 @@ def token_times(
 
 
 def run_here(job: Job, asked: Mapping[str, Any], save: Callable[[Mapping[str, Any]], None]) -> None:
-    """In this process: opens one engine, and saves what it has after each part."""
+    """Opens one engine in this process, and saves the results after each part."""
     began = time.perf_counter()
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
     from vllm.inputs import TokensPrompt  # type: ignore[import-not-found,unused-ignore]

@@ -26,8 +26,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-# vLLM's workers import this file. Their search for kernels in what is loaded stumbles over numba, so nothing of
-# hierspec is imported up here: in a worker the proposer imports it, after that.
+# vLLM's workers import this file. Their search for kernels in loaded modules fails on numba, so nothing of hierspec is
+# imported at the top: in a worker the proposer imports it afterwards.
 _PROPOSER = {"method": "custom_class", "model": "hierspec.hosts.vllm.Proposer"}
 ENGINES: dict[str, dict[str, Any] | None] = {
     "plain": None,
@@ -36,14 +36,14 @@ ENGINES: dict[str, dict[str, Any] | None] = {
     "hierspec": _PROPOSER,
     "hierspec-draft": _PROPOSER,
 }
-_LINE = "ANSWER "  # begins what an engine's process says to this one; its other lines are vLLM's
+_LINE = "ANSWER "  # prefix of an engine's messages to this process; its other lines are vLLM's
 
 
 _DRAFT_PLAN = Path(__file__).parents[1] / "examples" / "vllm_draft.toml"
 
 
 def answer_as_asked(engine: str, arguments: argparse.Namespace) -> None:
-    """In a process of its own: opens one engine, and answers a prompt for each line of standard input."""
+    """In its own process: opens one engine, and answers a prompt for each line of standard input."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
     settings = ENGINES[engine]
@@ -74,8 +74,11 @@ def answer_as_asked(engine: str, arguments: argparse.Namespace) -> None:
 
 
 def _counters(llm: Any) -> dict[str, int]:
-    """vLLM's own. Accepted tokens beyond the end of an answer are counted too, so tokens do not tell how many steps
-    there were: those after the prompt are told by the times between them."""
+    """vLLM's counters.
+
+    Accepted tokens beyond the end of an answer are counted too, so tokens do not give the number of steps: steps after
+    the prompt are counted by the intervals between tokens.
+    """
     values = {metric.name: getattr(metric, "value", getattr(metric, "count", 0)) for metric in llm.get_metrics()}
     return {
         "accepted": int(values.get("vllm:spec_decode_num_accepted_tokens", 0)),
@@ -98,7 +101,7 @@ def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(answers: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Tokens a second, and accepted and drafted tokens a step after the prompt."""
+    """Tokens per second, and accepted and drafted tokens per step after the prompt."""
     tokens = sum(len(answer["tokens"]) for answer in answers)
     accepted, drafted, steps = (sum(answer[key] for answer in answers) for key in ("accepted", "drafted", "steps"))
     return {
@@ -120,11 +123,11 @@ def by_task(result: dict[str, Any], plain: dict[str, Any] | None) -> dict[str, A
 
 
 class Engine:
-    """One that runs in a process of its own: what it leaves behind does not slow the others."""
+    """An engine in its own process, so that it does not slow down the others."""
 
     def __init__(self, name: str, model: str, argv: Sequence[str], folder: Path) -> None:
         self._log = folder / f"{name}.log"
-        # What earlier runs have learnt would make a second run differ from the first.
+        # What earlier runs learnt would make a second run differ from the first.
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HIERSPEC_LEARNT": "off", **os.environ}
         command = [sys.executable, __file__, *argv, "--one", name, "--model", model]
         with self._log.open("w") as log:
@@ -138,7 +141,7 @@ class Engine:
                 start_new_session=True,
             )
         self.answers: list[dict[str, Any]] = []
-        self.failed = ""  # why it answers no more
+        self.failed = ""  # why it no longer answers
         self._hear()
         self._signal(signal.SIGSTOP)
 
@@ -168,13 +171,13 @@ class Engine:
         return None
 
     def _signal(self, number: int) -> None:
-        """To all of its processes: vLLM has workers."""
+        """Signals all of its processes: vLLM has workers."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
 
 def run_in_turn(names: Sequence[str], asked: dict[str, Any], argv: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Each prompt through all engines; another one begins each time."""
+    """Sends each prompt through all engines; the first engine rotates."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engines = {}

@@ -48,7 +48,7 @@ class Replay:
         self.steps = steps
 
     def run(self, proposer: Proposer) -> tuple[list[float], int]:
-        """Seconds of each call, and how many drafted tokens were right."""
+        """Seconds of each call, and how many drafted tokens were accepted."""
         seconds, accepted = [], 0
         for _ in range(self.steps):
             sampled = []
@@ -60,21 +60,22 @@ class Replay:
                 self.lengths[row] += right + 1
                 accepted += right
             counts = np.array(self.lengths, np.int32)
-            began = time.process_time()  # of this process alone: others may run meanwhile
+            began = time.process_time()  # CPU time of this process, because others may run
             self.drafts = proposer.propose(sampled, counts, self.tokens)
             seconds.append(time.process_time() - began)
         return seconds, accepted
 
 
 def trace(path: Path | None, rows: int, length: int) -> tuple[list[np.ndarray], int]:
-    """Texts of so many tokens: the prompts of a file, each text beginning elsewhere and going on with the next ones."""
+    """Texts of `length` tokens from the prompts of a file; each starts at another prompt and continues with the
+    next."""
     tokenizer, size, _ = open_home()
     prompts = own_prompts() if path is None else read_prompts(path)
     return _joined([tokenizer.encode("\n".join(prompt.turns)) for prompt in prompts], rows, length, 7), size
 
 
 def recorded(path: Path, rows: int, length: int) -> tuple[list[np.ndarray], int]:
-    """The same of recorded prompts with their answers, each after the one before: few come twice in a text."""
+    """The same with recorded prompts and answers, concatenated: few occur twice in a text."""
     pieces = []
     for line in path.read_text(encoding="utf-8").splitlines():
         item = json.loads(line)
@@ -97,7 +98,7 @@ def _joined(pieces: Sequence[list[int]], rows: int, length: int, step: int) -> l
 def made_proposer(
     plan: Plan, most: int, size: int, context: int, clock: Callable[[], float] = time.perf_counter
 ) -> Proposer:
-    """As in vLLM, without its configuration and without databases on disk."""
+    """A proposer as in vLLM, without its configuration and without databases on disk."""
     vocabulary: Any = SimpleNamespace(model="trace", size=size, home=lambda *_: Home(Path("none"), ""))
     pace = HostPace(most, plan.adapt, clock)
     return Proposer.over(Guest(Assembler(vocabulary, LoadOptions()), plan, pace, context), context)
@@ -119,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan = Plan(stores=("context", "history"), budget=24, merge=True)
     proposer = made_proposer(plan, arguments.most, size, length + arguments.most)
     seconds, accepted = Replay(texts, arguments.context, arguments.steps).run(proposer)
-    again = [each[::-1].copy() for each in texts]  # others take their place: what was written becomes history
+    again = [each[::-1].copy() for each in texts]  # other texts take their place, so that these become history
     Replay(again, arguments.context, 3).run(proposer)
     with_history, accepted_again = Replay(texts, arguments.context, arguments.steps).run(proposer)
     per_row = [1e6 * each / arguments.rows for each in with_history[1:]]

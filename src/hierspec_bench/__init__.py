@@ -1,1 +1,1 @@
-"""Plans side by side on the same prompts: equality first, then time."""
+"""Compares plans on the same prompts: equality first, then time."""

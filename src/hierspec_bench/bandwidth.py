@@ -1,4 +1,4 @@
-"""How fast this machine's memory is: what bounds a pass over few tokens."""
+"""Measures this machine's memory bandwidth, which limits a pass over few tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 METHOD = "the best of five sums and five matrix-vector products over 256 MB, all threads"
 
 
-@cache  # once a process: it takes a second, and both readers want the same number
+@cache  # once per process: it takes a second, and both callers want the same number
 def memory_bandwidth() -> float:
     """Bytes per second that all threads together read from memory: the best of a sum and a matrix-vector product."""
     numbers = torch.ones(8192, 8192)

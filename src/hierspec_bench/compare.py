@@ -1,4 +1,4 @@
-"""Two bench records beside each other: what got faster or slower, and is the change larger than noise?"""
+"""Compares two bench records: what got faster or slower, and whether the change is larger than noise."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SETTING = (
 
 
 def compare_records(before: Record, after: Record, tolerance: float = 0.05) -> dict[str, Any]:
-    """Changes of every plan and engine that both have, over all prompts and by task.
+    """Changes of every plan and engine that both records have, over all prompts and by task.
 
-    Compared are speed-ups over each run's own plain decoding: machines and hours differ, ratios should not. A change
-    is `outside` where neither figure lies within the other's interval; `slower` where it is also beyond `tolerance`.
-    A run that was stopped has seen other prompts than a whole one, so with it nothing passes.
+    Compares speed-ups over each run's own plain decoding: machines and hours differ, ratios should not. A change is
+    `outside` if neither figure lies within the other's interval, and `slower` if it also exceeds `tolerance`. A stopped
+    run has other prompts than a complete one, so a comparison with it never passes.
     """
-    _ = before.plain, after.plain  # HierspecError where one of them has none
+    _ = before.plain, after.plain  # raises HierspecError if a record has no plain decoding
     old, new = dict(_entries(before)), dict(_entries(after))
     rows = [_row(key, old[key], new[key], tolerance) for key in old if key in new]
     changes = {row["name"]: abs(math.log(row["change"])) for row in rows if row["name"] != "plain"}

@@ -21,7 +21,7 @@ def document(
     peers: Sequence[str],
     about: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Of one temperature. `about` is what the caller knows: command, model, dtype, temperature."""
+    """The document of one temperature. `about` is what the caller knows: command, model, dtype, temperature."""
     weights = about.get("bandwidth", {}).get("weights_bytes")
     return {
         "kind": "bench",
@@ -35,7 +35,7 @@ def document(
 
 
 def document_of(run: SideBySide, about: Mapping[str, Any], absent: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The document of a run as far as it has come, over all its temperatures."""
+    """The document of a run so far, over all its temperatures."""
     peers = [peer.name for peer in run.peers]
     sampling = run.samplings[0]
     first = {
@@ -60,7 +60,7 @@ def document_of(run: SideBySide, about: Mapping[str, Any], absent: Mapping[str, 
             if peer.name in part["peers"]:
                 part["peers"][peer.name]["about"] = dict(peer.about)
         for name, figures in part["plans"].items():
-            # Other rules sample other tokens of the same distribution: only coupled promises the text.
+            # Other rules sample other tokens of the same distribution: only `coupled` promises the same text.
             rule = run.plans[name.split(", batch of")[0]].rule
             figures["rule"], figures["promises_text"] = rule, rule == "coupled" or part["temperature"] == 0
     whole["texts"] = _texts(run)
@@ -73,7 +73,7 @@ def _summaries(
     summaries = {
         name: summary(answered, results[PLAIN], temperature, weights)
         for name, answered in results.items()
-        if answered  # else it was stopped before the first prompt was done
+        if answered  # empty if the run was stopped before the first prompt was done
     }
     return {
         "plans": {name: figures for name, figures in summaries.items() if name not in peers},
@@ -133,11 +133,11 @@ def _figures(results: Sequence[Result], plain: Sequence[Result]) -> dict[str, An
         "median_tokens_per_second": round((rates[middle] + rates[-1 - middle]) / 2, 2),
     }
     alone = all(result.alone for result in results)
-    if passes:  # other engines do not tell
+    if passes:  # other engines do not report passes
         figures["tokens_per_pass"] = round(tokens / passes, 3)
     if passes and alone:
         scoring = sum(tier.seconds for result in results for tier in result.stats.tiers)
-        # Stores, verification, counters and text: everything but passes of a model and their picks.
+        # Stores, verification, counters and text: everything but a model's forward passes and picks.
         figures["overhead_ms_per_pass"] = round(1e3 * (seconds - scoring) / passes, 3)
     if first > 0 and alone:
         figures["prefill_seconds"], figures["decode_seconds"] = round(first, 3), round(seconds - first, 3)
@@ -155,8 +155,10 @@ def _difference(result: Result) -> dict[str, Any]:
 
 
 def _time(results: Sequence[Result]) -> dict[str, float]:
-    """Where a plan's seconds went. Prefill is part of verifying; `other` is what is left: the recursion, verification
-    rules, appraisal, counters and text."""
+    """Where a plan's seconds went.
+
+    Prefill is part of verifying; `other` is the rest: the recursion, verification rules, appraisal, counters and text.
+    """
     total = sum(result.seconds for result in results)
     tiers = _all_stats(results).tiers
     picking = sum(tier.pick_seconds for tier in tiers)
@@ -181,8 +183,8 @@ def _by_prompt(result: Result) -> dict[str, Any]:
 
 
 def _texts(run: SideBySide) -> list[dict[str, Any]]:
-    """The first answer to every prompt under the first temperature, by every plan: what a source drafted in a row,
-    and how many tokens that is."""
+    """Every plan's first answer to every prompt at the first temperature, in runs of tokens drafted by the same source,
+    with the number of tokens in each."""
     texts = []
     for index, result in enumerate(run.results[0][PLAIN]):
         if result.repeat == 0:

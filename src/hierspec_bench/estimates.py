@@ -1,4 +1,4 @@
-"""Speed ratios on the same prompts, their intervals, and prompts whose time stands out."""
+"""Speed ratios on the same prompts, their intervals, and prompts with outlying times."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from hierspec_bench.result import Result
 
 _RESAMPLES = 2000
-_FAR = 5.0  # robust standard deviations,
-_LEAST = 1.25  # and times slower or faster, that make an outlier
-_ENOUGH = 5  # prompts to say what is usual
+_FAR = 5.0  # robust standard deviations
+_LEAST = 1.25  # both make an outlier: far from the median, and this many times slower or faster
+_ENOUGH = 5  # prompts that are enough for a median
 
 
 @dataclass(frozen=True)
 class PromptTime:
-    """What one prompt took, in one repeat."""
+    """The time of one prompt in one repeat."""
 
     prompt: int
     repeat: int
@@ -29,7 +29,7 @@ class PromptTime:
 
 
 def speedup(results: Sequence[Result], plain: Sequence[Result]) -> float:
-    """Tokens per second over plain decoding's, on the same prompts."""
+    """Tokens per second relative to plain decoding's, on the same prompts."""
     return _rate(results) / _rate(plain)
 
 
@@ -38,7 +38,7 @@ def _rate(results: Sequence[Result]) -> float:
 
 
 def speedup_interval(results: Sequence[Result], plain: Sequence[Result]) -> list[float]:
-    """95% bootstrap interval of the speed-up. The two have the same prompts in the same order."""
+    """95% bootstrap interval of the speed-up. Both have the same prompts in the same order."""
     return list(_bootstrap(zip(map(_time, results), map(_time, plain), strict=True)))
 
 
@@ -49,7 +49,7 @@ def _time(result: Result) -> PromptTime:
 def ratio_interval(
     ours: Iterable[PromptTime], theirs: Iterable[PromptTime], task: str | None = None
 ) -> tuple[float, float] | None:
-    """95% bootstrap interval of tokens/s over another's, for one task or all; None where they share no prompt."""
+    """95% bootstrap interval of a ratio of tokens/s, for one task or all; None if they share no prompt."""
     others = {(time.prompt, time.repeat): time for time in theirs}
     pairs = [
         (time, other)
@@ -60,7 +60,7 @@ def ratio_interval(
 
 
 def _bootstrap(pairs: Iterable[tuple[PromptTime, PromptTime]]) -> tuple[float, float]:
-    """Prompts are drawn again and again, each with all its repeats."""
+    """Resamples prompts with replacement, each with all its repeats."""
     rng = np.random.default_rng(0)
     by_prompt: dict[int, np.ndarray] = {}
     for ours, theirs in pairs:
@@ -76,9 +76,9 @@ def _bootstrap(pairs: Iterable[tuple[PromptTime, PromptTime]]) -> tuple[float, f
 def outliers(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Prompts whose passes took far longer or shorter than usual here: the machine was disturbed.
 
-    Compared are seconds a pass, without prefill where that is known, because prompts differ in length; for an engine
-    that does not tell its passes, seconds a token. Outliers are shown and count like all others. `usual` is the rate
-    that the prompt would have had.
+    Compares seconds per pass, without prefill if that is known, because prompts differ in length; seconds per token for
+    an engine that does not report passes. Outliers are shown and still count. `usual` is the rate that the prompt would
+    have had.
     """
     if len(results) < _ENOUGH:
         return []
@@ -99,7 +99,8 @@ def outliers(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _pace(result: Result) -> float:
-    """Seconds a pass (a token, where passes are not known) after the first step, or over all where that is all."""
+    """Seconds per pass (per token if passes are unknown) after the first step, or over all if there is only one
+    step."""
     passes = result.stats.passes
     if result.alone and result.first_seconds > 0:
         steps = passes - result.turns if passes else result.count - result.first_tokens

@@ -1,7 +1,7 @@
-"""What a run has finished, line by line in a file, so that the same command can resume it after a stop.
+"""A file of what a run has finished, line by line, so that the same command can resume it after a stop.
 
-The first line is the setting, part by part as hashes; every other line is something finished. Every line is flushed;
-a torn last line (the power failed, the disk was full) is ignored.
+The first line has the settings, part by part as hashes; every other line is something finished. Every line is flushed;
+a torn last line (power failure, full disk) is ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def fingerprint(part: Any) -> str:
 
 
 class Journal:
-    """Opens the journal of a stopped run with this setting, or begins one. `entries` were there before."""
+    """Opens the journal of a stopped run with these settings, or starts one. `entries` are those of the stopped run."""
 
     def __init__(self, path: Path, setting: Mapping[str, Any], restart: bool = False) -> None:
         self.path = path
@@ -76,7 +76,7 @@ class Journal:
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """What the file holds; a torn end is cut off, so that what is appended begins a line of its own."""
+    """The lines of the file; a torn end is cut off, so that appended text starts a new line."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

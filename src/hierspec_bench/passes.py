@@ -1,4 +1,4 @@
-"""How long one forward pass takes: by width and context, by part, against what the memory can give."""
+"""Times one forward pass: by width and context, by part, and against the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def measure_passes(
     contexts: Sequence[int] = CONTEXTS,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Medians over interleaved repeats: every width, and transformers where `peer` is given, once a round."""
+    """Medians over interleaved repeats: every width, and transformers if `peer` is given, once per round."""
     contexts = [context for context in contexts if context + max(widths) < model.config.context]
     rng = np.random.default_rng(0)
     text = rng.integers(0, model.config.vocabulary, max([*contexts, _PREFILL]) + max(widths)).astype(np.int32)

@@ -1,11 +1,11 @@
 """Do two programs sample from the same distribution? A permutation test over pairs of texts for the same prompts.
 
-Tokens of one text depend on each other, so the unit is a pair of texts, not a token. Under the same distribution the
-two texts of a pair can be swapped, each pair by itself, without changing the distribution of the whole. So a statistic
-is compared with its values after random swaps. That is valid for any statistic and any number of pairs; few pairs cost
-power. Several statistics are computed, each for another kind of fault, and the most striking one counts, against the
-most striking one of every swapping. The seeds of pairs must differ, and the two of a pair must not share their noise:
-where they do (the coupled rule) the texts are the same, and nothing is left to test.
+Tokens of one text depend on each other, so the unit is a pair of texts, not a token. Under the same distribution, the
+two texts of any pair can be swapped without changing the joint distribution. So a statistic is compared with its values
+after random swaps. That is valid for any statistic and any number of pairs; few pairs reduce the power. Several
+statistics are computed, each for another kind of fault; the most extreme one counts, against the most extreme one of
+every swapping. The seeds of pairs must differ, and the two texts of a pair must not share their noise: if they do (the
+coupled rule), the texts are the same, and nothing is left to test.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 SWAPS = 4999
-_OWN_BINS = 48  # for the tokens that are written most,
-_SHARED_BINS = 16  # and for all others together
-_RUNS = 600  # of two and of three tokens, the most frequent
-_ORDERS = (0, 1, 2)  # tokens of context that a surprise is computed from
+_OWN_BINS = 48  # for the most frequent tokens
+_SHARED_BINS = 16  # for all other tokens
+_RUNS = 600  # of two and of three tokens: the most frequent
+_ORDERS = (0, 1, 2)  # tokens of context that surprise is computed from
 METHOD = (
     f"pairs of texts of one prompt swapped at random {SWAPS} times; the most striking of: counts of tokens, pairs "
     "and triples, first tokens, length, different tokens, surprise given the 0, 1 or 2 tokens before; "
@@ -33,23 +33,23 @@ _Texts = Sequence[Sequence[int]]
 
 
 def same_distribution(first: _Texts, second: _Texts, seed: int = 0) -> dict[str, Any]:
-    """`first[i]` and `second[i]` are two programs' texts for prompt i. p is small where the distributions differ."""
+    """`first[i]` and `second[i]` are two programs' texts for prompt i. p is small if the distributions differ."""
     sizes: dict[str, Any] = {"tokens": sum(map(len, first)) + sum(map(len, second)), "pairs": len(first)}
     if all(list(one) == list(other) for one, other in zip(first, second, strict=True)):
         return {"statistic": 0.0, "p": 1.0, **sizes, "method": SAME}
     signs = np.random.default_rng(seed).choice(np.array([-1.0, 1.0]), size=(SWAPS + 1, len(first)))
-    signs[0] = 1.0  # as it was
+    signs[0] = 1.0  # row 0 is unswapped
     names, columns = [], []
     for name, counted in _figures([*first, *second]).items():
         differences = counted[: len(first)] - counted[len(first) :]
-        spread = (differences**2).sum(axis=0)  # swapping changes signs alone, so this stays
+        spread = (differences**2).sum(axis=0)  # invariant: swapping only changes signs
         if spread.any():
             scaled = differences[:, spread > 0] / np.sqrt(spread[spread > 0])
             names.append(name)
             columns.append(_shares(((signs @ scaled) ** 2).sum(axis=1)))
-    if not columns:  # the texts differ in nothing that is looked at
+    if not columns:  # the texts do not differ in any statistic
         return {"statistic": 0.0, "p": 1.0, **sizes, "method": METHOD}
-    least = np.min(columns, axis=0)  # of each swapping, the p of its most striking statistic
+    least = np.min(columns, axis=0)  # for each swapping, the p-value of its most extreme statistic
     p = float((least <= least[0]).mean())
     striking = names[int(np.argmin([column[0] for column in columns]))]
     statistic = round(-math.log10(least[0]), 3)
@@ -57,17 +57,17 @@ def same_distribution(first: _Texts, second: _Texts, seed: int = 0) -> dict[str,
 
 
 def _shares(values: np.ndarray) -> np.ndarray:
-    """For each value the share of all that are as large, itself among them; rounding makes no difference."""
+    """For each value, the share of all values that are at least as large, itself included; tolerates rounding."""
     values = np.round(values, 9)
     rising = np.sort(values)
     return (len(values) - np.searchsorted(rising, values, side="left")) / len(values)
 
 
 def _figures(texts: _Texts) -> dict[str, np.ndarray]:
-    """Statistics of every text, [texts, some number] each.
+    """Statistics of every text, [texts, statistics] each.
 
-    What they are relative to (which tokens are frequent, what follows what) comes from the texts of both programs
-    together, which swapping does not change.
+    Their reference (which tokens are frequent, what follows what) comes from both programs' texts together, which
+    swapping does not change.
     """
     often = Counter(token for text in texts for token in text)
     bins = {token: column for column, (token, _) in enumerate(_most(often, _OWN_BINS))}
@@ -89,7 +89,7 @@ def _figures(texts: _Texts) -> dict[str, np.ndarray]:
 
 
 def _runs(texts: _Texts, length: int) -> np.ndarray:
-    """How often each text has the runs of so many tokens that are most frequent. [texts, runs]"""
+    """How often each text contains the most frequent runs of `length` tokens. [texts, runs]"""
     runs = [Counter(zip(*(text[start:] for start in range(length)), strict=False)) for text in texts]
     often = Counter(run for text in runs for run in text.elements())
     columns = {run: column for column, (run, count) in enumerate(_most(often, _RUNS)) if count > 1}
@@ -102,12 +102,12 @@ def _runs(texts: _Texts, length: int) -> np.ndarray:
 
 
 def _most(counts: Counter[Any], number: int) -> list[tuple[Any, int]]:
-    """The largest counts, equal ones in the order of tokens: not in that of the texts, which swapping changes."""
+    """The largest counts; equal ones in the order of tokens, not of texts, which swapping changes."""
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:number]
 
 
 def _surprise(texts: _Texts, order: int) -> np.ndarray:
-    """How unusual each text's tokens are, on average, after the `order` tokens before them. [texts, 1], nats."""
+    """The mean surprise of each text's tokens, given the `order` tokens before them. [texts, 1], nats."""
     runs = [[tuple(text[max(0, at - order) : at + 1]) for at in range(len(text))] for text in texts]
     whole = Counter(run for text in runs for run in text)
     before = Counter(run[:-1] for text in runs for run in text)

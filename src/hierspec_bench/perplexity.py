@@ -1,8 +1,8 @@
-"""What formats of weights cost: perplexity on a text, and how often the best token is another one.
+"""What formats of weights cost: perplexity on a text, and how often the most likely token changes.
 
-Perplexity as it is usually measured: the text is cut into windows that overlap by half, and the second half of each is
-scored given what stands before it in the window. It is exp of the mean loss, which is minus the natural logarithm of
-the probability that the model gives to the token of the text.
+Perplexity is measured in the usual way: the text is cut into windows that overlap by half, and the second half of each
+is scored given the tokens before it in the window. It is exp of the mean loss, which is minus the natural logarithm of
+the probability that the model gives to the text's token.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hierspec.language_model import LanguageModel
 from hierspec.progress import Progress, silent
 
 TOKENS, WINDOW = 8192, 1024
-REFERENCE = "float32"  # that others are compared with, where it was measured
-_RUN = 64  # consecutive tokens that a bootstrap draws as one block: their losses are correlated
+REFERENCE = "float32"  # what others are compared with, if it was measured
+_RUN = 64  # consecutive tokens that the bootstrap resamples as one block, because their losses are correlated
 _RESAMPLES = 2000
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Of the scored tokens of a text, in order."""
+    """Scores of a text's scored tokens, in order."""
 
     losses: np.ndarray  # minus the natural logarithm of the probability of the text's token
     best: np.ndarray  # the most likely token
@@ -37,13 +37,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class Window:
-    start: int  # a part of the text, start..end, of which first..end is scored
+    start: int  # the window is start..end of the text, of which first..end is scored
     first: int
     end: int
 
 
 def windows(length: int, tokens: int, window: int) -> Iterator[Window]:
-    """Windows of `window` tokens over a text, each further by half, until `tokens` are scored or the text ends."""
+    """Windows of `window` tokens, each shifted by half, until `tokens` are scored or the text ends."""
     half = window // 2
     end = min(length, window - half + tokens)
     for start in range(0, end - (window - half), half):
@@ -57,7 +57,7 @@ def score_text(
     opening: Sequence[int] = (),
     progress: Progress = silent,
 ) -> Scores:
-    """The scored tokens of all windows. `opening` stands before each window, as before any text."""
+    """Scores of all windows. `opening` is prepended to each window, as to any text."""
     scored = []
     for done, part in enumerate(parts):
         progress("Scoring", done, len(parts))
@@ -75,7 +75,7 @@ def score_text(
 
 
 def _score_window(scorer: Scorer, text: np.ndarray, first: int) -> Scores:
-    """Its tokens from `first` on."""
+    """Scores of the window's tokens from `first` on."""
     losses: list[float] = []
     best: list[int] = []
     for targets, answer in score_tokens(scorer, text, first):
@@ -88,9 +88,9 @@ def _score_window(scorer: Scorer, text: np.ndarray, first: int) -> Scores:
 
 
 def figures(scores: Scores, reference: Scores) -> dict[str, Any]:
-    """Perplexity, its ratio to the reference's, and the share of positions where both have the same best token.
+    """Perplexity, its ratio to the reference's, and the share of positions with the same most likely token.
 
-    Intervals are 95% bootstrap intervals. Both are of the same tokens, so that of the ratio is far narrower.
+    Intervals are 95% bootstrap intervals. Both use the same tokens, so the interval of the ratio is far narrower.
     """
     columns = np.column_stack(
         (scores.losses, scores.losses - reference.losses, scores.best == reference.best, np.ones(len(scores.losses)))
@@ -116,7 +116,7 @@ def _interval(values: np.ndarray) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """A model with weights in one format, on a text."""
+    """Scores of a model with weights in one format on a text."""
 
     weights: str
     about: dict[str, Any]
@@ -128,8 +128,10 @@ class Measured:
 def measure(
     model: LanguageModel, text: str, tokens: int = TOKENS, window: int | None = None, progress: Progress = silent
 ) -> Measured:
-    """At most `tokens` tokens of the text, in windows of `window` tokens. None: of 1,024, or of the model's context
-    where that is smaller."""
+    """Scores at most `tokens` tokens of the text, in windows of `window` tokens.
+
+    The default window is 1,024 tokens, or the model's context if that is smaller.
+    """
     opening, ids = _ids(model, text)
     if window is None:
         window = min(WINDOW, model.config.context)
@@ -156,7 +158,7 @@ def measure(
 
 
 def compare(measured: Sequence[Measured]) -> dict[str, Any]:
-    """The same model with weights in several formats, measured on the same text: each beside the reference."""
+    """The same model with weights in several formats, on the same text: each compared with the reference."""
     reference = next((format for format in measured if format.weights == REFERENCE), measured[0])
     return {
         "text_tokens": reference.text_tokens,
@@ -171,6 +173,6 @@ def compare(measured: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _ids(model: LanguageModel, text: str) -> tuple[list[int], list[int]]:
-    """What stands before any text, which is a beginning-of-text token or nothing, and the text's own tokens."""
+    """What precedes any text, a beginning-of-text token or nothing, and the text's own tokens."""
     opening = model.tokenizer.encode("")[:1]
     return opening if opening == [model.tokenizer.bos_id] else [], model.tokenizer.encode(text, begin=False)

@@ -1,4 +1,4 @@
-"""What a result came from: programs, files by their hashes, threads and processors."""
+"""Where a result came from: versions, file hashes, threads and processors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SUFFIXES = (".safetensors", ".json", ".model", ".jinja", ".gguf")
 
 
 def provenance(model: LanguageModel, plans: Iterable[Plan] = (), progress: Progress = silent) -> dict[str, Any]:
-    """Keys of the document that say where it was measured and with what."""
+    """Keys of the document that say where and with what it was measured."""
     return {
         "versions": versions(),
         "files": model_files(model, plans, progress),
@@ -49,7 +49,7 @@ def affinity() -> list[int]:
 
 
 def bandwidth(model: LanguageModel) -> dict[str, Any]:
-    """What memory gives, and what a pass over one token reads of it. Nothing is measured for a GPU's memory."""
+    """Memory bandwidth, and the bytes that a pass over one token reads. A GPU's bandwidth is not measured."""
     facts: dict[str, Any] = {"weights_bytes": model.decoder.weight_bytes}
     if model.decoder.backend.device.type == "cpu":
         facts |= {"gigabytes_per_second": round(memory_bandwidth() / 1e9, 2), "method": METHOD}
@@ -57,14 +57,14 @@ def bandwidth(model: LanguageModel) -> dict[str, Any]:
 
 
 def prompt_set(name: str, prompts: Sequence[BenchPrompt]) -> dict[str, Any]:
-    """The prompts of a run: what they are called, how many, and a hash of what they say."""
+    """The prompts of a run: their name, their number, and a hash of their content."""
     content = json.dumps([[prompt.task, *prompt.turns] for prompt in prompts], ensure_ascii=False)
     hashed = hashlib.sha256(content.encode()).hexdigest()
     return {"name": name, "count": len(prompts), "turns": sum(len(p.turns) for p in prompts), "sha256": hashed}
 
 
 def model_files(model: LanguageModel, plans: Iterable[Plan] = (), progress: Progress = silent) -> dict[str, str]:
-    """sha256 of the model's files, of its pack's, and of draft models in folders, by names without paths."""
+    """sha256 of the files of the model, its pack, and draft models in folders, by file name without path."""
     named = {path.name: path for path in _of_folder(model.folder)}
     if model.file is not None:
         named[model.file.name] = model.file
@@ -80,10 +80,10 @@ def model_files(model: LanguageModel, plans: Iterable[Plan] = (), progress: Prog
 
 
 def file_hashes(paths: Sequence[Path], progress: Progress = silent) -> dict[Path, str]:
-    """sha256 of each file. A file that has neither grown nor been touched since is not read again."""
+    """sha256 of each file. A file whose size and modification time are unchanged is not read again."""
     cache = cache_folder() / "file-hashes.json"
     by_path: dict[str, list[Any]] = {}  # size, time of change, hash
-    with suppress(OSError, ValueError):  # damaged or absent: read the files again
+    with suppress(OSError, ValueError):  # missing or damaged: hash the files again
         read = json.loads(cache.read_text(encoding="utf-8"))
         by_path = read if isinstance(read, dict) else {}
     hashes: dict[Path, str] = {}

@@ -40,7 +40,7 @@ _TASKS = {
 
 
 def results(record: Record, names: Sequence[str] = ()) -> str:
-    """Two tables in Markdown, over all prompts and by task, with what was run above them."""
+    """Two tables in Markdown, over all prompts and by task, below a description of the run."""
     entries = [*record.main.named(PEER), *(entry for entry in record.main.entries if entry.kind != PEER)]
     shown = [entry for entry in entries if not names or entry.kind == PLAIN or entry.name in names]
     missing = [name for name in names if name not in {entry.name for entry in shown}]
@@ -63,7 +63,7 @@ def results(record: Record, names: Sequence[str] = ()) -> str:
 
 
 def formats(document: Mapping[str, Any]) -> str:
-    """A table in Markdown of what `hierspec bench perplexity` measured."""
+    """A table in Markdown of a `hierspec bench perplexity` record."""
     reference = document.get("reference")
     lines = [
         f"{document.get('model')} on {document.get('text')}: {document.get('tokens'):,} tokens, in windows of "
@@ -88,7 +88,7 @@ def _range(edges: Sequence[float], digits: int) -> str:
 
 
 def with_results(text: str, folder: Path) -> str:
-    """A Markdown text in which every table is what the record says that its comment names."""
+    """The Markdown text with every table regenerated from the record that its comment names."""
     if not _MARKS.search(text):
         raise HierspecError(
             "There is no place for results: add the lines <!-- results: X.json --> and <!-- end of results -->."
@@ -145,7 +145,7 @@ def _row(entry: Entry, plain_rate: float | None) -> str:
     decoding = "" if rate is None else f"{rate:.1f}"
     if rate is not None and plain_rate and not plain:
         decoding += f", {rate / plain_rate:.2f}x"
-    weights = entry.about.get("weights")  # that an engine was fastest with
+    weights = entry.about.get("weights")  # that the engine was fastest with
     cells = (
         _label(entry) + (f" ({weights})" if weights else ""),
         f"{figures.tokens_per_second or 0.0:.1f}",

@@ -1,7 +1,7 @@
 """A bench record, the JSON document of `hierspec bench run --output FILE`, read and checked once.
 
-Records of older versions lack keys, and a file may be anybody's: what is absent or of another type is None or empty
-here, so that no reader has to look twice. docs/bench.md says what each key means.
+Records of older versions lack keys, and a file may be anybody's: missing values and values of a wrong type are None or
+empty here, so that readers need no further checks. docs/bench.md says what each key means.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BATCH = ", batch of "  # in the name of a plan that answers several prompts at 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one plan or engine, over all prompts or over those of one task."""
+    """Figures of one plan or engine, over all prompts or over those of one task."""
 
     prompts: int | None = None
     turns: int | None = None
@@ -45,7 +45,7 @@ class Figures:
 
     @property
     def different(self) -> int:
-        """Prompts with another text than plain decoding's that no tie explains."""
+        """Prompts whose text differs from plain decoding's without a tie that explains it."""
         return (self.prompts or 0) - (self.identical or 0) - (self.ties or 0)
 
 
@@ -65,7 +65,7 @@ class Tier:
 
 @dataclass(frozen=True)
 class DistributionTest:
-    """Were sampled tokens drawn from plain decoding's distribution? `law` in the document."""
+    """Whether samples come from plain decoding's distribution; `law` in the document."""
 
     p: float | None
     statistic: float | None
@@ -86,7 +86,7 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Outlier:
-    """A prompt that took far more or less time than usual: tokens per second, and what it would usually have had."""
+    """A prompt with an outlying time: its tokens per second, and its usual rate."""
 
     task: str
     prompt: int | None
@@ -96,7 +96,7 @@ class Outlier:
 
 @dataclass(frozen=True)
 class TriedSetting:
-    """One setting that was tried for an engine: how fast it was, or why it was dropped."""
+    """One setting that was tried for an engine: its speed, or why it was dropped."""
 
     setting: Any
     tokens_per_second: float | None
@@ -112,14 +112,14 @@ class Entry:
     figures: Figures = Figures()
     tasks: Mapping[str, Figures] = field(default_factory=dict)
     rule: str = ""
-    promises_text: bool = True  # False: only the distribution
+    promises_text: bool = True  # False: it promises only the distribution
     synthetic: bool = False
-    time: Mapping[str, float] = field(default_factory=dict)  # seconds by what they were spent on
+    time: Mapping[str, float] = field(default_factory=dict)  # seconds by activity
     tiers: tuple[Tier, ...] = ()
     distribution: DistributionTest = DistributionTest(None, None, None, "", "")
     first_differences: tuple[FirstDifference, ...] = ()
-    differences: tuple[str, ...] = ()  # the same as sentences, in records that have no more
-    outliers: tuple[Outlier, ...] | None = None  # None: they were not looked for
+    differences: tuple[str, ...] = ()  # the same as sentences, in older records
+    outliers: tuple[Outlier, ...] | None = None  # None: not computed
     by_prompt: tuple[PromptTime, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)  # of an engine: version, weights, setting
     tried_settings: tuple[TriedSetting, ...] = ()
@@ -150,16 +150,16 @@ class Entry:
 
     @property
     def alone(self) -> bool:
-        """One prompt at a time, as one user would have it."""
+        """Whether it answers one prompt at a time, as for a single user."""
         return _BATCH not in self.name
 
     def over(self, other: Entry) -> float | None:
-        """Its tokens/s over another's."""
+        """The ratio of its tokens/s to another's."""
         ours, theirs = self.figures.tokens_per_second, other.figures.tokens_per_second
         return ours / theirs if ours is not None and theirs else None
 
     def interval_over(self, other: Entry, task: str | None = None) -> tuple[float, float] | None:
-        """95% bootstrap interval of that ratio, where the record has the times of single prompts."""
+        """95% bootstrap interval of that ratio, if the record has times of single prompts."""
         return ratio_interval(self.by_prompt, other.by_prompt, task)
 
     def in_task(self, task: str) -> Entry:
@@ -167,7 +167,7 @@ class Entry:
 
 
 def _prompt_times(value: object) -> tuple[PromptTime, ...]:
-    """All of them or none: a part would give another ratio."""
+    """All prompt times, or none: a part would give another ratio."""
     times = []
     for row in mappings(value):
         where = count(row.get("prompt")), count(row.get("repeat", 0))
@@ -198,7 +198,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Piece:
-    """A stretch of an answer that one source drafted."""
+    """A run of an answer's text that one source drafted."""
 
     text: str
     source: str
@@ -220,7 +220,7 @@ class Answers:
 
 
 def _pieces(value: object) -> tuple[Piece, ...]:
-    """Older records have a piece for every token, without a count."""
+    """Pieces of an answer; older records have a piece per token, without a count."""
     pieces = [items(item) for item in items(value)]
     return tuple(
         Piece(str(piece[0]), str(piece[1]), (count(piece[2]) or 1) if len(piece) == 3 else 1)
@@ -266,7 +266,7 @@ class Record:
 
     @property
     def plain(self) -> Entry:
-        """Plain decoding, which everything else is compared with."""
+        """Plain decoding, the reference for everything else."""
         for entry in self.main.named(PLAIN):
             if entry.figures.speedup and entry.figures.prompts:
                 return entry
@@ -278,7 +278,7 @@ class Record:
 
     @property
     def best(self) -> Entry | None:
-        """The fastest plan of ours that answers one prompt at a time."""
+        """Our fastest plan that answers one prompt at a time."""
         return fastest(entry for entry in self.main.named(PLAN) if entry.alone)
 
     @property
@@ -295,7 +295,7 @@ class Record:
 
     @property
     def prompt_set(self) -> tuple[str, int | None]:
-        """What the prompts are called, and how many there are; older records have the name alone."""
+        """The name of the prompt set, and its size; older records have only the name."""
         prompts = self.document.get("prompts")
         if isinstance(prompts, Mapping):
             return str(prompts.get("name", "")), count(prompts.get("count"))

@@ -1,8 +1,8 @@
-"""An engine that records what scorers answered, and one that plays it back without them.
+"""An engine that records the answers of scorers, and one that replays them without scorers.
 
-Everything that a plan learns along a run (its stores, which drafts are worth verifying, when drafting pays) it learns
-from answers of its scorers and from how long they took. So a stopped run is resumed by giving every plan the same
-answers and times again: the hierarchy, the stores and the engine are the real ones, only no forward pass is run.
+Everything that a plan learns during a run (its stores, which drafts are worth verifying, when drafting pays off) comes
+from its scorers' answers and their times. So a stopped run is resumed by giving every plan the same answers and times
+again: the hierarchy, the stores and the engine are the real ones, but no forward pass runs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from hierspec.core.request import Request
 
 class RecordingEngine(Engine):
     """Records the answers of every batched pass, its time, the time before it, and whether it prepared something.
-    Distributions are too large to record: then there is no transcript."""
+
+    Distributions are too large to record; with them there is no transcript.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._passes: list[tuple[PassClock, list[Answer]]] = []
-        self._clock_of_pass = PassClock(0.0, 0.0, False)  # of the last one
+        self._clock_of_pass = PassClock(0.0, 0.0, False)  # of the last pass
         self._complete = True
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
@@ -42,8 +44,10 @@ class RecordingEngine(Engine):
         super()._note(group, answers, clock)
 
     def transcript(self) -> list[list[Any]] | None:
-        """For every pass its seconds, those before it and whether something was prepared; then for every ask: picks,
-        leads where they were asked for, and the same of the answers ahead."""
+        """For every pass its seconds, the seconds before it, and whether something was prepared; then the answers.
+
+        An answer has picks, leads if they were requested, and the same for the answers ahead.
+        """
         if not self._complete:
             return None
         return [[*clock, *(_to_json(answer) for answer in answers)] for clock, answers in self._passes]

@@ -1,4 +1,4 @@
-"""One prompt under one plan or engine: what was asked, what was written, and how long it took."""
+"""One prompt under one plan or engine: its conversation, its answers, and how long they took."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Result:
     first_seconds: float = 0.0
     first_tokens: int = 0
     stats: Stats = field(default_factory=Stats)
-    alone: bool = True  # no batch, and the engine tells it: `first_seconds` are of this prompt only
-    difference: Difference | None = None  # from plain decoding, the first one
-    synthetic: bool = False  # some tier only simulated how often it agrees
-    pieces: list[list[str]] = field(default_factory=list)  # of the first answer: text and who drafted it
+    alone: bool = True  # not batched, and the engine reports it: `first_seconds` is of this prompt only
+    difference: Difference | None = None  # the first difference from plain decoding
+    synthetic: bool = False  # some tier only simulates its acceptance
+    pieces: list[list[str]] = field(default_factory=list)  # of the first answer: text, and the source that drafted it
 
     @property
     def count(self) -> int:
@@ -40,7 +40,7 @@ class Result:
 
     @property
     def text(self) -> list[int]:
-        """All answers one after the other."""
+        """All answers concatenated."""
         return [token for answer in self.tokens for token in answer]
 
     @property
@@ -58,7 +58,7 @@ class Result:
         self.synthetic |= answer.synthetic
 
     def to_json(self) -> dict[str, Any]:
-        """All of it but the difference, which is found later."""
+        """Everything but the difference, which is computed later."""
         values = {name: value for name, value in vars(self).items() if name not in ("stats", "difference")}
         return values | {"stats": [_tier_to_json(tier) for tier in self.stats.tiers]}
 
@@ -80,7 +80,7 @@ def difference_from_json(document: Mapping[str, Any] | None) -> Difference | Non
 
 
 def _tier_to_json(tier: TierStats) -> dict[str, Any]:
-    """Unlike `TierStats.to_json`, which is for people: nothing is rounded, all of it can be read back."""
+    """Unlike `TierStats.to_json`, which is for people: not rounded, and can be read back."""
     numbers: dict[str, Any] = {"name": tier.name} | {name: getattr(tier, name) for name in _NUMBERS}
     return numbers | {name: sorted(getattr(tier, name).items()) for name in _BY_SOURCE + _BY_DEPTH}
 

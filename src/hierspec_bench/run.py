@@ -1,4 +1,4 @@
-"""The run: plans and other engines interleaved prompt by prompt, compared with plain decoding before time counts."""
+"""The run: plans and other engines interleaved prompt by prompt, checked for equality before timing counts."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ _Group = tuple[int, int]  # repeat, index of the first prompt
 
 @dataclass
 class SideBySide:
-    """Every plan and engine on the same prompts, under one or several samplings. Plain decoding, one prompt at a time,
-    is always among them; for every number in `batches` every plan also runs that many prompts at once.
+    """Every plan and engine on the same prompts, under one or several samplings.
 
-    Which runner goes first rotates, so that a slow minute of the machine hits all of them. Every plan has its own
-    stores, which start with what was built on disk and start over in every repeat: what another plan wrote must not
-    help it. Every prompt of every repeat has its own seed, the same for all runners.
+    Plain decoding, one prompt at a time, is always among them; for every number in `batches`, every plan also runs that
+    many prompts at once.
 
-    `results` has, for each sampling, the results of every runner as far as all of them have come. It may be read at
-    any time, also after a stop.
+    The runner that goes first rotates, so that a slow minute of the machine affects all of them. Every plan has its own
+    stores, which start with what was built on disk and are reset in every repeat, so that no plan benefits from what
+    another wrote. Every prompt of every repeat has its own seed, the same for all runners.
+
+    `results` has, for each sampling, the results of every runner up to the last prompt that all have finished. It may
+    be read at any time, also after a stop.
     """
 
     model: LanguageModel
@@ -49,7 +51,7 @@ class SideBySide:
     batches: Sequence[int] = ()
     repeats: int = 1
     results: list[dict[str, list[Result]]] = field(init=False)
-    failed: dict[str, str] = field(init=False, default_factory=dict)  # engines that failed on the way, and why
+    failed: dict[str, str] = field(init=False, default_factory=dict)  # engines that failed during the run, and why
 
     def __post_init__(self) -> None:
         self.plans = {PLAIN: Plan(), **self.plans}
@@ -62,7 +64,7 @@ class SideBySide:
 
     @property
     def done(self) -> int:
-        """Prompts that all runners have answered, counted in every repeat."""
+        """Prompts that all runners have answered, counted once per repeat."""
         return len(self.results[0][PLAIN])
 
     @property
@@ -72,11 +74,13 @@ class SideBySide:
     def run(
         self, progress: Progress = silent, journal: Journal | None = None, over: Callable[[], bool] = lambda: False
     ) -> list[dict[str, list[Result]]]:
-        """Runs what the journal does not hold yet. What it holds is not measured again, only learnt from. Where `over`
-        says so nothing new is begun."""
+        """Runs what the journal does not contain; what it contains is only learnt from, not measured again.
+
+        Starts nothing new once `over` returns True.
+        """
         past = _Past(() if journal is None else journal.entries)
         self._warm_up()
-        step = math.lcm(*self.batches)  # so that every size fills its batches
+        step = math.lcm(*self.batches)  # so that every batch size fills its batches
         for repeat in range(self.repeats):
             runners = self._runners(recorded=journal is not None)
             self._renew_peers(repeat)
@@ -109,7 +113,7 @@ class SideBySide:
                             journal.write({"finished": [repeat, start, *key], **entry})
                     results[key] = [Result.from_json(result) for result in entry["outcomes"]]
                 self._compare((repeat, start), results, past, journal)
-                # In one assignment: after a stop all runners are at the same prompt.
+                # One assignment, so that after a stop all runners are at the same prompt.
                 self.results = [
                     {name: [*old, *results[index, name]] for name, old in named.items() if name not in self.failed}
                     for index, named in enumerate(self.results)
@@ -118,7 +122,7 @@ class SideBySide:
         return self.results
 
     def _runners(self, recorded: bool = False) -> dict[_Key, Runner]:
-        """Fresh ones, with stores that have learnt nothing."""
+        """New runners, whose stores have learnt nothing."""
         runners: dict[_Key, Runner] = {}
         for index, sampling in enumerate(self.samplings):
             for name, plan in self.plans.items():
@@ -139,7 +143,7 @@ class SideBySide:
             yield PromptToAnswer(index, repeat, self.prompts[index], replace(sampling, seed=seed))
 
     def _warm_up(self) -> None:
-        """The first passes of a process pay for pages and threads."""
+        """Warms up: the first passes of a process pay for page faults and thread starts."""
         short = replace(self.samplings[0], max_tokens=8)
         for plan in self.plans.values():
             self.model.apart().generate("Hello", plan=plan, sampling=short)
@@ -150,7 +154,7 @@ class SideBySide:
                 self.failed[peer.name] = f"It failed while it was warmed up: {error}"
 
     def _until_then(self, key: _Key) -> str:
-        """What is worth telling of an engine that will not come to the end."""
+        """The results so far of an engine that failed, in words."""
         index, name = key
         if not (done := self.results[index].get(name)):
             return ""
@@ -158,7 +162,7 @@ class SideBySide:
         return f" Until then, on {len(done)} prompts, it wrote {speed:.1f} tokens/s."
 
     def _renew_peers(self, repeat: int) -> None:
-        """What an engine learnt in one repeat must not help it in the next: our stores start over, too."""
+        """Resets engines that learn, so that one repeat does not help the next: our stores start over, too."""
         for peer in self.peers:
             if repeat == 0 or not peer.learns or peer.name in self.failed:
                 continue
@@ -170,7 +174,7 @@ class SideBySide:
     def _compare(
         self, group: _Group, results: Mapping[_Key, list[Result]], past: _Past, journal: Journal | None
     ) -> None:
-        """Notes in each result where it first differs from plain decoding's."""
+        """Records in each result where it first differs from plain decoding's."""
         before = past.differences.get(group, {})
         fresh: dict[_Key, list[Difference | None]] = {}
         for (index, name), others in results.items():
@@ -188,7 +192,7 @@ class SideBySide:
                 result.difference = difference
 
     def _difference(self, plain: Result, other: Result, sampling: Sampling) -> Difference | None:
-        """The first one, in the first turn that differs: later turns then answer other texts."""
+        """The first difference, in the first turn that differs: later turns answer different texts."""
         assert sampling.seed is not None
         seed = sampling.seed + plain.repeat * len(self.prompts) + plain.prompt
         for asked, expected, written in zip(plain.asked, plain.tokens, other.tokens, strict=True):
@@ -198,7 +202,7 @@ class SideBySide:
 
 
 class _Past:
-    """What a journal holds, by where it belongs."""
+    """The content of a journal, by key."""
 
     def __init__(self, entries: Sequence[Mapping[str, Any]]) -> None:
         self.finished: dict[tuple[Any, ...], dict[str, Any]] = {}

@@ -1,4 +1,4 @@
-"""What answers prompts in a run: one of our plans, alone or in batches, or another engine."""
+"""Runners answer prompts in a run: one of our plans, alone or in batches, or another engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hierspec_bench.result import Result
 
 @dataclass(frozen=True)
 class PromptToAnswer:
-    """A prompt, its index in the run, and a sampling with a seed of its own."""
+    """A prompt, its index in the run, and a sampling with its own seed."""
 
     index: int
     repeat: int
@@ -34,10 +34,11 @@ class PromptToAnswer:
 
 class Runner(Protocol):
     def run(self, group: Sequence[PromptToAnswer]) -> dict[str, Any]:
-        """The entry of a journal: `outcomes`, the results, and what is needed to learn from them again."""
+        """Answers a group; returns a journal entry: `outcomes`, the results, and what is needed to learn from them
+        again."""
 
     def learn_from(self, entry: Mapping[str, Any], prompts: Iterable[PromptToAnswer]) -> None:
-        """What an unbroken run would have learnt when it wrote this entry; `prompts` are all, by index."""
+        """Learns what an uninterrupted run learnt when it wrote this entry; `prompts` are all prompts, by index."""
 
 
 @dataclass
@@ -45,7 +46,7 @@ class PlanRunner:
     model: LanguageModel  # with its own stores
     plan: Plan
     size: int  # prompts at once
-    recorded: bool  # what scorers answered is wanted
+    recorded: bool  # whether to record the answers of scorers
 
     def run(self, group: Sequence[PromptToAnswer]) -> dict[str, Any]:
         results: list[Result] = []
@@ -57,9 +58,9 @@ class PlanRunner:
         return {"outcomes": [result.to_json() for result in results], "transcripts": transcripts}
 
     def learn_from(self, entry: Mapping[str, Any], prompts: Iterable[PromptToAnswer]) -> None:
-        """Plays the answers back; where they were too large to be kept, the prompts are answered once more."""
+        """Replays the answers; if they were too large to keep, answers the prompts again."""
         if not (self.plan.stores or self.plan.tiers):
-            return  # nothing that could learn
+            return  # nothing learns
         by_index = list(prompts)
         results = [Result.from_json(result) for result in entry["outcomes"]]
         for start, turns in zip(range(0, len(results), self.size), entry["transcripts"], strict=True):
@@ -76,9 +77,9 @@ class PlanRunner:
                 )
 
     def _together(self, group: Sequence[PromptToAnswer]) -> tuple[list[Result], list[Any] | None]:
-        """Several conversations at once, turn by turn. The time of a turn is shared by the tokens written in it.
+        """Several conversations at once, turn by turn. The time of a turn is divided among the tokens written in it.
 
-        Also what scorers answered, by turn; None where it is not wanted or too large to keep.
+        Also returns the scorers' answers, by turn; None if they are not wanted or too large to keep.
         """
         model, plan = self.model, self.plan
         model.forget()  # what another plan computed must not help this one
@@ -89,7 +90,7 @@ class PlanRunner:
             running = [number for number, item in enumerate(group) if turn < len(item.prompt.turns)]
             for number in running:
                 results[number].asked.append(chats[number].ask(group[number].prompt.turns[turn]))
-                if plan.synthetic:  # what it has to agree with is computed before time counts
+                if plan.synthetic:  # computes the text that it must agree with, before timing starts
                     model.request(results[number].asked[-1], plan, group[number].sampling).cancel()
             asked = [results[number].asked[-1] for number in running]
             engine = Engine() if transcripts is None else RecordingEngine()
@@ -107,7 +108,7 @@ class PlanRunner:
         return results, transcripts
 
     def _answers(self, engine: Engine, asked: Sequence[list[int]], samplings: Sequence[Sampling]) -> list[Generation]:
-        """As `LanguageModel.generate_many`, with a given engine and a sampling for each prompt."""
+        """As `LanguageModel.generate_many`, with a given engine and a sampling per prompt."""
         model = self.model
         writers = [
             Writer(model.request(ids, self.plan, sampling), model.tokenizer)
@@ -121,7 +122,7 @@ class PlanRunner:
 
 @dataclass
 class PeerRunner:
-    model: LanguageModel  # whose tokenizer and chat template all engines use
+    model: LanguageModel  # provides the tokenizer and chat template of all engines
     peer: Peer
 
     def run(self, group: Sequence[PromptToAnswer]) -> dict[str, Any]:
@@ -144,7 +145,7 @@ class PeerRunner:
         return {"outcomes": [result.to_json() for result in results]}
 
     def learn_from(self, entry: Mapping[str, Any], prompts: Iterable[PromptToAnswer]) -> None:
-        """An engine that learns from its answers writes them once more, untimed."""
+        """An engine that learns from its answers writes them again, untimed."""
         if self.peer.learns:
             by_index = list(prompts)
             self.run([by_index[result["prompt"]] for result in entry["outcomes"]])

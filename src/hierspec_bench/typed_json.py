@@ -1,4 +1,4 @@
-"""Dataclasses from JSON that may be anybody's: a value of another type is read as None, nothing or empty."""
+"""Dataclasses from untrusted JSON: a value of a wrong type becomes None, "" or empty."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 
 def number(value: object) -> float | None:
-    """A finite number, or None for all else."""
+    """A finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
@@ -66,7 +66,7 @@ _T = TypeVar("_T")
 
 
 def read_as(kind: type[_T], source: Mapping[str, Any]) -> _T:
-    """A dataclass whose fields have the names of JSON keys, each read as its type says."""
+    """A dataclass whose fields have the names of JSON keys, each read according to its type."""
     return kind(**{item.name: _READERS[item.type](source.get(item.name)) for item in fields(kind)})  # type: ignore[arg-type]
 
 

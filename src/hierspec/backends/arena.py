@@ -1,4 +1,4 @@
-"""Memory that may be refused: as much of it as there is, and a plain answer where there is none."""
+"""Allocation that may fail: take as much memory as there is, or say plainly that there is none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hierspec.core.errors import OutOfMemory
 
 _Arrays = TypeVar("_Arrays")
-# What torch says in a plain RuntimeError: its allocator on a CPU, and the libraries that it calls on a GPU.
+# Messages of the RuntimeErrors that torch's CPU allocator and the GPU libraries raise when an allocation fails.
 _REFUSALS = (
     "can't allocate memory",
     "not enough memory",
@@ -22,14 +22,14 @@ _REFUSALS = (
 
 
 def is_refused(error: Exception) -> bool:
-    """Whether memory was asked for in vain."""
+    """Whether the error says that an allocation failed."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _REFUSALS)
 
 
 def reserve(pages: int, allocate: Callable[[int], _Arrays]) -> tuple[int, _Arrays]:
-    """Arrays for so many pages, or for as many as the machine has memory for, and how many those are."""
+    """Allocates arrays for `pages` pages, halving the number until it fits; returns the number and the arrays."""
     while True:
         try:
             return pages, allocate(pages)

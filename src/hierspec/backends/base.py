@@ -1,7 +1,8 @@
 """The contract of a backend: how layers run on one device.
 
-Above it nothing knows a device. Tokens and slots go down, picks come up; keys, values, states and logits stay where
-they are. A backend makes decoders; a decoder runs layers over a batch and keeps what they compute in a memory.
+Nothing above this interface knows a device. Tokens and slots go down, picks come up; the KV cache, hidden states and
+logits stay on the device. A backend makes decoders. A decoder runs layers over a batch and stores keys, values and
+states in a memory.
 """
 
 from __future__ import annotations
@@ -24,173 +25,186 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Batch:
-    """The rows of one forward pass. Rows of one text are neighbours.
+    """The rows of one forward pass; rows of the same text are adjacent.
 
     A row attends to the first `lengths[row]` tokens of its text, then to the slots of its path: tree attention
     without a mask. All arrays are int64.
     """
 
-    positions: np.ndarray  # [rows]: of the row's token in its text
-    slots: np.ndarray  # [rows]: of the memory, where the row's keys, values and states go
+    positions: np.ndarray  # [rows]: position of the row's token in its text
+    slots: np.ndarray  # [rows]: slot of the memory that receives the row's keys, values and states
     text_starts: np.ndarray  # [texts + 1]: the rows of text i are text_starts[i] .. text_starts[i + 1]
     tables: np.ndarray  # [texts, pages]: the memory's pages that hold a text's tokens, in order
-    lengths: np.ndarray  # [rows]
+    lengths: np.ndarray  # [rows]: how many tokens of its text a row attends to, before its path
     path_starts: np.ndarray  # [rows + 1]: the path of a row is paths[path_starts[row] : path_starts[row + 1]]
-    paths: np.ndarray  # slots of proposed tokens, from the context down to the row itself
-    drafted: np.ndarray  # [rows]: 1 for proposed tokens, or empty where there are none
+    paths: np.ndarray  # slots of proposed tokens, from the first after the context down to the row itself
+    drafted: np.ndarray  # [rows]: 1 for proposed tokens; empty if the batch has none
 
 
 class Memory(Protocol):
-    """An arena: keys, values and states by slot, in pages that texts may share. It knows slots, not texts."""
+    """An arena of keys, values and states by slot, in pages that texts may share. It knows slots, not texts."""
 
-    page: int  # slots of a page
-    pages: int  # that it has room for
+    page: int  # slots per page
+    pages: int  # number of pages
     bytes_per_page: int
     taps: tuple[int, ...]  # layers after which states are kept, the last layer included
     states: Tensor  # [taps, slots, hidden], on the device
 
     def copy(self, to: np.ndarray, source: np.ndarray) -> None:
-        """Slot to[i] becomes what slot source[i] was, all at once: keys, values and states."""
+        """Copies keys, values and states of slot source[i] to slot to[i], as if all reads came before all writes."""
 
 
 class Rows(Protocol):
-    """A table [vocabulary, hidden]: a tensor, or what makes the rows that are asked for."""
+    """A table [vocabulary, hidden]: a tensor, or an object that computes rows on demand."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the rows."""
+        """The dtype of the rows."""
 
     @property
     def shape(self) -> torch.Size:
-        """Of the whole table."""
+        """The shape of the whole table."""
 
     def __getitem__(self, rows: Tensor, /) -> Tensor:
-        """Some rows."""
+        """The rows with these indices."""
 
 
 class Decoder(Protocol):
-    """The layers of a checkpoint, or a few more beside one. It holds weights and nothing of any text."""
+    """The layers of a checkpoint, or a drafter's layers beside one. It holds weights and no state of any text."""
 
     backend: Backend
     config: DecoderConfig
-    norm: Tensor  # the last one
-    dtype: torch.dtype  # of states
-    products: str  # how weights are stored and multiplied, for people and for keys of what was measured
-    weight_bytes: int  # that a pass over one token reads
-    layer_rows: int  # rows times layers run so far: what reuse saves shows here
+    norm: Tensor  # weight of the final norm
+    dtype: torch.dtype  # of hidden states
+    products: str  # how weights are stored and multiplied: shown to people, and part of the key of stored measurements
+    weight_bytes: int  # bytes of weights that a pass over one token reads
+    layer_rows: int  # rows times layers run so far; reuse of cached states keeps it low
 
     @property
     def embedding(self) -> Rows:
-        """In the dtype of the weights."""
+        """The embedding table, in the dtype of the weights."""
 
     @property
     def head_weight(self) -> Rows:
-        """The head's, likewise."""
+        """The weight of the output head, in the dtype of the weights."""
 
     def memory(self, taps: tuple[int, ...], most_bytes: int) -> Memory:
-        """A memory as this decoder reads it, of at most so many bytes."""
+        """A memory in this decoder's layout, of at most `most_bytes` bytes."""
 
     def embed(self, tokens: np.ndarray) -> Tensor:
-        """[tokens, hidden]"""
+        """Embeddings [tokens, hidden]."""
 
     def run(self, memory: Memory, batch: Batch, hidden: Tensor, start: int, stop: int) -> Tensor:
-        """Layers start..stop over the rows [rows, hidden], which it may overwrite; the states after `stop` come back.
+        """Runs layers start..stop over hidden [rows, hidden], which may be overwritten; returns the states after
+        `stop`.
 
-        Keys and values go to the memory on the way, and the states after every tap behind `start`, up to `stop`.
+        Stores keys and values in the memory, and the states after every tap in start + 1 .. stop.
         """
 
     def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:
-        """[rows, vocabulary] in float32, of states after any layer, through the last norm or another."""
+        """Logits [rows, vocabulary] in float32 of states after any layer, through the final norm or another one."""
 
 
 class Shortlist(Protocol):
-    """Some rows of a head: logits of frequent tokens, and of a few that a request adds."""
+    """Some rows of a head: logits for frequent tokens, and for a few more that a request adds."""
 
-    tokens: np.ndarray  # [count] int32, rising: scored for every request
+    tokens: np.ndarray  # [count] int32, ascending: scored for every request
     bytes: int
 
     def gather(self, tokens: np.ndarray) -> ExtraRows:
-        """The rows of other tokens."""
+        """The head's rows of tokens that are not in the shortlist."""
 
     def logits(self, states: Tensor, norm: Tensor | None, extras: Sequence[ExtraRows], counts: Sequence[int]) -> Tensor:
-        """[rows, vocabulary], minus infinity where nothing is scored. The rows come in runs of `counts`, each with
-        its extra tokens. Good until the next call."""
+        """Logits [rows, vocabulary], minus infinity for tokens that are not scored; valid until the next call.
+
+        The rows come in runs of `counts` rows; each run has its own extra tokens.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class ExtraRows:
-    """Tokens beside the frequent ones, and their rows of the head as a backend multiplies with them."""
+    """Tokens outside the shortlist, and their rows of the head in the layout that the backend multiplies with."""
 
     tokens: np.ndarray  # [count]
     rows: Tensor | np.ndarray
 
 
 class Join(Protocol):
-    """A matrix on the embeddings of tokens and, beside them, one or several features."""
+    """A matrix product over the embeddings of tokens, concatenated with one or more features each."""
 
     bytes: int
 
     def __call__(
         self, tokens: np.ndarray, states: Tensor, taps: Sequence[int], slots: np.ndarray, norms: Tensor | None
     ) -> Tensor:
-        """[tokens, hidden]. Features are states[tap, slot] at each of the taps, each through its own of `norms`
-        [taps, hidden], or as they are; slot -1 is zeros."""
+        """Returns [tokens, hidden]. A token's features are states[tap, slot] for each tap; slot -1 means zeros.
+
+        `norms` [taps, hidden] has a norm weight for each tap; None applies no norm.
+        """
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class DraftRows:
-    """The last tokens of a text, which a drafter has not seen, and room for what it writes after them."""
+    """The last tokens of a text, which a drafter has not processed yet, and slots for the tokens that it drafts."""
 
-    memory: Memory  # of the drafter's layers
+    memory: Memory  # memory of the drafter's layers
     table: np.ndarray  # [pages]: as in `Batch`
-    first: int  # position of the first of the tokens
+    first: int  # position of the first token
     tokens: np.ndarray  # [rows]
-    slots: np.ndarray  # [rows + room]: for the tokens, then for those that are written
-    own: bool  # the one token follows a state of the drafter's own; else all follow states of the checkpoint
-    features: Memory  # the memory of those states,
-    taps: tuple[int, ...]  # which of them,
-    feature_slots: np.ndarray  # [rows]: and where; -1 is zeros
+    slots: np.ndarray  # [rows + room]: slots of the tokens, then of the drafted tokens
+    own: bool  # one token, whose feature is a state of the drafter; else features are states of the checkpoint
+    features: Memory  # memory that holds the features
+    taps: tuple[int, ...]  # taps of that memory to use as features
+    feature_slots: np.ndarray  # [rows]: slots of the features; -1 means zeros
 
 
 class DraftWriter(Protocol):
-    """A drafter's next tokens in one call: join, layers, head and picks, the same as one after the other."""
+    """Drafts the next tokens in one call: join, layers, head and picks, with the results of separate calls."""
 
-    most_rows: int  # that it may begin with
-    at_once: int  # tokens of a call that take little more time than one: a block should have as many
+    most_rows: int  # most tokens that a call may start with
+    at_once: int  # tokens per call that cost little more time than one: a good draft length
 
     def read(self, memory: Memory, batch: Batch, hidden: Tensor) -> None:
-        """Keys and values of all layers for the rows of one text [rows, hidden], which it may overwrite, and no
-        states."""
+        """Stores keys and values of all layers for the rows of one text; `hidden` [rows, hidden] may be overwritten.
+
+        No states are stored.
+        """
 
     def write(self, ask: Ask, rows: DraftRows, extra: ExtraRows) -> Answer:
-        """What follows the tokens, for an ask that proposes nothing. Where the ask allows it, also what follows each
-        pick, while there is room. Of the tokens but the last keys and values are kept, and no states."""
+        """Picks what follows the tokens, for an ask with an empty proposal.
+
+        If the ask allows it, also picks what follows each pick, while there is room. Keys and values of all tokens but
+        the last are stored for later calls; their states are not.
+        """
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PassRows:
-    """The rows of a pass that ends with picks, each of them asked about."""
+    """The rows of a forward pass that ends with picks; every row gets one."""
 
     memory: Memory
     batch: Batch
     tokens: np.ndarray  # [rows]
-    start: int  # layers start..stop; where `start` is no bottom, states after it are in the memory
+    start: int  # runs layers start..stop; if `start` is not the bottom, the memory holds the states after it
     stop: int
-    norm: Tensor | None  # before the head, where it is not the decoder's
-    room: np.ndarray  # slots for tokens that are written after the last row, where it may go on by itself
+    norm: Tensor | None  # norm before the head, if not the decoder's own
+    room: np.ndarray  # slots for tokens written after the last row, if the call may continue by itself
 
 
 class PassWriter(Protocol):
-    """Passes of a decoder in one call: tokens in, layers, head, picks out, the same as one part after the other."""
+    """Forward passes in one call: embedding, layers, head and picks, with the results of separate calls."""
 
-    instead_of_small_heads: bool  # whether such a call takes less time than parts with a head of frequent tokens
+    instead_of_small_heads: bool  # whether this call is faster than separate calls with a shortlist as head
 
     def takes(self, asks: Sequence[Ask], rows: int) -> bool:
-        """Whether it can answer these, with so many rows."""
+        """Whether `answers` supports these asks with this number of rows."""
 
     def answers(self, asks: Sequence[Ask], rows: PassRows) -> list[Answer] | None:
-        """Answers to asks that it takes; None where the rows are too much for one pass. To one that allows it, also
-        what follows each pick, while there is room: the states of those tokens are kept too."""
+        """Answers to asks that `takes` accepted; None if the rows do not fit in one pass.
+
+        For an ask that allows it, also picks what follows each pick, while there is room, and stores those tokens'
+        states.
+        """
 
 
 class Backend(Protocol):
@@ -198,15 +212,15 @@ class Backend(Protocol):
 
     name: str
     device: torch.device
-    exact: bool  # the bits of a row do not depend on the pass that it is in
-    formats: tuple[str, ...]  # of weights
+    exact: bool  # the bits of a row do not depend on the other rows of its pass
+    formats: tuple[str, ...]  # formats of weights that it supports
 
     @property
     def preparing(self) -> float:
-        """Seconds so far in which kernels were compiled and graphs recorded, which later passes find ready."""
+        """Seconds spent so far on compiling kernels and recording graphs; later passes do not pay this again."""
 
     def refuses(self, config: DecoderConfig, format: str) -> str:
-        """Why it cannot run a checkpoint with weights in this format; nothing where it can."""
+        """Why it cannot run a checkpoint with weights in this format; "" if it can."""
 
     def decoder(
         self,
@@ -216,17 +230,20 @@ class Backend(Protocol):
         origin: Checkpoint | None = None,
         progress: Progress = silent,
     ) -> Decoder:
-        """A decoder of weights by their canonical names. Where these are a whole checkpoint's, `origin` tells which: a
-        backend may keep its own layout of them in the cache."""
+        """A decoder with these weights, by canonical name.
+
+        `origin` names the checkpoint if these are all of its weights: the backend may then cache its own layout of
+        them.
+        """
 
     def layers(self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str) -> Decoder:
-        """A decoder of layers beside a checkpoint's: it embeds nothing and has no head."""
+        """A decoder of extra layers beside a checkpoint, with no embedding and no head."""
 
     def shortlist(self, decoder: Decoder, tokens: np.ndarray, format: str) -> Shortlist:
-        """The rows of a decoder's head for these tokens."""
+        """A shortlist with the rows of the decoder's head for these tokens."""
 
     def join(self, decoder: Decoder, matrix: Tensor, bias: Tensor | None, format: str) -> Join:
-        """A matrix on a decoder's embeddings and states."""
+        """A join over a decoder's embeddings and states."""
 
     def draft_writer(
         self,
@@ -235,19 +252,23 @@ class Backend(Protocol):
         joins: tuple[Join, Tensor | None, Join, Tensor | None],
         head: tuple[Shortlist, Tensor | None],
     ) -> DraftWriter | None:
-        """For a drafter of these layers beside a decoder. `joins`: with states of the checkpoint, their norms; with its
-        own, their norms. `head`: the shortlist, its norm. None where it has nothing better than one part after the
-        other."""
+        """A writer for a drafter with these layers; None if the backend has no fused call.
+
+        `joins`: the join for features of the checkpoint and its norms, then the join for the drafter's own states and
+        its norms. `head`: the shortlist and the norm before it.
+        """
 
     def pass_writer(self, decoder: Decoder) -> PassWriter | None:
-        """For passes of this decoder; None where it has nothing better than one part after the other."""
+        """A writer for passes of this decoder; None if the backend has no fused call."""
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
-        """Answers to all asks of a pass, from logits [rows, vocabulary]: 1 + nodes rows for each ask, in order. The
-        logits stay as they are: log-probabilities are of what the model computed."""
+        """Answers to all asks of a pass, from logits [rows, vocabulary]: 1 + nodes rows for each ask, in order.
+
+        The logits are not modified, so log-probabilities come from what the model computed.
+        """
 
     def bytes_per_weight(self, format: str) -> float:
-        """Of a weight in memory, with its share of scales."""
+        """Bytes in memory per weight, scales included."""
 
     def synchronize(self) -> None:
-        """Wait until all work is done, so that it can be timed."""
+        """Waits until all queued work is done, so that it can be timed."""

@@ -1,4 +1,4 @@
-"""Tensors of files, mapped, in another dtype than the files': made when they are asked for, and not kept."""
+"""Memory-mapped tensors cast to another dtype than the file's: on access, without caching."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class CastRows:
-    """A table of which few rows are used: these alone are cast."""
+    """A table of which few rows are used: only those are cast."""
 
     def __init__(self, table: Tensor, dtype: torch.dtype) -> None:
         self._table, self.dtype, self.shape = table, dtype, table.shape
@@ -19,7 +19,7 @@ class CastRows:
 
 
 class CastWeights(Mapping[str, Tensor]):
-    """Never more than one tensor is in memory twice: as the file has it, and as it was asked for."""
+    """Weights of which at most one tensor is in memory twice: in the file's dtype and in the requested one."""
 
     def __init__(self, stored: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         self._stored, self._dtype = stored, dtype

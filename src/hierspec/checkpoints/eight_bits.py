@@ -1,4 +1,4 @@
-"""Matrices in 8 bits with a scale for each row, as packs store them: enough for what only drafts."""
+"""Matrices in 8 bits with a scale per row, as packs store them: accurate enough for drafting."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hierspec.checkpoints.tensor_files import check_shape, check_tensor
 
 _SCALE = ".scale"
 _MOST = 127
-# Bits of a scale that are left zero. With the 16 others a scale times any of the integers is exact in float32, so
-# what was read can be written again without another rounding.
+# Bits of a scale that stay zero. With the other 16 bits, scale * integer is exact in float32, so what was read can be
+# written again without another rounding.
 _UNUSED = (1 << 8) - 1
 
 
 def in_eight_bits(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every floating matrix as integers of 8 bits and, under its name and `.scale`, a float for each row."""
+    """Every floating-point matrix as 8-bit integers and, under its name plus `.scale`, a float per row."""
     stored: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or not tensor.is_floating_point():
@@ -47,12 +47,12 @@ def from_eight_bits(path: Path, tensors: Mapping[str, Tensor], remedy: str) -> d
 
 
 def rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What comes back of these after they were stored."""
+    """The values that these tensors have after they are stored and read again."""
     return from_eight_bits(Path(), in_eight_bits(tensors), "")
 
 
 def stored_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """That their numbers take in a file."""
+    """Bytes that their numbers take in a file."""
     return sum(tensor.numel() * tensor.element_size() for tensor in in_eight_bits(tensors).values())
 
 

@@ -1,7 +1,7 @@
-"""A small checkpoint at the cost of a large one: the same function, in wider rows and more layers (`enlargement`).
+"""A small checkpoint at the cost of a large one: the same function with wider rows and more layers (`enlargement`).
 
-Nothing is downloaded or written, and no tensor is held before it is asked for. What was trained for the small model,
-its exits and drafters, is enlarged with it.
+Nothing is downloaded or written, and tensors are made only on access. Exits and drafters that were trained for the
+small model are enlarged with it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def load_enlarged(
 ) -> Checkpoint:
     """The checkpoint that `load_checkpoint` finds, enlarged to these sizes (`larger_sizes`).
 
-    Its tensors are made on the device, as `dtype` says, each time they are asked for.
+    Its tensors are made on the device in `dtype`, at each access.
     """
     wanted = read_sizes(sizes)
-    # A GGUF file stays as it is: what is made of it differs from its numbers anyway.
+    # The weights of a GGUF file stay in it: the enlarged weights differ from its numbers anyway.
     checkpoint = load_checkpoint(source, torch.float32, progress, pack, as_stored=stored_in_blocks(source))
     config = enlarged_config(checkpoint.config, wanted)
     chosen = dtype if isinstance(dtype, torch.dtype) else dtype(config)
@@ -51,7 +51,7 @@ def load_enlarged(
 
 
 class EnlargedWeights(Mapping[str, Tensor]):
-    """Made when they are asked for, and not kept."""
+    """Enlarged tensors, made on access and not cached."""
 
     def __init__(self, small: Mapping[str, Tensor], enlargement: Enlargement, dtype: torch.dtype) -> None:
         self._small, self._enlargement, self._dtype = small, enlargement, dtype
@@ -74,7 +74,7 @@ class EnlargedWeights(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class EnlargedPack(Pack):
-    """The same pack for the larger model: its layers cost as much as that one's."""
+    """The pack of the small model, enlarged: its layers cost as much as the large model's."""
 
     enlargement: Enlargement = field(kw_only=True)
 
@@ -101,7 +101,7 @@ class EnlargedPack(Pack):
             layer=layers.layer,
             norm=layers.norm,
             fc=join(branch.fc),
-            # The rows after the first two are states at taps.
+            # The inputs after the first two are states at taps.
             first=None if branch.first is None else join(branch.first, len(branch.taps)),
         )
 

@@ -1,6 +1,6 @@
 """A Hugging Face folder of an enlarged model, for engines that only open folders.
 
-Nearly all of its numbers are zero. Those are left out as holes of the file, which take no room and no time to write.
+Nearly all of its numbers are zero. Those are holes of a sparse file, which take no space and no time to write.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ def write_enlarged(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
 ) -> Path:
-    """The model that `load_enlarged` finds, written into `folder`; a folder that is there already is left as it is.
-    Tensors are made on the device, one at a time."""
+    """Writes the model of `load_enlarged` into `folder`, unless it is already there.
+
+    Tensors are made on the device, one at a time.
+    """
     if (folder / _WEIGHTS).is_file():
         return folder
     if dtype not in _STORED_AS:
         raise HierspecError(f"Weights cannot be written as {dtype}: float32, bfloat16 and float16 are supported.")
     checkpoint = load_enlarged(source, sizes, dtype, device, progress, pack="none")
     with whole_folder(folder) as temporary:
-        for item in checkpoint.folder.iterdir():  # the tokenizer; the configuration and the weights are other ones
+        for item in checkpoint.folder.iterdir():  # the tokenizer; configuration and weights are replaced
             if item.is_file() and item.suffix != ".safetensors" and item.name != COMPLETE:
                 shutil.copy(item, temporary)
         described = {**to_huggingface(checkpoint.config), "torch_dtype": str(dtype).removeprefix("torch.")}
@@ -75,7 +77,7 @@ def _write_weights(file: BinaryIO, checkpoint: Checkpoint, progress: Progress) -
 
 
 def _write_rows(file: BinaryIO, begin: int, tensor: Tensor) -> None:
-    """The tensor's rows up to the last that is not zero."""
+    """Writes the tensor's rows up to the last that is not zero."""
     rows = tensor.reshape(len(tensor), -1)
     filled = rows.any(1).nonzero()
     if not len(filled):

@@ -1,12 +1,12 @@
 """Tensors of a small decoder as tensors of a larger one that computes the same function.
 
-Rows are wider and zero beyond the small model's part. Heads and layers that are added write nothing, since what leads
-back from them is zero. What a wider norm or a larger head would change is undone in the weights:
+Rows are wider, with zeros beyond the small model's part. Added heads and layers contribute nothing, because their
+output weights are zero. Weights compensate for what a wider norm or a larger head would change:
 
-- A norm divides by the root of a mean that is over more numbers: its gain is smaller by as much, and so is epsilon.
-- Rotary pair i of a small head is pair i * step of a large one, which has the same frequency.
-- Attention divides by the root of the larger head size: queries are larger by as much. Where heads are normed, their
-  weights bring the mean to where the model's one epsilon means the same.
+- A norm divides by the root of a mean over more numbers, so its gain and epsilon are reduced accordingly.
+- Rotary pair i of a small head becomes pair i * step of a large one, which has the same frequency.
+- Attention divides by the root of the larger head size, so queries are scaled up accordingly. If heads are normed,
+  their weights scale the mean so that the model's single epsilon has the same effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hierspec.checkpoints.config import DecoderConfig, expected_tensors
 
-# What the axes of a tensor count, by the name of what it belongs to: outputs and, of a matrix, inputs.
+# The dimensions of a tensor by the name of its module: outputs and, for a matrix, inputs.
 _AXES = {
     "embed_tokens": ("vocabulary", "hidden"),
     "lm_head": ("vocabulary", "hidden"),
@@ -43,21 +43,21 @@ _LAYER = "model.layers."
 
 @dataclass(frozen=True, eq=False)
 class Enlargement:
-    """From a small configuration to a larger one that it fits into (`larger_sizes`). Tensors are made on `device`."""
+    """From a small configuration to a larger one that contains it (`larger_sizes`). Tensors are made on `device`."""
 
     small: DecoderConfig
     large: DecoderConfig
     device: torch.device
 
     def is_idle(self, name: str) -> bool:
-        """Whether a tensor belongs to a layer that was added: all of it is zero."""
+        """Whether a tensor belongs to an added layer: it is all zeros."""
         return name.startswith(_LAYER) and int(name.split(".")[2]) >= self.small.layers
 
     def idle(self, name: str, dtype: torch.dtype) -> Tensor:
         return torch.zeros(self._shapes[name], dtype=dtype, device=self.device)
 
     def tensor(self, name: str, small: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor of the small decoder, by its canonical name."""
+        """A tensor of the small decoder, given by canonical name, enlarged."""
         part = name.split(".")[-2]
         axes = _AXES[part][: small.ndim]
         scaled = small.to(self.device, torch.float32) * self._scales.get(part, 1.0)
@@ -66,8 +66,10 @@ class Enlargement:
         return large
 
     def join(self, small: Tensor, unit_norms: int = 0) -> Tensor:
-        """A matrix on several rows side by side. The last `unit_norms` of them are normed without a gain that could
-        make up for the wider row."""
+        """A matrix over several concatenated rows, enlarged.
+
+        The last `unit_norms` rows are normed without a gain that could compensate for the wider row.
+        """
         parts = small.shape[1] // self.small.hidden
         scales = torch.ones(parts, 1, device=self.device)
         scales[parts - unit_norms :] = self._norm_scale
@@ -78,7 +80,7 @@ class Enlargement:
         return large.view(wide, parts * wide)
 
     def matrix_size(self, name: str, small: Sequence[int]) -> int:
-        """How many numbers a matrix of a layer or of a join has here."""
+        """The size of a matrix of a layer or of a join after enlargement."""
         if (part := name.split(".")[-2]) in _AXES:
             return math.prod(self._sizes[axis] for axis in _AXES[part])
         return self.large.hidden * small[1] // self.small.hidden * self.large.hidden
@@ -101,7 +103,7 @@ class Enlargement:
 
     @cached_property
     def _places(self) -> dict[str, slice | Tensor]:
-        """Where the numbers of a small axis are on the large one."""
+        """Where the elements of a small dimension are in the large one."""
         small, large = self.small, self.large
         group, wide_group = small.heads // small.kv_heads, large.heads // large.kv_heads
         half, step = torch.arange(small.head_size // 2), large.head_size // small.head_size
@@ -131,6 +133,6 @@ class Enlargement:
         head = math.sqrt(self.small.head_size / self.large.head_size)
         scales = dict.fromkeys(("input_layernorm", "post_attention_layernorm", "norm"), norm)
         if self.small.qk_norm:
-            # Epsilon was made smaller for wider rows, by norm²; the mean over a larger head is smaller by head².
+            # Epsilon was reduced for wider rows by norm²; the mean over a larger head is smaller by head².
             return scales | {"q_proj": norm / head, "k_proj": norm / head, "k_norm": head}
         return scales | {"q_proj": 1 / head}

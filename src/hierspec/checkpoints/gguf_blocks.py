@@ -1,7 +1,7 @@
-"""What the blocks of GGUF's quantised tensors hold: small integers, and the numbers that scale them.
+"""The content of GGUF's quantised blocks: small integers, scales and offsets.
 
 A block's groups of inputs each have a scale, d or d times a small integer, and perhaps an offset: a weight is
-scale * integer + offset. Nothing is rounded in taking a block apart; `values` rounds as the gguf package does.
+scale * integer + offset. Unpacking a block rounds nothing; `values` rounds as the gguf package does.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 
 _IQ4_NL = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
-_K = 256  # numbers of a block of a K-quantisation
-_PAIRS = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)  # where the four numbers in a byte begin
+_K = 256  # numbers per block of a K-quantisation
+_PAIRS = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)  # shifts of the four numbers in a byte
 _HALVES = np.array([0, 4], np.uint8).reshape(1, 1, 2, 1)
 _EIGHTHS = np.arange(8, dtype=np.uint8).reshape(1, 1, 8, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class UnpackedBlocks:
-    """Blocks, taken apart. Groups of a block are equally long."""
+    """Unpacked blocks. The groups of a block have equal lengths."""
 
     integers: np.ndarray  # [blocks, numbers] int8
-    d: np.ndarray  # [blocks] float16: what scales the block
+    d: np.ndarray  # [blocks] float16: scale of the block
     multipliers: np.ndarray | None = None  # [blocks, groups] int8: a group's scale is d * multiplier; None: d
-    offset: np.ndarray | None = None  # [blocks] float16: what is added, or what scales the minimums
+    offset: np.ndarray | None = None  # [blocks] float16: the offset, or the scale of the minimums
     minimums: np.ndarray | None = None  # [blocks, groups] int8: a group's offset is -offset * minimum
 
     def scales(self) -> np.ndarray:
@@ -50,7 +50,7 @@ class UnpackedBlocks:
 
 
 def unpack(blocks: np.ndarray, quantisation: str) -> UnpackedBlocks:
-    """Blocks [blocks, bytes of a block] of the quantisation of this name."""
+    """Unpacks blocks [blocks, bytes of a block] of the quantisation with this name."""
     return _UNPACK[quantisation](blocks)
 
 
@@ -65,7 +65,7 @@ def _nibbles(octets: np.ndarray, at_once: int) -> np.ndarray:
 
 
 def _bits(octets: np.ndarray) -> np.ndarray:
-    """The 32 bits of 4 bytes, the lowest first."""
+    """The 32 bits of 4 bytes, lowest first."""
     return np.unpackbits(octets, axis=1, bitorder="little")
 
 

@@ -1,4 +1,4 @@
-"""A Hugging Face folder in the cache for a GGUF file, made once: of all of it, or without weights, which stay there."""
+"""A Hugging Face folder in the cache for a GGUF file, made once: complete, or without the weights, which stay there."""
 
 import hashlib
 import json
@@ -21,22 +21,22 @@ from hierspec.in_use import claim, mark_used
 from hierspec.paths import cache_folder, whole_folder
 from hierspec.progress import Progress, silent
 
-_FORMAT_VERSION = 1  # count up when the same file would now be converted differently
+_FORMAT_VERSION = 1  # increase when the same file would be converted differently
 _FINGERPRINTED = 1 << 20  # bytes of the header that go into the key
 _DTYPES: dict[torch.dtype | None, str] = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _STORED_AS = {**_DTYPES, None: "no weights"}
-COMPLETE = "complete.json"  # file sizes of a finished folder, to notice a file that was cut short later
+COMPLETE = "complete.json"  # file sizes of a finished folder, to detect a file that was truncated later
 
 
 def convert(path: Path, dtype: torch.dtype | None, progress: Progress | None = None) -> Path:
-    """The Hugging Face folder of the GGUF file `path` with its weights as `dtype`; made on the first call only.
+    """The Hugging Face folder of the GGUF file `path` with its weights as `dtype`; only the first call makes it.
 
-    With no dtype the folder has no weights: only the configuration and the tokenizer, which are read in milliseconds.
+    Without a dtype the folder has no weights, only the configuration and the tokenizer, which load in milliseconds.
     """
     if dtype not in _STORED_AS:
         raise HierspecError(f"Weights cannot be converted to {dtype}: float32, bfloat16 and float16 are supported.")
     folder = _folder(path, dtype)
-    claim(folder)  # before it is looked at: another process may be deleting it
+    claim(folder)  # before the folder is checked: another process may be deleting it
     if not _is_complete(folder):
         _convert_into(folder, Path(path), dtype, progress or silent)
         claim(folder)
@@ -46,7 +46,7 @@ def convert(path: Path, dtype: torch.dtype | None, progress: Progress | None = N
 
 
 def converted(path: Path) -> Path | None:
-    """The folder of a GGUF file that was converted before, to any dtype."""
+    """The folder of a GGUF file that was already converted, to any dtype."""
     return next((folder for dtype in _STORED_AS if _is_complete(folder := _folder(path, dtype))), None)
 
 
@@ -61,9 +61,9 @@ def _folder(path: Path, dtype: torch.dtype | None) -> Path:
 
 
 def _key(path: Path, dtype: torch.dtype | None) -> str:
-    """Changes whenever the file may have changed; reads one megabyte, never the whole file."""
+    """A key that changes whenever the file may have changed; reads one megabyte, never the whole file."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would never end
+        if path.exists() and not path.is_file():  # reading a pipe would never end
             raise HierspecError(f"{path} is not a file: name a GGUF file or a model folder.")
         with path.open("rb") as file:
             start = file.read(_FINGERPRINTED)
@@ -112,7 +112,7 @@ def _write_weights(
     dtype: torch.dtype,
     progress: Progress,
 ) -> None:
-    """Writes the safetensors format itself, so that one chunk of one tensor is all that is ever in memory."""
+    """Writes the safetensors format directly, so that only one chunk of one tensor is in memory at a time."""
     shapes = expected_tensors(model.config)
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     total = 0
@@ -134,13 +134,13 @@ def _write_weights(
 
 
 def _values(model: GgufModel, name: str, stored: StoredTensor | None, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """A tensor's numbers as float32, some rows at a time; zeros where the file has none."""
+    """A tensor's numbers as float32, some rows at a time; zeros if the file lacks the tensor."""
     if stored is None:
         yield np.zeros(shape, np.float32)
         return
     matrix = stored_matrix(model, name, stored)
     for rows in matrix.chunks():
-        yield np.array(matrix.floats(rows))  # not the file's own memory, which torch must not write to
+        yield np.array(matrix.floats(rows))  # a copy: torch must not write to the mapped file
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Reads the header of a GGUF file without trusting any of its numbers.
 
-The gguf package's reader takes seconds for a large vocabulary and believes every count in the file. This reader checks
+The gguf package's reader takes seconds for a large vocabulary and trusts every count in the file. This reader checks
 each count and length against the size of the file first, so a damaged file costs milliseconds and one sentence.
 """
 
@@ -28,7 +28,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How one type of tensor stores its numbers: blocks of `block` numbers in `size` bytes."""
+    """How one tensor type stores its numbers: blocks of `block` numbers in `size` bytes."""
 
     code: int
     name: str
@@ -60,7 +60,7 @@ QUANTISATIONS = {
 @dataclass(frozen=True)
 class StoredTensor:
     name: str
-    shape: tuple[int, ...]  # outermost first, as in torch; the file has it the other way round
+    shape: tuple[int, ...]  # outermost first, as in torch; the file has the reverse order
     quantisation: Quantisation
     start: int  # first byte in the file
     size: int  # bytes
@@ -73,7 +73,7 @@ class GgufHeader:
 
 
 def read_header(path: Path, content: np.ndarray) -> GgufHeader:
-    """Reads the header of the mapped file `content` (bytes); `path` is for the messages."""
+    """Reads the header of the mapped file `content` (bytes); `path` is for error messages."""
     cursor = _Cursor(path, content.data)
     if bytes(cursor.take(4, "magic")) != MAGIC:
         raise HierspecError(f"{path} is not a GGUF file.")
@@ -168,7 +168,8 @@ class _Cursor:
             raise self.damaged(f"{what} is not text") from error
 
     def texts(self, count: int, what: str) -> list[str]:
-        """The same as `text` so many times, in a third of the time: vocabularies have hundreds of thousands."""
+        """The same as `count` calls of `text`, in a third of the time: vocabularies have hundreds of thousands of
+        tokens."""
         content, position, last = self.content, self.position, self.size - _LENGTH.size
         strings_read: list[str] = []
         try:
@@ -203,7 +204,7 @@ class _Cursor:
             raise self.damaged(f"{shown(key)} claims {count} items")
         if code == _STRING:
             return self.texts(count, key)
-        if code not in _SCALARS:  # lists of lists exist in the format but in no model that hierspec reads
+        if code not in _SCALARS:  # the format has lists of lists, but no model that hierspec reads has any
             raise self.damaged(f"{shown(key)} is a list of the unsupported type {code}")
         dtype = np.dtype(_SCALARS[code])
         values: list[Any] = np.frombuffer(self.take(count * dtype.itemsize, key), dtype).tolist()

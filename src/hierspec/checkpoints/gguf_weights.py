@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, mapped: as the file stores them, or as floats made when they are asked for."""
+"""The tensors of a memory-mapped GGUF file: as the file stores them, or as floats made on access."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from hierspec.checkpoints.gguf_header import GgufHeader, StoredTensor, read_head
 from hierspec.core.errors import HierspecError
 
 _CHUNK = 1 << 20  # numbers unpacked at a time: as many as caches hold
-_CHUNK_ROWS = 16  # whole blocks of outputs, for those who arrange them
-_KEPT_ROWS = 4096  # rows of a table that are kept as floats
+_CHUNK_ROWS = 16  # whole blocks of 16 outputs, for packing
+_KEPT_ROWS = 4096  # rows of a table that are cached as floats
 
 
 @dataclass(frozen=True, eq=False)
 class StoredMatrix:
-    """One tensor of the file. A vector is one row where it has blocks, else rows of one number."""
+    """One tensor of the file. A vector is one row if it has blocks, else rows of one number."""
 
     raw: np.ndarray  # [rows, bytes of a row]: the file's bytes
     quantisation: str  # its name
-    block: int  # numbers of a block
+    block: int  # numbers per block
     shape: tuple[int, ...]
-    order: np.ndarray | None  # of its rows; None: as they are
+    order: np.ndarray | None  # permutation of its rows; None: as stored
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """Bytes of some rows at a time, as many as are unpacked at once, in their order."""
+        """Bytes of some rows at a time, as many as are unpacked at once, in order."""
         per_row = int(np.prod(self.shape)) // len(self.raw)
         step = max(1, _CHUNK // per_row // _CHUNK_ROWS) * _CHUNK_ROWS
         for start in range(0, len(self.raw), step):
             yield self.raw[start : start + step] if self.order is None else self.raw[self.order[start : start + step]]
 
     def unpacked(self, rows: np.ndarray) -> UnpackedBlocks:
-        """Rows of bytes, taken apart; for tensors that are not floats."""
+        """Unpacks rows of bytes, for tensors that are not floats."""
         blocks = int(np.prod(self.shape)) // len(self.raw) // self.block * len(rows)
         return unpack(np.ascontiguousarray(rows).reshape(blocks, -1), self.quantisation)
 
@@ -60,7 +60,7 @@ class StoredMatrix:
 
 
 class StoredRows:
-    """A table of which few rows are used: they become floats when they are asked for, and some are kept."""
+    """A table of which few rows are used: rows become floats on access, and some are cached."""
 
     dtype = torch.float32
 
@@ -69,28 +69,28 @@ class StoredRows:
         self._matrix = matrix
         self.shape = torch.Size(matrix.shape)
         self._kept = np.empty((min(_KEPT_ROWS, matrix.shape[0]), matrix.shape[1]), np.float32)
-        self._owners = np.full(len(self._kept), -1, np.int64)  # which row each of them is
+        self._owners = np.full(len(self._kept), -1, np.int64)  # the row that each cached entry holds
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         return torch.from_numpy(self._matrix.floats(self._matrix.raw[rows.numpy()]))
 
     def few(self, rows: np.ndarray) -> np.ndarray:
-        """The same for the few rows of a pass, which a text uses again and again."""
+        """The same for the few rows of a pass, which texts use repeatedly."""
         places = rows % len(self._kept)
         missing = self._owners[places] != rows
         known_rows = self._kept[places]
         if missing.any():
             wanted = rows[missing]
             known_rows[missing] = floats = self._matrix.floats(self._matrix.raw[wanted])
-            own, first = np.unique(places[missing], return_index=True)  # two rows may want one place
-            self._owners[own] = -1  # also where Ctrl-C comes next
+            own, first = np.unique(places[missing], return_index=True)  # two rows may map to the same entry
+            self._owners[own] = -1  # first: Ctrl-C may come next
             self._kept[own] = floats[first]
             self._owners[own] = wanted[first]
         return known_rows
 
 
 class GgufWeights(Mapping[str, Tensor]):
-    """The weights of a GGUF file by canonical names, as float32. Nothing is kept: each access unpacks the tensor."""
+    """The weights of a GGUF file as float32, by canonical names. Nothing is cached: each access unpacks the tensor."""
 
     def __init__(self, model: GgufModel) -> None:
         self._model = model
@@ -122,11 +122,11 @@ class GgufWeights(Mapping[str, Tensor]):
         return ", ".join(f"{count} in {name}" for name, count in counts.most_common())
 
     def has_blocks(self) -> bool:
-        """Whether any of it is quantised; a file of floats alone may as well be read as floats."""
+        """Whether any tensor is quantised; a file of floats alone may as well be read as floats."""
         return any(source is not None and source.quantisation.block > 1 for source in self._sources.values())
 
     def stored(self, name: str) -> StoredMatrix | None:
-        """A tensor as the file has it; None where it is absent, which means zeros."""
+        """A tensor as the file stores it; None if it is absent, which means zeros."""
         source = self._sources[name]
         return None if source is None else stored_matrix(self._model, name, source)
 
@@ -137,13 +137,13 @@ class GgufWeights(Mapping[str, Tensor]):
         return StoredRows(stored)
 
     def release(self) -> None:
-        """Let the system take back the memory that holds what was read of the file; it is read again when needed."""
+        """Lets the system reclaim the memory of the mapped file; it is read again when needed."""
         self._model.mapped.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True, eq=False)
 class GgufModel:
-    """A GGUF file, mapped, with its header read."""
+    """A memory-mapped GGUF file with its parsed header."""
 
     path: Path
     mapped: mmap.mmap
@@ -163,7 +163,7 @@ def open_gguf(path: Path) -> GgufModel:
 
 
 def sources(model: GgufModel) -> dict[str, StoredTensor | None]:
-    """Where each tensor comes from, by canonical name; None means zeros."""
+    """The stored tensor for each canonical name; None means zeros."""
     known_rows: dict[str, StoredTensor | None] = {}
     for name, shape in expected_tensors(model.config).items():
         gguf_name = model.family.gguf.names(name)
@@ -187,7 +187,7 @@ def stored_matrix(model: GgufModel, name: str, stored: StoredTensor) -> StoredMa
 
 
 def _row_order(name: str, model: GgufModel) -> np.ndarray | None:
-    """Puts the halves of query and key heads back together where the family's GGUF files interleave them."""
+    """The permutation that joins the halves of query and key heads, if the family's GGUF files interleave them."""
     config = model.config
     heads = {"q_proj": config.heads, "k_proj": config.kv_heads}.get(name.split(".")[-2])
     if heads is None or not model.family.gguf.interleaved:

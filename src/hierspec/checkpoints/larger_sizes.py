@@ -1,4 +1,4 @@
-"""Sizes that a small checkpoint can be enlarged to: by name, or as somebody writes them."""
+"""Sizes that a small checkpoint can be enlarged to: by name, or as a list."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hierspec.core.text_files import shown
 
 @dataclass(frozen=True)
 class LargerSizes:
-    """Sizes of a larger model; 0 where they are the small one's."""
+    """Sizes of a larger model; 0 keeps the small model's size."""
 
     hidden: int = 0
     heads: int = 0
     kv_heads: int = 0
     head_size: int = 0
     intermediate: int = 0
-    layers: int = 0  # 0: as many as `read` needs, at least the small model's
+    layers: int = 0  # 0: as many as `read` requires, at least the small model's
     read: int = 0  # weights that a pass over one token reads, at least
 
 
-# The vocabulary stays as it is: the logit of an added token would be 0, which may well be the largest. What the head of
-# the named model reads beyond it is made up for in layers.
+# The vocabulary stays: the logit of an added token would be 0, which could be the largest. Extra layers make up for the
+# weights that the named model's larger head reads.
 NAMED_SIZES = {
-    # TinyLlama 1.1B: as deep as small models are, so that they fit into it.
+    # TinyLlama 1.1B: as deep as small models, so that they fit into it.
     "1B": LargerSizes(2048, 32, 4, 64, 5632, read=22 * 44_040_192 + 32_000 * 2048),
     # Llama 3 8B.
     "8B": LargerSizes(4096, 32, 8, 128, 14336, read=32 * 218_103_808 + 128_256 * 4096),
@@ -43,7 +43,7 @@ _SIZE = re.compile(r"[0-9]{1,9}")
 
 
 def read_sizes(text: str) -> LargerSizes:
-    """Sizes by name, or as a list such as hidden=4096,heads=32 of those that differ from the small model's."""
+    """Sizes by name, or as a list such as hidden=4096,heads=32 of the sizes that differ from the small model's."""
     if text in NAMED_SIZES:
         return NAMED_SIZES[text]
     given: dict[str, int] = {}
@@ -57,7 +57,7 @@ def read_sizes(text: str) -> LargerSizes:
 
 
 def enlarged_config(small: DecoderConfig, sizes: LargerSizes) -> DecoderConfig:
-    """The configuration of the larger model; a HierspecError where the small one does not fit into it."""
+    """The configuration of the larger model; HierspecError if the small one does not fit into it."""
     hidden = sizes.hidden or small.hidden
     heads, kv_heads = sizes.heads or small.heads, sizes.kv_heads or small.kv_heads
     wider = replace(
@@ -67,14 +67,14 @@ def enlarged_config(small: DecoderConfig, sizes: LargerSizes) -> DecoderConfig:
         kv_heads=kv_heads,
         head_size=sizes.head_size or small.head_size,
         intermediate=sizes.intermediate or small.intermediate,
-        # A norm's mean is over the wider row, of which only the first part is not zero.
+        # A norm's mean is over the wider row, of which only the first part is nonzero.
         norm_eps=small.norm_eps * small.hidden / hidden,
     )
     _check_widths(small, wider)
     layers = sizes.layers or max(small.layers, _layers_that_read(wider, sizes.read))
     if layers < small.layers:
         raise HierspecError(f"A model of {small.layers} layers cannot be enlarged to {layers}: {_HOW}.")
-    # Windows and the like go on as they were.
+    # Windows and other layer settings repeat.
     return replace(wider, layer_configs=tuple(small.layer_configs[n % small.layers] for n in range(layers)))
 
 
@@ -110,6 +110,6 @@ def weights_read(config: DecoderConfig) -> int:
 
 
 def _layers_that_read(config: DecoderConfig, weights: int) -> int:
-    """How many such layers read so many weights together with the head."""
+    """How many such layers read this many weights, together with the head."""
     one, two = (weights_read(replace(config, layer_configs=config.layer_configs[:1] * count)) for count in (1, 2))
     return 1 + max(0, -(-(weights - one) // (two - one)))

@@ -1,6 +1,6 @@
 """Opens a checkpoint: a Hugging Face folder, a GGUF file, a hub name or the default model.
 
-Weights are mapped from disk, and every tensor's name, type and shape is checked before anything uses them.
+Weights are memory-mapped, and every tensor's name, type and shape is checked before use.
 """
 
 import re
@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_EARLY_EXIT_NAME = "default-ee"  # the default model with the delta of its pack
+_EARLY_EXIT_NAME = "default-ee"  # the default model plus the delta of its pack
 _REMEDY = "fetch the model again"
-_LONGEST_NAME = 255  # bytes of a file's name, on every common system
+_LONGEST_NAME = 255  # bytes of a file name, on every common system
 _OPTIONS = "give a model folder, a .gguf file, a hub name such as org/name, or nothing for the default model"
 
 
@@ -48,10 +48,10 @@ class Checkpoint:
     config: DecoderConfig
     weights: Mapping[str, torch.Tensor]  # canonical names, exactly those of expected_tensors(config)
     dtype: torch.dtype
-    pack: Pack | None = None  # what was trained for it beside its weights
+    pack: Pack | None = None  # parts that were trained for it
     variant: str = ""  # hash of a change to the weights that was made after reading them from the folder
-    file: Path | None = None  # the GGUF file where its weights stay; then the folder has none
-    enlarged: str = ""  # the sizes that it was enlarged to (`enlarged`); then its weights are in no file
+    file: Path | None = None  # the GGUF file that holds the weights; the folder then has none
+    enlarged: str = ""  # the sizes that it was enlarged to (`enlarged`); its weights are then in no file
 
 
 def load_checkpoint(
@@ -63,11 +63,11 @@ def load_checkpoint(
 ) -> Checkpoint:
     """Finds `source` (None or "default", a folder, a .gguf file or a hub name) and maps its weights as `dtype`.
 
-    A dtype that depends on the model is a function of its configuration, called before anything is converted.
-    `pack` is the folder of its pack, "none", or None for the one that is shipped for it. "default-ee" is the default
-    model's early-exit variant: the default weights plus a delta from the pack.
-    `as_stored`: the weights of a GGUF file stay in it (`GgufWeights`), and nothing is converted. Where that depends on
-    the model it is a function of its configuration too; files of floats alone are then read as others are.
+    A function as `dtype` gets the model's configuration, before anything is converted. `pack` is the folder of its
+    pack, "none", or None for the pack that ships for it. "default-ee" is the default model's early-exit variant: the
+    default weights plus a delta from the pack. `as_stored`: the weights of a GGUF file stay in it (`GgufWeights`), and
+    nothing is converted. It may also be a function of the configuration; files of floats alone are then read like
+    others.
     """
     if isinstance(dtype, torch.dtype):
         _check_dtype(dtype)
@@ -95,20 +95,20 @@ def load_checkpoint(
 def _weights_in_file(
     source: str | Path | None, path: Path, as_stored: bool | Callable[[DecoderConfig], bool]
 ) -> GgufWeights | None:
-    """The weights that stay in a GGUF file, where `load_checkpoint` is to leave them there."""
+    """The weights of a GGUF file, if `load_checkpoint` is to leave them there; else None."""
     if path.is_dir() or not stored_in_blocks(source):
         if as_stored is True:
             raise HierspecError(f"{source} has no bits of a GGUF file to run in (--weights file): use --weights auto.")
         return None
     if as_stored is False or not (as_stored is True or as_stored(_config(path))):
         return None
-    _config(path)  # says what is wrong with a file that is none
+    _config(path)  # gives the reason if the file is not a GGUF file
     weights = GgufWeights(open_gguf(path))
     return weights if as_stored is True or weights.has_blocks() else None
 
 
 def _early_exit(checkpoint: Checkpoint) -> Checkpoint:
-    """The early-exit variant of a model: another model, with the same tokenizer."""
+    """The early-exit variant of a model: a different model with the same tokenizer."""
     pack = checkpoint.pack
     if pack is None or not pack.has(EARLY_EXIT):
         why = f"the pack {pack.folder.name} has no {EARLY_EXIT}" if pack else "there is no pack for the default model"
@@ -129,7 +129,7 @@ def _config(path: Path) -> DecoderConfig:
 
 
 def known_config(source: str | Path | None) -> DecoderConfig | None:
-    """The configuration of a model on this machine; None where it would have to be fetched first."""
+    """The configuration of a model on this machine; None if it would have to be fetched first."""
     path = default_model_here() if _is_default(source) else Path(str(source)).expanduser()
     if path is None or not (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
         return None
@@ -137,8 +137,11 @@ def known_config(source: str | Path | None) -> DecoderConfig | None:
 
 
 def known_folder(source: str | Path | None) -> Path | None:
-    """The folder with the configuration and the tokenizer of a model on this machine, without its weights if it is a
-    GGUF file; None where it would have to be fetched first."""
+    """The folder with configuration and tokenizer of a model on this machine; None if it would have to be fetched
+    first.
+
+    For a GGUF file the folder has no weights.
+    """
     path = default_model_here() if _is_default(source) else Path(str(source)).expanduser()
     if path is None or path.is_dir():
         return path
@@ -146,9 +149,9 @@ def known_folder(source: str | Path | None) -> Path | None:
 
 
 def find_source(source: str | Path | None) -> Path | None:
-    """A model's folder or GGUF file; None where it is fetched (a hub name, the default model). Fetches nothing.
+    """A model's folder or GGUF file; None if it has to be fetched (a hub name, the default model). Fetches nothing.
 
-    HierspecError where it can be none of these.
+    Raises HierspecError if it can be none of these.
     """
     if _is_default(source):
         return None
@@ -163,7 +166,7 @@ def find_source(source: str | Path | None) -> Path | None:
 
 
 def model_folder(source: str) -> Path:
-    """The folder of a model that is a folder already, or was fetched from the hub."""
+    """The folder of a model that is a folder, or is fetched from the hub."""
     path = find_source(source)
     return _download(source) if path is None else path
 
@@ -179,7 +182,7 @@ def read_config(folder: Path) -> DecoderConfig:
 
 
 def _locate(source: str | Path | None, progress: Progress) -> tuple[str, Path]:
-    """The name of a model, and its folder or GGUF file."""
+    """The name of a model, and its folder or GGUF file, fetched if needed."""
     if _is_default(source):
         return DEFAULT_NAME, default_model(progress)
     path = find_source(source)
@@ -189,8 +192,8 @@ def _locate(source: str | Path | None, progress: Progress) -> tuple[str, Path]:
 
 
 def stored_in_blocks(source: str | Path | None) -> bool:
-    """Whether a model is a GGUF file, and its weights are those of that file."""
-    if str(source) == _EARLY_EXIT_NAME:  # its weights are the file's plus a change
+    """Whether a model is a GGUF file whose weights are used unchanged."""
+    if str(source) == _EARLY_EXIT_NAME:  # its weights are the file's plus a delta
         return False
     return _is_default(source) or (Path(str(source)).suffix == ".gguf" and not Path(str(source)).expanduser().is_dir())
 
@@ -218,7 +221,7 @@ def _download(name: str) -> Path:
 
 
 def _weight_files(folder: Path) -> dict[str, str] | str:
-    """The single file with all tensors, or the shard of each tensor by its name."""
+    """The single file with all tensors, or each tensor's shard by its name."""
     if (folder / "model.safetensors").is_file():
         return "model.safetensors"
     index = folder / "model.safetensors.index.json"
@@ -241,7 +244,7 @@ def _weight_files(folder: Path) -> dict[str, str] | str:
 def _read_weights(
     folder: Path, files: dict[str, str] | str, config: DecoderConfig, dtype: torch.dtype, progress: Progress
 ) -> Mapping[str, torch.Tensor]:
-    """Mapped, not read; a tensor whose stored type differs is cast when it is asked for."""
+    """Maps the weights without reading them; a tensor with another stored type is cast on access."""
     expected = expected_tensors(config)
     stored_name = family_named(config.family).names
     by_file: dict[str, list[str]] = {}  # canonical names

@@ -35,11 +35,11 @@ EXITS, FEATURE, SMALL, VOCABULARY, EARLY_EXIT = (
     f"{name}.safetensors" for name in ("exits", "feature", "small", "vocabulary", "early-exit")
 )
 LEARNT = "learnt.json"
-_MOST_LEARNT = 1_000_000  # bytes of it
+_MOST_LEARNT = 1_000_000  # bytes of that file
 SHIPPED = Path(__file__).parent.parent / "packs"
 _DESCRIPTION = "pack.json"
 _INSTEAD = "fetch it again, or go without it (--pack none)"
-# Names of tensors that belong to an exit, or to one of several layers; no model has a million of them.
+# Names of tensors of an exit, or of one of several layers; no model has a million of either.
 _ADAPTER = re.compile(r"exit\.([0-9]{1,6})\.layers?\..+")
 _EXIT_NORM = re.compile(r"exit\.([0-9]{1,6})\.norm\.weight")
 _LAYER_NUMBER = re.compile(r"([0-9]{1,6})\..+")
@@ -50,7 +50,7 @@ class Branch:
     """Decoder layers beside the target's, mostly one: their weights by canonical names, and the norm after them."""
 
     config: DecoderConfig  # of these layers
-    layer: dict[str, Tensor]  # model.layers.0.…, model.layers.1.…; without an input norm where it has none
+    layer: dict[str, Tensor]  # model.layers.0.…, model.layers.1.…; the input norm is missing if there is none
     norm: Tensor | None  # None: the output of the layers is not normed
 
 
@@ -58,13 +58,14 @@ class Branch:
 class FeatureBranch(Branch):
     """A feature drafter: its layers read fc(embedding of a token, feature of the position before it).
 
-    At positions the target has computed, the feature is its last hidden state, normed. A drafter with `first` uses
-    that instead of fc there: it also reads the hidden states after the layers `taps`, each scaled to unit RMS.
+    At positions that the target has computed, the feature is the target's last hidden state, normed. A drafter with
+    `first` uses that matrix there instead of fc; it also reads the hidden states after the layers `taps`, each scaled
+    to unit RMS.
     """
 
     fc: Tensor  # [hidden, 2 * hidden]
     fc_bias: Tensor | None = None
-    skips_first: bool = False  # leaves out the text's first token, which has no feature before it
+    skips_first: bool = False  # skips the text's first token, which has no feature before it
     taps: tuple[int, ...] = ()
     first: Tensor | None = None  # [hidden, (2 + taps) * hidden]; None: fc everywhere
 
@@ -79,19 +80,21 @@ class Pack:
     hidden: int
     vocabulary: int
     hashes: Mapping[str, str] = field(hash=False)  # by the name of the file
-    is_variant: bool = False  # only what fits the early-exit variant of its model
+    is_variant: bool = False  # holds only what fits the early-exit variant of its model
 
     def has(self, file: str) -> bool:
         return file in self.hashes
 
     def early_exit(self) -> Pack:
-        """What fits the early-exit variant: other adapters and drafters were trained on other hidden states."""
+        """The parts that fit the early-exit variant; other adapters and drafters were trained on other hidden
+        states."""
         return replace(
             self, is_variant=True, hashes={f: h for f, h in self.hashes.items() if f in (VOCABULARY, EARLY_EXIT)}
         )
 
     def learnt(self) -> dict[str, Any]:
-        """How often drafts were accepted when it was made: what a model that nothing was learnt of begins with."""
+        """Acceptance rates measured when the pack was made: the starting point for a model without statistics of its
+        own."""
         if not self.has(LEARNT):
             return {}
         content = self._content(LEARNT)
@@ -118,7 +121,7 @@ class Pack:
         return from_eight_bits(path, loaded(path, self._content(file), _INSTEAD), _INSTEAD)
 
     def matrix_size(self, name: str, shape: Sequence[int]) -> int:
-        """How many numbers a matrix of its files has where the model runs."""
+        """The number of elements of one of its matrices in the model that runs."""
         return math.prod(shape)
 
     def exits(self) -> tuple[int, ...]:
@@ -126,7 +129,7 @@ class Pack:
         return self._exits_with_adapter
 
     def adapter(self, exit_layer: int, config: DecoderConfig) -> Branch:
-        """The adapter of one exit of a target with this configuration."""
+        """The adapter of one exit, for a target with this configuration."""
         if exit_layer not in (exits := self.exits()):
             available = f"has adapters for exits {', '.join(map(str, exits))}" if exits else "has no adapters of exits"
             raise HierspecError(
@@ -145,7 +148,7 @@ class Pack:
         return Branch(alike, self._layers(file, tensors, several, alike), norm)
 
     def feature(self, config: DecoderConfig) -> FeatureBranch:
-        """The feature drafter: as many layers as the file has, like the target's last."""
+        """The feature drafter: as many layers as the file has, shaped like the target's last."""
         tensors, hidden = self.read(FEATURE), config.hidden
         count = self._count(FEATURE, tensors, "feature.layers.", config)
         like_last = layers_like(config, range(config.layers - count, config.layers))
@@ -172,7 +175,7 @@ class Pack:
         return Branch(like_first, layers, self._tensor(SMALL, tensors, "small.norm.weight", (config.hidden,)))
 
     def draft_vocabulary(self) -> np.ndarray | None:
-        """Tokens that drafting tiers score, in ascending order; None where the pack has none."""
+        """Tokens that drafting tiers score, in ascending order; None if the pack has none."""
         if not self.has(VOCABULARY):
             return None
         tokens = np.unique(token_ids(self.folder / VOCABULARY, "tokens", self.read(VOCABULARY), _INSTEAD))
@@ -189,7 +192,7 @@ class Pack:
         return tuple(sorted(exits - set(self.exits())))
 
     def exit_norm(self, exit_layer: int) -> Tensor | None:
-        """The norm that an exit of the early-exit variant uses instead of the last norm, where it has no adapter."""
+        """The norm that an exit of the early-exit variant uses instead of the final norm, if it has no adapter."""
         if not self.is_variant or exit_layer in self.exits():
             return None
         return self._exit_norms.get(exit_layer)
@@ -199,7 +202,7 @@ class Pack:
         """The file with adapters: the variant's are stored with its delta."""
         return EARLY_EXIT if self.is_variant else EXITS
 
-    # Needed for every request, so read once.
+    # Needed for every request, so they are read once.
     @cached_property
     def _exits_with_adapter(self) -> tuple[int, ...]:
         names = self.read(self._adapters) if self.has(self._adapters) else ()
@@ -228,7 +231,7 @@ class Pack:
     def _layers(
         self, file: str, tensors: dict[str, Tensor], prefix: str, config: DecoderConfig, start: str = "model.layers."
     ) -> dict[str, Tensor]:
-        """The layers of this configuration under their canonical names, which begin with `start`."""
+        """The layers of this configuration by canonical names, which begin with `start`."""
         expected = {name: shape for name, shape in expected_tensors(config).items() if name.startswith(start)}
         return {
             name: self._tensor(file, tensors, prefix + name.removeprefix(start), shape)
@@ -240,18 +243,17 @@ class Pack:
 
 
 def layers_like(config: DecoderConfig, numbers: Sequence[int]) -> DecoderConfig:
-    """A decoder whose layers are like these of the target: training begins with copies of them."""
+    """A configuration with layers like these of the target: training starts from copies of them."""
     return replace(config, layer_configs=tuple(config.layer_configs[number] for number in numbers), tied=True)
 
 
 def adapter_layers(config: DecoderConfig, exit_layer: int, count: int) -> list[int]:
-    """Layers of the target that the layers of an exit's adapter are like: the one that would come next, then the last
-    ones."""
+    """Layers of the target that an exit adapter's layers copy: the one after the exit, then the last ones."""
     return [min(exit_layer, config.layers - 1), *range(config.layers - count + 1, config.layers)]
 
 
 def fingerprint(config: DecoderConfig, weights: Mapping[str, Tensor]) -> str:
-    """Differs between models, but not between dtypes of one model: a hash of the sizes and all norms."""
+    """A hash of the sizes and all norms: differs between models, but not between dtypes of one model."""
     sizes = [config.hidden, config.layers, config.heads, config.kv_heads, config.vocabulary]
     digest = hashlib.sha256(json.dumps(sizes).encode())
     for layer in range(config.layers):
@@ -276,9 +278,9 @@ def write_pack(
     texts: Mapping[str, str] | None = None,
     learnt: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a whole pack or nothing: safetensors `files` by name, and `texts` (a model card) beside them.
+    """Writes a whole pack or nothing: safetensors `files` by name, and `texts` (such as a model card).
 
-    An existing pack of the same model keeps the files that are not given.
+    An existing pack of the same model keeps files that are not given.
     """
     folder = Path(folder)
     hashes: dict[str, str] = {}

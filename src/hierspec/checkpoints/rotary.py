@@ -1,4 +1,4 @@
-"""Rotary positions: their scalings as configurations write them, and the frequencies that result."""
+"""Rotary positions: scalings as configurations write them, and the resulting frequencies."""
 
 import math
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ SCALINGS = ("none", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class Rotary:
-    """How positions become angles. Fields that a scaling does not use keep their defaults."""
+    """How positions become angles. Fields that a scaling does not use have their defaults."""
 
     theta: float
     scaling: str = "none"  # one of SCALINGS
-    factor: float = 1.0  # by how much the context was stretched (linear, llama3, yarn)
-    original_context: int = 0  # context length before the stretch (llama3, yarn)
+    factor: float = 1.0  # by which the context was stretched (linear, llama3, yarn)
+    original_context: int = 0  # context length before stretching (llama3, yarn)
     low_frequency_factor: float = 1.0  # llama3
     high_frequency_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
@@ -46,14 +46,14 @@ class Rotary:
 
 
 def _check_factor(what: str, value: float) -> None:
-    # Far beyond every real model; further out, logarithms and quotients leave the range of floats.
+    # Far beyond every real model; further out, logarithms and quotients overflow.
     check(1e-6 <= value <= 1e6, f"{what} must lie between 0.000001 and 1,000,000", value)
 
 
 def inverse_frequencies(rotary: Rotary, head_size: int) -> tuple[np.ndarray, float]:
     """Angle per position of each pair of dimensions, float32 [head_size / 2], and the factor on cosine and sine.
 
-    The same operations in the same order as in transformers, in torch, because its power function rounds differently.
+    Does the same operations in the same order as transformers, in torch, because its power function rounds differently.
     """
     exponents = torch.arange(0, head_size, 2, dtype=torch.int64).to(torch.float32) / head_size
     wavelengths = rotary.theta**exponents
@@ -71,7 +71,7 @@ def inverse_frequencies(rotary: Rotary, head_size: int) -> tuple[np.ndarray, flo
 
 
 def yarn_attention_factor(factor: float, mscale: float | None = None, mscale_all: float | None = None) -> float:
-    """What yarn multiplies cosines and sines with when a context is stretched `factor` times."""
+    """The factor of yarn on cosines and sines when a context is stretched `factor` times."""
 
     def attention_factor(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
@@ -167,11 +167,10 @@ def _present(source: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def rotary_table(rotary: Rotary, head_size: int, positions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines of the first so many positions, [positions, head_size / 2] float32 each.
+    """Cosines and sines of the first `positions` positions, [positions, head_size / 2] float32 each.
 
-    Angles are rounded to float32, as in transformers. Their cosines are not made in float32: by torch on x86 the last
-    bit differs between processes, which can flip a near tie. In float64 such a difference is gone when the result is
-    rounded.
+    Angles are rounded to float32, as in transformers. Cosines are computed in float64: torch's float32 cosines on x86
+    differ in the last bit between processes, which can flip a near tie. Rounding from float64 removes the difference.
     """
     frequencies, factor = inverse_frequencies(rotary, head_size)
     angles = np.arange(positions, dtype=np.float32)[:, None] * np.asarray(frequencies, np.float32)

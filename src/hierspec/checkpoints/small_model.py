@@ -1,4 +1,4 @@
-"""A pack's small model as a checkpoint of its own: it has the target's embeddings and head, and none of its states."""
+"""A pack's small model as a separate checkpoint: it shares the target's embeddings and head, but no states."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hierspec.checkpoints.load import Checkpoint
 from hierspec.checkpoints.packs import SMALL
 from hierspec.core.errors import HierspecError
 
-_SHARED = ("model.embed_tokens.weight", "lm_head.weight")  # with the target, where it has them
+_SHARED = ("model.embed_tokens.weight", "lm_head.weight")  # with the target, if it has them
 
 
 def small_checkpoint(target: Checkpoint) -> Checkpoint:
-    """Of the pack that the target has."""
+    """The checkpoint of the small model in the target's pack."""
     pack = target.pack
     if pack is None or not pack.has(SMALL):
         raise HierspecError(

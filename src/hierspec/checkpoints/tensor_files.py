@@ -1,4 +1,4 @@
-"""Safetensors files that anybody may have written: tensors of the expected shapes and types, or one sentence."""
+"""Reads untrusted safetensors files: tensors of the expected shapes and types, or an error in one sentence."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,7 +44,7 @@ def check_stored(path: Path, file: Any, name: str, shape: Shape, remedy: str, in
 
 
 def check_tensor(path: Path, name: str, tensor: Tensor | None, shape: Shape, remedy: str) -> Tensor:
-    """A tensor that was read, if it has this shape and holds floats."""
+    """Checks that a tensor exists, has this shape and holds floats; returns it."""
     if tensor is None:
         raise missing(path, name, shape, remedy)
     check_shape(path, name, tuple(tensor.shape), shape, remedy)
@@ -65,7 +65,7 @@ def missing(path: Path, name: str, shape: Shape, remedy: str) -> HierspecError:
 
 
 def token_ids(path: Path, name: str, tensors: Mapping[str, Tensor], remedy: str) -> list[int]:
-    """A tensor that is a list of whole numbers."""
+    """A tensor that must be a list of integers, as a list."""
     tensor = tensors.get(name)
     if tensor is None or tensor.ndim != 1 or tensor.is_floating_point() or tensor.is_complex():
         raise HierspecError(f"{path} does not fit the model: {name} should be a list of whole numbers; {remedy}.")
@@ -81,5 +81,5 @@ def _damage_told(path: Path, remedy: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise refusal(path, remedy)(why(error)) from error
-    except Exception as error:  # of many types, depending on which part of the file the package stumbles over
+    except Exception as error:  # many types, depending on which part of the file is damaged
         raise HierspecError(f"{path} is damaged, it is not a whole safetensors file: {remedy}.") from error

@@ -1,4 +1,4 @@
-"""Numbers from configurations that anybody may have written: of the right type and sane, or one sentence."""
+"""Reads numbers from untrusted configurations: valid and of the right type, or an error in one sentence."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from hierspec.core.errors import HierspecError
 from hierspec.core.text_files import shown
 
-LARGEST = 2**31 - 1  # of sizes, counts and ids: what fits everything they are computed and stored with
+LARGEST = 2**31 - 1  # for sizes, counts and ids: fits every type that they are computed and stored with
 
 
 def integer(source: Mapping[str, Any], key: str) -> int:
@@ -25,7 +25,7 @@ def number(source: Mapping[str, Any], key: str, default: float | None = None) ->
         try:
             if math.isfinite(value):
                 return float(value)
-        except OverflowError:  # a whole number of hundreds of digits
+        except OverflowError:  # an integer with hundreds of digits
             pass
     raise HierspecError(f"The model's config is damaged: {key} must be a number, not {shown(value)}.")
 

@@ -1,1 +1,1 @@
-"""What grammars allow: compiled for a tokenizer, and followed token by token."""
+"""Grammars that constrain answers: compiled for a tokenizer, and followed token by token."""

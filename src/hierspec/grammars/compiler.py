@@ -17,13 +17,13 @@ from hierspec.grammars.constraint import GrammarConstraint
 from hierspec.grammars.token_bytes import TokenBytes
 from hierspec.text.tokenizer import Tokenizer
 
-_KEPT = 64  # compiled grammars; the least used go first
-# JSON as Python writes it: where spaces are free, small models write them without end. What is unknown is refused.
+_KEPT = 64  # compiled grammars to keep; the least recently used are dropped
+# JSON as Python writes it: with free whitespace, small models write spaces without end. Unknown keywords are refused.
 _SPELLING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": False}
 
 
 class GrammarCompiler:
-    """What a model's grammars share: its vocabulary by bytes, and what was compiled. Threads may share it."""
+    """What a model's grammars share: its vocabulary as bytes, and compiled grammars. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
@@ -39,15 +39,18 @@ class GrammarCompiler:
         return self._bytes.for_llguidance()
 
     def prepare(self) -> None:
-        """Read the vocabulary now, which takes up to a second, and not for the first grammar: a server has the time."""
+        """Reads the vocabulary now, which takes up to a second, instead of at the first grammar; for servers."""
         with self._lock:
             _ = self._llguidance
 
     def constraint(
         self, grammar: Grammar, model_stop_ids: Collection[int], other_stop_ids: Collection[int] = ()
     ) -> GrammarConstraint:
-        """What a grammar allows, for one new request. Where it is complete, a text may end with one of these ids; those
-        of the others that have characters are text like any token."""
+        """The constraint of one new request. Once the grammar is complete, the text may end with one of
+        `model_stop_ids`.
+
+        Other stop ids that have characters count as text like any token.
+        """
         with self._lock:
             matcher = self._matcher(grammar).deep_copy()
             pieces = self._bytes.pieces
@@ -58,7 +61,7 @@ class GrammarCompiler:
         return GrammarConstraint(matcher, self._vocabulary, ends, self._bytes.first_opening, self._bytes.opening_token)
 
     def _matcher(self, grammar: Grammar) -> Any:
-        """A matcher at the beginning of a text; requests have copies of it."""
+        """A matcher at the beginning of a text, from which requests get copies."""
         matcher = self._matchers.get(grammar)
         if matcher is None:
             matcher = self._matchers[grammar] = self._compiled(grammar)
@@ -68,7 +71,7 @@ class GrammarCompiler:
         return matcher
 
     def _compiled(self, grammar: Grammar) -> Any:
-        tokenizer = self._llguidance  # first: it says what is to be installed
+        tokenizer = self._llguidance  # first: its error says what to install
         from llguidance import LLMatcher
 
         try:
@@ -81,7 +84,7 @@ class GrammarCompiler:
 
 
 def _source(grammar: Grammar) -> str:
-    """The grammar in llguidance's own form."""
+    """The grammar in llguidance's format."""
     from llguidance import LLMatcher
 
     source: str

@@ -1,7 +1,7 @@
 """What a grammar allows along one text and every draft of it.
 
-The matcher stands at one place of the text; it goes to another by taking tokens back and reading others. What was
-worked out at a place is kept with it, so a node that was a drafter's token and is verified later costs nothing twice.
+The matcher is at one position of the text; it moves by rolling tokens back and reading others. Results are cached by
+position, so a node that was first drafted and is verified later costs nothing twice.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.interfaces import Constraint
 from hierspec.core.proposal import CERTAIN, NOTHING, Proposal
 
-SOURCE = "grammar"  # who drafted a forced token
-_LIKELY = 0  # evidence of a token whose characters must come, maybe in other tokens
+SOURCE = "grammar"  # source of forced tokens
+_LIKELY = 0  # evidence of a token whose characters are forced, perhaps in other tokens
 
 
 class _Place:
-    """After some tokens: what may follow, and the places after those that were asked about."""
+    """A position after some tokens: what may follow, and the positions after tokens that were asked about."""
 
     __slots__ = ("after", "bits", "forced", "single")
 
     def __init__(self) -> None:
         self.after: dict[int, _Place | None] = {}  # None: the token is forbidden here
-        self.bits: np.ndarray | None = None  # once it was asked for,
-        self.single = -1  # and the one token that it allows, where it is one
+        self.bits: np.ndarray | None = None  # mask of allowed tokens, once it was computed
+        self.single = -1  # the only allowed token, if there is just one; set with `bits`
         self.forced: list[int] | None = None  # llguidance's tokens for the characters that must follow
 
 
@@ -35,32 +35,32 @@ _END = _Place()  # after a stop token: nothing follows
 
 
 class GrammarConstraint(Constraint):
-    """`Constraint` of one request, through an `LLMatcher` of its own."""
+    """`Constraint` of one request, with its own `LLMatcher`."""
 
     def __init__(
         self,
         matcher: Any,
         vocabulary: int,
         ends: Sequence[int],
-        first_opening: int = 0,  # the matcher's id of the first token at the start of a text; 0: the same as elsewhere
-        opening_token: Callable[[bytes], int | None] = lambda text: None,  # that begins a text with these bytes
+        first_opening: int = 0,  # the matcher's id of token 0 at the start of a text; 0: ids are the same everywhere
+        opening_token: Callable[[bytes], int | None] = lambda text: None,  # begins a text with these bytes
     ) -> None:
         self._matcher = matcher
         self._bytes = -(-vocabulary // 8)
         self._ends = list(ends)
-        self._text = np.full(self._bytes, 0xFF, np.uint8)  # bits of what may be text
+        self._text = np.full(self._bytes, 0xFF, np.uint8)  # mask of tokens that may be text
         for token in ends:
             self._text[token >> 3] &= 0xFF ^ (1 << (token & 7))
         self._first_opening, self._opening_token = first_opening, opening_token
-        self._settled = 0  # tokens that the request has written: nobody goes back behind them
-        self._place = _Place()  # after them
+        self._settled = 0  # tokens that the request has written, which are never rolled back
+        self._place = _Place()  # the position after them
         self._read: list[int] = []  # tokens that the matcher has read since
 
     def wrote(self, tokens: Sequence[int]) -> None:
         kept, place = list[int](), self._place
         for token in tokens:
             following = None if token in self._ends else self._following(place, kept, token)
-            if following is None:  # the end: nothing more is asked for
+            if following is None:  # the end: nothing more will be asked
                 break
             kept.append(token)
             place = following
@@ -108,8 +108,10 @@ class GrammarConstraint(Constraint):
     def _walk(
         self, written: np.ndarray, proposal: Proposal, ends: bool = False
     ) -> tuple[list[list[int]], list[_Place | None]]:
-        """The path since what is settled, and the place, of `written` and of every node. `ends`: where the text may end
-        there is a place, `_END`, behind it."""
+        """The path since the settled tokens, and the position, for `written` and for every node.
+
+        With `ends`, a text that may end has the position `_END` after its stop token.
+        """
         start, place = list[int](), self._place
         here: _Place | None = place
         for token in written[self._settled :].tolist():
@@ -128,13 +130,13 @@ class GrammarConstraint(Constraint):
         return paths, places
 
     def _following(self, place: _Place, path: list[int], token: int) -> _Place | None:
-        """The place after a token; None where it is forbidden."""
+        """The position after a token; None if the token is forbidden."""
         if token not in place.after:
             place.after[token] = _Place() if self._allows(place, path, token) else None
         return place.after[token]
 
     def _allows(self, place: _Place, path: list[int], token: int) -> bool:
-        if place.bits is None and token not in self._ends:  # most drafts are not verified: one token costs less
+        if place.bits is None and token not in self._ends:  # a mask for a rejected draft would cost more
             self._go(path)
             return bool(self._matcher.validate_tokens([self._spelled(path, token)]))
         return bool(self._bits(place, path)[token >> 3] >> (token & 7) & 1)
@@ -158,8 +160,10 @@ class GrammarConstraint(Constraint):
         return place.bits
 
     def _open_forced(self, bits: np.ndarray) -> None:
-        """Where the first characters of the text are forced the matcher allows the one token that has them inside a
-        text: allow the one that begins a text with them."""
+        """Allows the token that begins a text with the forced first characters.
+
+        The matcher only allows the token that has these characters inside a text.
+        """
         token = self._opening_token(self._matcher.compute_ff_bytes())
         if token is not None and self._matcher.validate_tokens([token + self._first_opening]):
             bits[token >> 3] |= 1 << (token & 7)
@@ -174,15 +178,15 @@ class GrammarConstraint(Constraint):
         return place.forced
 
     def _opens(self, path: list[int]) -> bool:
-        """Whether what follows is the first token of the text, and written in another way."""
+        """Whether the next token is the first of the text, and the first token is spelled differently."""
         return bool(self._first_opening) and not self._settled and not path
 
     def _spelled(self, path: list[int], token: int) -> int:
-        """The matcher's number of a token that follows this path."""
+        """The matcher's id of a token that follows this path."""
         return token + self._first_opening if self._opens(path) else token
 
     def _go(self, path: list[int]) -> None:
-        """Bring the matcher to the end of this path, of which every token is allowed."""
+        """Moves the matcher to the end of this path, all of whose tokens are allowed."""
         same = 0
         for read, token in zip(self._read, path, strict=False):
             if read != token:

@@ -1,7 +1,7 @@
-"""A tokenizer as llguidance reads it: the bytes of every token, and how a text becomes tokens.
+"""A tokenizer in llguidance's form: the bytes of every token, and how to tokenise a text.
 
-A SentencePiece tokenizer writes the first token of a text in another way than later ones: it drops a space. So such a
-vocabulary is given twice, the second time as tokens are spelled at the beginning of a text.
+A SentencePiece tokenizer spells the first token of a text differently: it drops a space. Such a vocabulary is given
+twice, the second time with the spellings at the beginning of a text.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 from hierspec.core.errors import HierspecError
 from hierspec.text.tokenizer import Tokenizer
 
-_WORD = 32  # bits: masks are whole words
-_MARK = "\n"  # a text before a text: what comes after it is spelled as inside a text
+_WORD = 32  # bits per word: masks are whole words
+_MARK = "\n"  # a prefix text: what follows it is spelled as inside a text
 
 
 class TokenBytes:
-    """The vocabulary of a model by its bytes. Control tokens have none: no grammar asks for them."""
+    """A model's vocabulary as bytes. Control tokens have none: no grammar asks for them."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         self._tokenizer = tokenizer
@@ -29,10 +29,10 @@ class TokenBytes:
             spaces = b" " * decoding.leading_spaces
             for token, piece in enumerate(self.pieces):
                 opening = tokenizer.opening_piece(token) if piece else b""
-                # A token of fewer spaces than are dropped would drop some of the next one's: it never comes first.
+                # A token of fewer spaces than are dropped would drop some of the next token's: it never comes first.
                 short = len(opening) < len(spaces) and not opening.strip(b" ")
                 self.openings.append(b"" if short else opening.removeprefix(spaces) if spaces else opening)
-        self.first_opening = size if self.openings else 0  # number of the first token as it begins a text
+        self.first_opening = size if self.openings else 0  # id of token 0 as it begins a text
         self._ids: dict[bytes, int] | None = None
 
     def for_llguidance(self) -> Any:
@@ -44,12 +44,12 @@ class TokenBytes:
                 "Grammars need the package llguidance, which is not installed: pip install 'hierspec[grammar]'."
             ) from None
         tokens = [*self.pieces, *self.openings]
-        end = len(tokens)  # whether a text may end is asked for otherwise
+        end = len(tokens)  # whether a text may end is asked separately
         described = _Described([*tokens, *[b""] * _WORD], end, self.encode)
         return llguidance.LLTokenizer(llguidance.TokenizerWrapper(described), n_vocab=end + _WORD, eos_token=end)
 
     def encode(self, text: bytes) -> list[int]:
-        """Tokens of these bytes as the model is used to read them inside a text; they always spell the bytes."""
+        """Tokens of these bytes as the model sees them inside a text; they always spell exactly the bytes."""
         try:
             ids = self._inside(text.decode())
         except (UnicodeDecodeError, HierspecError):
@@ -57,7 +57,7 @@ class TokenBytes:
         return ids if b"".join(self.pieces[token] for token in ids) == text else self._longest_first(text)
 
     def opening_token(self, text: bytes) -> int | None:
-        """The token that a text of these bytes begins with: as the tokenizer has it, else the longest."""
+        """The first token of a text of these bytes: the tokenizer's choice, else the longest."""
         try:
             first = self._tokenizer.encode(text.decode(errors="ignore"), begin=False)[:1]
         except HierspecError:
@@ -77,7 +77,7 @@ class TokenBytes:
         return ids
 
     def _longest_first(self, text: bytes) -> list[int]:
-        """Where the tokenizer has no way to write them: the longest tokens that fit, one after the other."""
+        """The longest tokens that fit, one after the other, for bytes that the tokenizer cannot encode."""
         if self._ids is None:
             self._ids = {piece: token for token, piece in reversed(list(enumerate(self.pieces))) if piece}
             self._longest = max(map(len, self._ids), default=0)

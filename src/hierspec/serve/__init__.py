@@ -1,1 +1,2 @@
-"""A server: what OpenAI's clients speak, and a page that shows the hierarchy at work. Extra: hierspec[serve]."""
+"""A server with the APIs of OpenAI and Anthropic, and a page that shows the hierarchy at work. Extra:
+hierspec[serve]."""

@@ -1,4 +1,4 @@
-"""The server as one application: its routes, and what stands before them."""
+"""The server as one application: its routes and middleware."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(model: AsyncLanguageModel, settings: Settings) -> FastAPI:
-    """Serves this model. Whoever opened the model closes it."""
+    """An application that serves this model. The caller closes the model."""
     app = FastAPI(title="hierspec", version=hierspec.__version__, description=_ABOUT, redoc_url=None, responses=_ERRORS)
     app.state.model, app.state.settings = model, settings
     app.state.gate = Gate(settings.limits.running_answers)
@@ -41,7 +41,7 @@ def create_app(model: AsyncLanguageModel, settings: Settings) -> FastAPI:
     add_handlers(app)
     for routes in (chat, completions, responses, messages, models, tokens, health, metrics, page):
         app.include_router(routes.router)
-    # The last one added is the first that a request meets.
+    # Middleware that is added last runs first.
     app.add_middleware(BodyLimit, limits=settings.limits)
     app.add_middleware(KeyCheck, keys=settings.api_keys)
     if settings.cors_origins:

@@ -1,4 +1,4 @@
-"""Runs the server on a socket, from its first request to a graceful stop."""
+"""Runs the server on a socket until a graceful stop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BACKLOG = 2048  # connections that wait to be accepted
 
 
 def serve(model: LanguageModel, settings: Settings, say: Callable[[str], None]) -> None:
-    """Until SIGTERM or Ctrl-C. Running answers are finished first, for as long as the settings allow."""
+    """Serves until SIGTERM or Ctrl-C. Running answers are finished first, as long as the settings allow."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     listener = listen(settings.host, settings.port)
     running = AsyncLanguageModel(model, most_running=settings.most_running)
@@ -41,7 +41,7 @@ def serve(model: LanguageModel, settings: Settings, say: Callable[[str], None]) 
 def make_server(app: FastAPI, settings: Settings) -> Server:
     config = uvicorn.Config(
         app,
-        http="h11",  # one reading of malformed requests on every machine
+        http="h11",  # the same parsing of malformed requests on every machine
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -53,7 +53,7 @@ def make_server(app: FastAPI, settings: Settings) -> Server:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's, which takes no new requests from the moment it is told to stop."""
+    """Uvicorn's server, except that it accepts no new requests once it is told to stop."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.drain()
@@ -67,11 +67,11 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.drain()
         await super().shutdown(sockets)
-        await asyncio.sleep(0)  # cancelled requests run their last lines
+        await asyncio.sleep(0)  # let cancelled requests finish their cleanup
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at this address; the sentence where there can be none."""
+    """A socket that listens at this address, or an error in one sentence."""
     try:
         [(family, kind, protocol, _, address), *_] = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -80,7 +80,7 @@ def listen(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen(_BACKLOG)  # before anybody is told the address: who comes early waits
+            listener.listen(_BACKLOG)  # before the address is announced, so that early clients wait
         except BaseException:
             listener.close()
             raise
@@ -98,4 +98,4 @@ def _address(listener: socket.socket) -> str:
 
 
 def _already_handled(number: int, frame: FrameType | None) -> None:
-    """The server has stopped for this signal; it passes it on so that the process ends, which it does by itself."""
+    """Ignores a signal that the server has already stopped for and raises again; the process ends by itself."""

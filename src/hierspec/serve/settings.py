@@ -1,4 +1,4 @@
-"""What a server is told when it starts: where it listens, who may use it, and how much."""
+"""Settings of a server: where it listens, who may use it, and how much."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hierspec.options import PlanLike
 
 @dataclass(frozen=True)
 class Key:
-    """An API key, and whose it is. What is learnt from the texts of one key never serves another."""
+    """An API key and its owner. What is learnt from one key's texts is never used for another."""
 
     name: str
     secret: str
@@ -25,18 +25,18 @@ class Key:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much clients may ask for."""
+    """Limits on what clients may ask for."""
 
-    body_bytes: int = 8 << 20  # of a request; it is refused before more than that is read
-    body_seconds: float = 60.0  # in which all of it must have come
-    nesting: int = 100  # lists and objects inside each other
-    prompt_tokens: int | None = None  # None: what the model's context holds
-    max_tokens: int | None = None  # of an answer; None: what the model's context holds
-    call_answers: int = 128  # answers of one call: prompts times n
-    running_answers: int = 256  # of all calls at once; who comes then is told to come back later (429)
+    body_bytes: int = 8 << 20  # of a request; rejected before more than that is read
+    body_seconds: float = 60.0  # for the whole body to arrive
+    nesting: int = 100  # of lists and objects
+    prompt_tokens: int | None = None  # None: the model's context
+    max_tokens: int | None = None  # per answer; None: the model's context
+    call_answers: int = 128  # answers per call: prompts times n
+    running_answers: int = 256  # of all calls at once; further calls get status 429
     answer_seconds: float = 600.0  # from the call to its last token
-    send_seconds: float = 30.0  # that a client may take to read what was sent, before its request is cancelled
-    drain_seconds: float = 30.0  # that running answers have when the server is told to stop
+    send_seconds: float = 30.0  # for a client to read what was sent, before its request is cancelled
+    drain_seconds: float = 30.0  # for running answers to finish when the server is told to stop
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -46,18 +46,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """Loopback and no keys by default: nobody else can reach it."""
+    """Settings; by default loopback without keys, so that nobody else can reach the server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
-    model_name: str = "hierspec"  # under which clients ask for it
-    aliases: tuple[str, ...] = ()  # other names for it
-    api_keys: tuple[Key, ...] = ()  # none: everybody may use it
-    plan: PlanLike = "auto"  # where a request names none
-    temperature: float = 1.0  # where a request names none, as OpenAI's API has it
-    cors_origins: tuple[str, ...] = ()  # pages of other servers that may call this one from a browser
+    model_name: str = "hierspec"  # by which clients ask for it
+    aliases: tuple[str, ...] = ()  # other names of the model
+    api_keys: tuple[Key, ...] = ()  # empty: everybody may use it
+    plan: PlanLike = "auto"  # for requests that name none
+    temperature: float = 1.0  # for requests that set none, as in OpenAI's API
+    cors_origins: tuple[str, ...] = ()  # origins of other pages that may call this server from a browser
     log_prompts: bool = False
-    most_running: int = 64  # answers that share forward passes; further ones wait
+    most_running: int = 64  # answers that share forward passes; others wait
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

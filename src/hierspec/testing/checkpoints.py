@@ -37,7 +37,7 @@ _ALL_LAYERS = {field.name for field in fields(LayerConfig)} - set(_PER_LAYER.val
 
 
 def tiny_config(family: str = "llama", **changes: Any) -> DecoderConfig:
-    """A decoder of a few thousand weights with all that is special about its family.
+    """A decoder of a few thousand weights with all special features of its family.
 
     `changes` are fields of DecoderConfig, the number of `layers`, `windows` and `rotary_layers` with a value for each
     layer, or fields of LayerConfig for all layers.
@@ -83,7 +83,7 @@ def tiny_checkpoint(
 
 
 def random_weights(config: DecoderConfig, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Normal weights, large enough that logits differ clearly and no token merely repeats the one before it."""
+    """Normal weights, large enough that logits differ clearly and tokens do not just repeat."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in expected_tensors(config).items():
@@ -93,7 +93,7 @@ def random_weights(config: DecoderConfig, seed: int = 0) -> dict[str, torch.Tens
         elif len(shape) == 1:
             weights[name] = 0.3 * noise
         elif name == "model.embed_tokens.weight":
-            # Smaller than what the layers add, or a tied head would predict the input token again.
+            # Smaller than what the layers add; otherwise a tied head would predict the input token again.
             weights[name] = 0.3 * noise
         else:
             weights[name] = 1.5 * noise / shape[1] ** 0.5

@@ -19,7 +19,7 @@ def markov_logits(
 ) -> Logits:
     """Random logits that depend on the last `order` tokens alone.
 
-    Two of the same `seed` are related: `noise` 0 is the same model, 0.5 a good draft of it, 5 a bad one.
+    Two with the same `seed` are related: `noise` 0 is the same model, 0.5 a good draft of it, 5 a bad one.
     """
     cache: dict[tuple[int, ...], np.ndarray] = {}
 
@@ -35,10 +35,10 @@ def markov_logits(
 
 
 class FakeScorer:
-    """A deterministic scorer. It answers with the reference distribution and picks of `core.sampling`, row by row.
+    """A deterministic scorer with the reference distribution and picks of `core.sampling`, row by row.
 
-    `packed` holds the number of asks of every call, so a test can see what was batched; `released` the requests
-    that ended.
+    `packed` has the number of asks of every call, so a test can see what was batched; `released` has the requests that
+    ended.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ def texts(ask: Ask) -> list[np.ndarray]:
 
 
 class FakeStore(Store):
-    """A store that proposes what `draft` says. `learnt` holds what it was taught, one entry a step.
+    """A store that proposes what `draft` returns. `learnt` has what it was taught, one entry per step.
 
-    With `fresh`, every request gets a store of its own (listed in `begun`); else all share this one.
+    With `fresh`, every request gets its own store (listed in `begun`); otherwise all share this one.
     """
 
     def __init__(self, name: str, draft: Draft, fresh: bool = False) -> None:

@@ -35,8 +35,10 @@ def tiny_pack(
     seed: int = 0,
     taps: Sequence[int] = (1, 3),
 ) -> Path:
-    """Writes a random pack with everything that a pack can hold, for the model in the folder `model`. Adapters of the
-    first exit have one layer, of the others two."""
+    """Writes a random pack with all possible parts, for the model in the folder `model`.
+
+    The adapter of the first exit has one layer, those of other exits have two.
+    """
     checkpoint = load_checkpoint(model, torch.float32, pack="none")
     config, generator = checkpoint.config, torch.Generator().manual_seed(seed)
     single = layers_like(config, [0])
@@ -97,7 +99,7 @@ def tiny_pack(
 
 
 def tiny_eagle(folder: Path | str, config: DecoderConfig, seed: int = 0, bias: bool = True) -> Path:
-    """Writes a random EAGLE head for a target with this configuration, as such heads are published."""
+    """Writes a random EAGLE head for a target with this configuration, in the published format."""
     folder = _described(folder, config, bias=bias)
     single = layers_like(config, [0])
     weights = random_weights(single, seed)
@@ -110,7 +112,7 @@ def tiny_eagle(folder: Path | str, config: DecoderConfig, seed: int = 0, bias: b
     tensors["fc.weight"] = torch.randn(config.hidden, 2 * config.hidden, generator=generator) / config.hidden**0.5
     if bias:
         tensors["fc.bias"] = 0.1 * torch.randn(config.hidden, generator=generator)
-    tensors["embed_tokens.weight"] = weights["model.embed_tokens.weight"]  # published too; the target's is used
+    tensors["embed_tokens.weight"] = weights["model.embed_tokens.weight"]  # published, but not used
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 

@@ -1,7 +1,7 @@
-"""Reads what follows a marker: one tool call or several, as far as they go, or text that is none.
+"""Reads what follows a marker: one or several tool calls, or text that is no call.
 
 A reader is sent characters (see `json_reader`). It returns the calls at the character that completes them and raises
-`NotJson` at the first one that shows that there is no call.
+`NotJson` at the first character that rules out a call.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _json_or_function(tools: Tools) -> Reader[list[ToolCall]]:
 
 
 def _bare(names: Collection[str]) -> Reader[list[ToolCall]]:
-    """JSON that nothing marks is a call only of a function that exists, and with arguments."""
+    """Unmarked JSON is a call only if the function exists and there are arguments."""
     first = yield from first_character()
     text = yield from _call_json(first)
     calls = _calls(text, with_arguments=True)
@@ -67,7 +67,7 @@ def _call_json(first: str) -> Reader[str]:
 
 
 def _mistral() -> Reader[list[ToolCall]]:
-    """A JSON list, or as newer models write it: name[CALL_ID]id[ARGS]{…} with all but name and arguments left out."""
+    """A JSON list, or the newer name[CALL_ID]id[ARGS]{…}, in which only name and arguments are required."""
     first = yield from first_character()
     if first in "{[":
         return _calls((yield from _call_json(first)))
@@ -125,7 +125,7 @@ def _gemma(closing: str, quote: str) -> Reader[list[ToolCall]]:
 
 
 def _until(text: str, opening: str, closing: str) -> Reader[str]:
-    """What stands between the two; `text` is what was read already."""
+    """Text from `opening` to `closing`; `text` was already read."""
     while not text.endswith(closing):
         text += yield
         if not text.startswith(opening[: len(text)]):
@@ -155,7 +155,7 @@ def _calls(text: str, with_arguments: bool = False) -> list[ToolCall]:
     """Calls of a JSON object or list."""
     value = _loaded(text)
     entries = value if isinstance(value, list) else [value]
-    if with_arguments and not entries:  # with a marker before it an empty list says that no call is needed
+    if with_arguments and not entries:  # after a marker, an empty list means that no call is needed
         raise NotJson
     return [_call_of(entry, with_arguments) for entry in entries]
 
@@ -181,6 +181,6 @@ def _call(name: Any, arguments: Any) -> ToolCall:
     text = json.dumps(arguments, ensure_ascii=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a character, which no client could be sent
+    except UnicodeEncodeError:  # half a surrogate pair, which cannot be sent to a client
         raise NotJson from None
     return ToolCall(name, text)

@@ -18,7 +18,7 @@ from hierspec.text.template_budget import too_much
 from hierspec.text.template_sandbox import SandboxedEnvironment
 
 _LONGEST_SOURCE = 1 << 18  # characters; the longest real templates have 30,000
-_LONGEST_TEXT, _LONGEST_SHARE = 500_000, 8  # of the result, and for each character given; encoding it takes time
+_LONGEST_TEXT, _LONGEST_SHARE = 500_000, 8  # characters of the result, and more per character given
 _LONGEST_REASON = 300  # characters of a template's own error message
 
 
@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def _characters(value: Any) -> int:
-    """Of all texts in what `_plain` made."""
+    """The number of characters of all texts in a value made by `_plain`."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -95,7 +95,7 @@ def _characters(value: Any) -> int:
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Reasoning has three names; templates read the first or the second."""
+    """Copies reasoning to the names that templates read; clients use three."""
     names = ("reasoning_content", "thinking", "reasoning")
     reasoning = next((message[name] for name in names if message.get(name) is not None), None)
     if reasoning is None:

@@ -34,9 +34,9 @@ class _Split:
     patterns: tuple[str, ...] = ()  # applied one after the other, before GPT-2's pattern or instead of it
     gpt2_pattern: bool = False
     single_digits: bool = False
-    nfc: bool = False  # text is normalised to Unicode's composed form first
-    ignore_merges: bool = False  # a word that is in the vocabulary is not built from merges
-    add_bos: bool = False  # where the file does not say
+    nfc: bool = False  # text is first normalised to Unicode's composed form
+    ignore_merges: bool = False  # a word in the vocabulary is not built from merges
+    add_bos: bool = False  # if the file does not say
 
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -52,11 +52,11 @@ _TEKKEN_PATTERN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# The order of llama.cpp's fallback, which files that say "default" were made with.
+# In the order of llama.cpp's fallback, which files with "default" were made with.
 _GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _DEFAULT_PATTERNS = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_PATTERN, r"\p{N}+", r"[0-9][0-9][0-9]")
 
-# Qwen2's, without line ends after punctuation.
+# Qwen2's pattern, without line ends after punctuation.
 _SEED_PATTERN = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 _LLAMA3 = _Split((_LLAMA3_PATTERN,), ignore_merges=True, add_bos=True)
@@ -75,7 +75,7 @@ _SPLITS = {
     "seed-coder": _Split((_SEED_PATTERN,)),
     "tekken": _Split((_TEKKEN_PATTERN,), ignore_merges=True, add_bos=True),
 }
-# Control tokens that end a message in every model; files from before GGUF had keys for them name only one.
+# Control tokens that end a message in every model; files older than the GGUF keys for them name only one.
 _MESSAGE_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 
 
@@ -89,7 +89,7 @@ class _Vocabulary:
     types: tuple[int, ...]
     scores: tuple[float, ...]
     merges: tuple[tuple[str, str], ...]
-    special_ids: dict[str, int]  # bos, eos, unknown, padding, eot, eom: those that the file has
+    special_ids: dict[str, int]  # bos, eos, unknown, padding, eot, eom: those in the file
     add_bos: bool | None
     add_eos: bool
     add_space_prefix: bool | None
@@ -186,10 +186,10 @@ def _write(vocabulary: _Vocabulary, template: object, folder: Path) -> None:
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
-    """Byte-level BPE, and whether such tokenizers begin a text with a special token."""
+    """Byte-level BPE, and whether such tokenizers start a text with a special token."""
     split = _SPLITS.get(vocabulary.pre)
     if split is None:
-        # Any other split would silently give other tokens, and worse text.
+        # Any other split would silently give different tokens, and worse text.
         raise HierspecError(
             f"This GGUF file splits text in the way {shown(vocabulary.pre)}, which is not supported; "
             f"supported are {', '.join(_SPLITS)}."
@@ -229,10 +229,10 @@ def _bpe(vocabulary: _Vocabulary, merges: Sequence[tuple[str, str]], **options: 
 
 
 def _merges_from_scores(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """SentencePiece merges any two neighbours that together are a token, the highest score first: that, as merges."""
+    """SentencePiece's merges: any two neighbours that together are a token, the highest score first."""
     if not vocabulary.scores:
         raise HierspecError("This GGUF file has neither merges nor scores for its vocabulary; download it again.")
-    # Control, byte and unknown tokens never come from ordinary text, so they take no part in merges.
+    # Control, byte and unknown tokens never come from ordinary text, so they are not merged.
     scores = {
         token: score
         for token, score, kind in zip(vocabulary.tokens, vocabulary.scores, vocabulary.types, strict=True)
@@ -244,13 +244,13 @@ def _merges_from_scores(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
         for cut in range(1, len(token))
         if token[:cut] in scores and token[cut:] in scores
     ]
-    # Between two ways to make one token, the longer left part first, as the common conversion of such models does.
+    # Of two ways to make one token, the longer left part comes first, as in the common conversion of such models.
     merges.sort(key=lambda merge: (-merge[0], -len(merge[1])))
     return [(left, right) for _, left, right in merges]
 
 
 def _items(metadata: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """A list under tokenizer.ggml, all of one type; empty where there is none."""
+    """A list under tokenizer.ggml with items of one type; empty if it is missing."""
     items = metadata.get(f"tokenizer.ggml.{name}", [])
     if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
         raise HierspecError(f"This GGUF file's vocabulary is damaged ({name} is not a list of them); fetch it again.")
@@ -258,7 +258,7 @@ def _items(metadata: dict[str, Any], name: str, kind: type | tuple[type, ...]) -
 
 
 def _merge(line: str) -> tuple[str, str]:
-    """A merge is "left right"; a token may itself begin with a space, hence from the second character."""
+    """Splits a merge "left right"; a token may begin with a space, hence the search from the second character."""
     middle = line.find(" ", 1)
     return line[:middle], line[middle + 1 :]
 

@@ -1,7 +1,7 @@
-"""Reads one JSON value character by character, so that text that cannot become one is known at its first character.
+"""Reads one JSON value character by character, so that text that cannot become one is detected at once.
 
 A reader is a generator: it is sent one character at a time, returns when the value is complete, and raises `NotJson` at
-the first character that no JSON value goes on with.
+the first character that cannot continue a JSON value.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ Reader = Generator[None, str, Result]
 CheckKey = Callable[[str], bool]  # whether an outermost object may have this key
 
 _SPACES = " \t\n\r"
-_DEEPEST = 64  # levels: Python's own parser would run out of stack at some thousand
-_LONGEST_NUMBER = 400  # characters; Python refuses whole numbers of some thousand digits
+_DEEPEST = 64  # levels: Python's own parser runs out of stack at some thousands
+_LONGEST_NUMBER = 400  # characters; Python refuses integers of some thousand digits
 _WORDS = ("true", "false", "null")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?\Z")
 _HEXADECIMAL = "0123456789abcdefABCDEF"
 
 
 class NotJson(Exception):
-    """The characters so far begin no JSON value."""
+    """The characters so far do not start a JSON value."""
 
 
 def any_key(_: str) -> bool:
@@ -31,22 +31,24 @@ def any_key(_: str) -> bool:
 
 
 def first_character() -> Reader[str]:
-    """The next character that is no space."""
+    """The next character that is not a space."""
     while (character := (yield)) in _SPACES:
         pass
     return character
 
 
 def read_container(first: str, key_allowed: CheckKey = any_key) -> Reader[str]:
-    """The text of an object or list that begins with `first`. `key_allowed` looks at the keys of the outermost
-    objects: the object itself, or those in the list."""
+    """The text of an object or list that begins with `first`.
+
+    `key_allowed` checks the keys of the outermost objects: the object itself, or those in the list.
+    """
     text, after = yield from _container(first, key_allowed, 1)
     assert after == ""
     return text
 
 
 def _value(first: str, key_allowed: CheckKey, level: int) -> Reader[tuple[str, str]]:
-    """The text of a value, and the character after it where that was needed to know its end."""
+    """The text of a value, and the character after it if that was needed to detect the end."""
     if first in "{[":
         return (yield from _container(first, key_allowed, level + 1))
     if first == '"':
@@ -60,7 +62,7 @@ def _container(first: str, key_allowed: CheckKey, level: int) -> Reader[tuple[st
     is_object, closing = first == "{", "}" if first == "{" else "]"
     text = first
     character = yield from first_character()
-    while character != closing or text != first:  # until an empty one ends
+    while character != closing or text != first:  # false only at the end of an empty container
         if is_object:
             if character != '"':
                 raise NotJson
@@ -70,7 +72,7 @@ def _container(first: str, key_allowed: CheckKey, level: int) -> Reader[tuple[st
                 raise NotJson
             character = yield from first_character()
         elif character != "{" and key_allowed is not any_key:
-            raise NotJson  # keys are looked at, so there must be some
+            raise NotJson  # keys are checked, so the items must be objects
         inner = any_key if is_object else key_allowed
         value, after = yield from _value(character, inner, level)
         text += value
@@ -106,7 +108,7 @@ def _string() -> Reader[str]:
 
 
 def _word(first: str) -> Reader[tuple[str, str]]:
-    """A number, true, false or null; only the next character tells that a number has ended."""
+    """A number, true, false or null; a number ends only with the next character."""
     if first not in "-0123456789tfn":
         raise NotJson
     text = first

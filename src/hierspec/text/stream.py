@@ -28,7 +28,7 @@ class Detokeniser:
         return self._decode(b"".join(map(self._bytes, ids)), last=False)
 
     def finish(self) -> str:
-        """What is left: a replacement character where the last character was never completed."""
+        """The rest: a replacement character if the last character was never completed."""
         return self._decode(b"", last=True)
 
     def _decode(self, data: bytes, last: bool) -> str:

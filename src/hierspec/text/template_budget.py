@@ -1,7 +1,7 @@
-"""What one rendering of a chat template may use: steps of work, and characters built or read.
+"""The budget of one rendering of a chat template: steps of work, and characters built or read.
 
-Every operation that a template can perform pays here before it runs, and nothing is paid back. So the memory of a
-rendering, and the time it takes, are bounded by two numbers, whatever the template does with its operations.
+Every operation of a template pays here before it runs, and nothing is refunded. So two numbers bound the memory and
+time of a rendering, whatever the template does.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from hierspec.core.errors import HierspecError
 
 # A step takes a microsecond or two; a character at most four bytes and some nanoseconds.
-_STEPS, _STEPS_A_MESSAGE = 1_000_000, 10_000  # real templates take hundreds, some a few for each pair of messages
-_CHARACTERS, _CHARACTERS_A_CHARACTER = 64_000_000, 16  # ... and read or copy each message a few times
-ITEM = 64  # what a small object in a list weighs, in characters
-OTHER = 32  # characters of a number
+_STEPS, _STEPS_A_MESSAGE = 1_000_000, 10_000  # real templates take hundreds, some a few per pair of messages
+_CHARACTERS, _CHARACTERS_A_CHARACTER = 64_000_000, 16  # real templates read or copy each message a few times
+ITEM = 64  # cost of a small object in a list, in characters
+OTHER = 32  # cost of a number, in characters
 
 
 class Budget:
-    """The limits grow with what the caller gave, which no template decides."""
+    """Limits that grow with the caller's input, which no template controls."""
 
     def __init__(self) -> None:
         self.reset(0, 0)
@@ -35,9 +35,9 @@ class Budget:
             raise too_much()
 
     def walk(self, *values: Any) -> int:
-        """Pays for a look at everything inside `values`, and returns its characters.
+        """Pays for a traversal of everything inside `values`, and returns its number of characters.
 
-        Lists that hold one list twice, many levels deep, are small in memory and endless to look at.
+        Lists that contain one list twice, many levels deep, are small in memory but endless to traverse.
         """
         total, waiting = 0, list(values)
         while waiting:

@@ -1,4 +1,4 @@
-"""The filters of chat templates, each paid for before it runs. What is not listed here does not exist."""
+"""The filters of chat templates, each paid for before it runs. Others do not exist."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hierspec.text.template_methods import lines_and_words, pay_replace
 from hierspec.text.template_operations import ESCAPED, Operations, joined_size
 
 Function = Callable[..., Any]
-_WORDS = 40  # of Jinja's title filter, which makes a list of all words
+_WORDS = 40  # cost factor of Jinja's title filter, which makes a list of all words
 _ESCAPED_IN_JSON = 12  # a character can become two of "\ud83d"
 _WIDEST_INDENT = 16
 _MOST_PLACES = 300  # of a rounded number: floats have no more
-_MOST_DIGITS = 1000  # of a text that is read as a number
+_MOST_DIGITS = 1000  # of a text that is parsed as a number
 
 
 class Filters:
-    """Methods that end in an underscore are named so only because Python has a function of that name."""
+    """Filters as methods; a trailing underscore avoids the name of a Python built-in."""
 
     def __init__(self, environment: Environment, operations: Operations) -> None:
         self._environment = environment
@@ -185,7 +185,7 @@ class Filters:
         return self._operations.lazy(list(jinja_filters.sync_do_slice(items, slices, fill_with)))
 
     def map(self, value: Any, *arguments: Any, **options: Any) -> Any:
-        items = self._operations.items(value or [])  # None, too, as in Jinja
+        items = self._operations.items(value or [])  # None counts as empty, as in Jinja
         if not arguments and "attribute" in options:
             attribute, default = options.pop("attribute"), options.pop("default", None)
             if options:
@@ -248,7 +248,7 @@ class Filters:
     # What several filters need.
 
     def _changed(self, value: Any, growth: int) -> str:
-        """The text of `value`, with a text `growth` times as long paid for."""
+        """The text of `value`, after paying for a text `growth` times as long."""
         text = self._text(value)
         self._pay(1, growth * len(text))
         return text
@@ -264,7 +264,7 @@ class Filters:
         return list(map(jinja_filters.make_attrgetter(self._environment, attribute, default=default), items))
 
     def _sorting(self, value: Any, attribute: Any = None) -> list[Any]:
-        """The items, with every comparison of a sort paid for."""
+        """The items, after paying for every comparison of a sort."""
         items = self._operations.items(value)
         parts = 1 + (len(attribute) if isinstance(attribute, str) else 0)
         rounds = 1 + int(log2(len(items) + 1))
@@ -296,7 +296,7 @@ class Filters:
         return cast(Function, table[name])
 
     def _pay_layout(self, value: Any, step: int) -> None:
-        """Pays for what indents and separators add to JSON: a line for each item, as deep as it lies."""
+        """Pays for what indentation and separators add to JSON: a line per item, indented by its depth."""
         waiting = [(value, 1)]
         while waiting:
             item, depth = waiting.pop()

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from hierspec.text.template_budget import ITEM, too_much
 from hierspec.text.template_operations import ESCAPED, Operations, joined_size
 
-# Every character that str.split() splits at; those of str.splitlines() are among them.
+# Every character that str.split() splits at, which includes those of str.splitlines().
 WHITESPACE = (
     "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
@@ -59,7 +59,7 @@ def _split(operations: Operations, subject: str, arguments: tuple[Any, ...]) -> 
 
 
 def lines_and_words(text: str) -> int:
-    """At most so many pieces come of splitting at white space or at line ends."""
+    """An upper bound of the pieces from splitting at white space or line ends."""
     return 1 + sum(map(text.count, WHITESPACE))
 
 
@@ -89,7 +89,7 @@ def pay_format(operations: Operations, subject: str, *arguments: Any) -> None:
     for _, _, form, _ in Formatter().parse(subject):
         count += 1
         if form and (len(form) > _LONGEST_FORMAT or "{" in form or re.search(r"\d{4}", form)):
-            raise too_much()  # it may pad to any width
+            raise too_much()  # it could pad to any width
     operations.pay_placeholders(subject, count, *arguments)
 
 
@@ -130,5 +130,5 @@ METHODS: dict[type, dict[str, Cost]] = {str: _TEXT, list: {**_LIST, **_named(_co
 def call_method(operations: Operations, subject: Any, name: str, cost: Cost, *arguments: Any, **options: Any) -> Any:
     cost(operations, subject, (*arguments, *options.values()))
     result = getattr(subject, name)(*arguments, **options)
-    # Views of a dictionary print and compare what they hold; lists are paid for.
+    # A dictionary's views print and compare their content unpaid; lists are paid for.
     return list(result) if name in _VIEWS and isinstance(subject, dict) else result

@@ -16,12 +16,12 @@ from markupsafe import Markup
 
 from hierspec.text.template_budget import ITEM, OTHER, Budget, too_much
 
-# Larger integers are of no use to a template, slow to print, and can be chosen to collide in a dictionary.
+# Larger integers are useless to a template, slow to print, and can be chosen to collide in a dictionary.
 _MOST_BITS = 60
 _MOST_POWER = 64
-ESCAPED = 6  # by how much escaping HTML can lengthen a text; Markup escapes what it is joined with
-_SHOWN = 10  # by how much Python's spelling of a value inside a list can exceed its text
-_PADDED = 2000  # characters that one placeholder may add: its width and precision have at most three digits
+ESCAPED = 6  # how much longer HTML escaping can make a text; Markup escapes what it is joined with
+_SHOWN = 10  # how much longer Python's repr of a value inside a list can be than its text
+_PADDED = 2000  # characters that one placeholder may add: width and precision have at most three digits
 _PLACEHOLDER = re.compile(
     r"%(?:%|(?:\([^()%]{0,100}\))?[-+ #0]{0,5}[0-9]{0,3}(?:\.[0-9]{0,3})?[diouxXeEfFgGcrsa])", re.ASCII
 )
@@ -55,7 +55,7 @@ class Operations:
         self.pay = budget.pay
 
     def text(self, value: Any) -> str:
-        """`value` as it is printed."""
+        """`value` as printed."""
         if isinstance(value, str):
             self.pay(1, len(value))
             return value
@@ -137,7 +137,7 @@ class Operations:
         return value in container
 
     def pay_search(self, text: str, part: Any, backwards: bool = False) -> None:
-        """Python's search is linear where the part is long, forwards; otherwise it compares part by part."""
+        """Pays for a search: Python's is linear forwards for long parts; otherwise it compares part by part."""
         length = len(part) if isinstance(part, str) else 0
         self.pay(1, len(text) * (1 + (length if backwards else min(length, 100)) // 8) + length)
 
@@ -145,7 +145,7 @@ class Operations:
         self.pay_search(text, characters, backwards=True)  # each character of the text against each of these
 
     def key(self, value: Any) -> Any:
-        """`value`, which may be looked up in a dictionary. Tuples are not: nested ones take for ever to hash."""
+        """`value`, checked as a dictionary key. Tuples are refused: nested ones take for ever to hash."""
         if not isinstance(value, (*_SCALAR, Undefined)):
             raise TypeError("only text and numbers can be keys")
         self.pay(1, len(value) if isinstance(value, str) else 0)
@@ -164,7 +164,7 @@ class Operations:
         return value[cut]
 
     def iterate(self, value: Any, steps_an_item: int = 0) -> Iterable[Any]:
-        """`value` for a loop, whose body pays for itself; its condition is paid here, for all items."""
+        """`value` for a loop. The body pays for itself; the loop's condition is paid for here, for all items."""
         if not isinstance(value, _ITERABLE):
             raise TypeError(f"{type(value).__name__!r} cannot be iterated over")
         self.pay(1 + steps_an_item * operator.length_hint(value))
@@ -193,7 +193,7 @@ class Operations:
 
 
 def _weight(value: Any) -> int:
-    """Characters of a text; the same space in a list."""
+    """The size of a text in characters, or the equivalent for a list."""
     return len(value) if isinstance(value, str) else 8 * len(value) if isinstance(value, (list, tuple)) else 0
 
 

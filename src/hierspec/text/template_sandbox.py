@@ -1,8 +1,8 @@
-"""Jinja for programs that nobody vouches for: the settings of `transformers`, and every operation paid for.
+"""Jinja for untrusted templates: the settings of `transformers`, with every operation paid for.
 
-Jinja compiles a template to Python. Its immutable sandbox keeps the program away from Python's internals; here, what
-is left to a template is a list: operators, filters, tests, methods and functions that pay before they run. Operations
-that the sandbox cannot intercept are rewritten as calls before the template is compiled, and bodies of loops and
+Jinja compiles a template to Python. Its immutable sandbox keeps the program away from Python's internals. Here,
+templates are further restricted to a list of operators, filters, tests, methods and functions, which pay before they
+run. Operations that the sandbox cannot intercept are rewritten as calls before compilation, and bodies of loops and
 macros pay for their own length, so that nothing runs unpaid.
 """
 
@@ -35,7 +35,7 @@ from hierspec.text.template_operations import Operations
 from hierspec.text.template_tests import tests
 
 _MACRO_STEPS = 10
-_NODES_A_STEP = 8  # parts of a program that run in a step's time, where they are not operations that pay themselves
+_NODES_A_STEP = 8  # nodes that run in the time of one step, not counting operations that pay for themselves
 _MOST_NODES = 30_000  # of a template; the longest real ones have a few thousand
 _METHODS_OF_OBJECTS = {Cycler: ("next", "reset"), LoopContext: ("cycle", "changed")}
 _LARGEST_RANGE_BORDER = 1 << 53
@@ -43,7 +43,7 @@ _DATE = 64  # characters of one "%c"
 
 
 class Payable:
-    """A function that a template may call, and that pays for itself."""
+    """A function that a template may call and that pays for itself."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function  # a name that templates cannot read
@@ -64,7 +64,7 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"],
             finalize=_printed,
-            optimized=False,  # nothing is computed while a template is compiled: nobody would pay
+            optimized=False,  # no constant folding: nobody would pay for it
             cache_size=0,
         )
         self.filters: dict[str, Any] = Filters(self, self.operations).all()
@@ -79,7 +79,7 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
             "strftime_now": self._strftime_now,
         }
         self.globals = {name: Payable(function) for name, function in functions.items()}
-        # What _rewrite puts into the program; templates cannot name attributes of the environment.
+        # Used by code that _rewrite inserts; templates cannot name attributes of the environment.
         self.pay_steps = Payable(self.budget.pay)
         self.concatenate = Payable(self.operations.concatenate)
         self.compare = Payable(self.operations.compare)
@@ -110,13 +110,13 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
             arguments = tuple(map(__self.operations.iterate, arguments))
         elif isinstance(__obj, MethodType) and __obj.__name__ in _METHODS_OF_OBJECTS.get(type(__obj.__self__), ()):
             __self.budget.walk(*arguments, *options.values())
-        elif not isinstance(__obj, (Joiner, Undefined)):  # the latter says that it is undefined
+        elif not isinstance(__obj, (Joiner, Undefined)):  # an Undefined raises its own error
             raise SecurityError(f"{type(__obj).__name__!r} cannot be called")
         return super().call(__context, __obj, *arguments, **options)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         self.budget.pay(1)
-        if type(obj) is _Namespace:  # Jinja's way takes five times as long
+        if type(obj) is _Namespace:  # Jinja's own access takes five times as long
             return obj.attributes.get(attribute, self.undefined(obj=obj, name=attribute))
         if (kind := _kind(obj)) is None:
             return super().getattr(obj, attribute)
@@ -140,14 +140,14 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
             return self._absent(obj, key)
 
     def _absent(self, obj: Any, key: Any) -> Undefined:
-        # Undefined values name what is missing in their message, and a list may be endless in print.
+        # An Undefined names the missing key in its message, and a list may be endless when printed.
         if isinstance(key, (str, int)):
-            name: Any = key  # Jinja takes numbers, too
+            name: Any = key  # Jinja accepts numbers, too
             return self.undefined(obj=obj, name=name)
         return self.undefined("a value is looked up by something that is neither text nor a number")
 
     def _method(self, obj: Any, kind: type, name: Any) -> Any:
-        """What Python calls an attribute: None where there is none, undefined where it is not for templates."""
+        """A Python attribute: None if there is none, undefined if templates may not use it."""
         if not isinstance(name, str):
             return None
         if kind is str and name == "format":
@@ -189,13 +189,13 @@ class SandboxedEnvironment(ImmutableSandboxedEnvironment):
         raise TemplateError(self.operations.text(message))
 
     def _strftime_now(self, pattern: Any) -> str:
-        if re.search(r"%[-_0^#+]*[0-9]", pattern):  # a width: some systems pad to any length
+        if re.search(r"%[-_0^#+]*[0-9]", pattern):  # a width, which some systems pad to any length
             raise too_much()
         self.budget.pay(1, len(pattern) + _DATE * pattern.count("%"))
         return datetime.now().strftime(pattern)
 
 
-@pass_context  # which also keeps Jinja from printing constants while it compiles
+@pass_context  # pass_context also keeps Jinja from printing constants at compile time
 def _printed(context: Context, value: Any) -> str:
     """Called with everything a template prints, also inside macros and captured blocks, where it is joined."""
     environment = context.environment
@@ -208,7 +208,7 @@ def _printed(context: Context, value: Any) -> str:
 class _Namespace(Namespace):
     """Jinja's namespace without underscore names, through which a template could reach Python's internals."""
 
-    __getattribute__ = object.__getattribute__  # Jinja's looks names up in its own dictionary
+    __getattribute__ = object.__getattribute__  # Jinja's version looks names up in its own dictionary
 
     def __init__(self, attributes: dict[Any, Any]) -> None:
         for name in attributes:
@@ -229,7 +229,7 @@ def _check_name(name: Any) -> None:
 
 
 def _kind(value: Any) -> type | None:
-    """Under which of METHODS a value's methods are."""
+    """The type in METHODS that has the methods of a value."""
     own = type(value)
     if own in METHODS:
         return own
@@ -248,7 +248,7 @@ class _GenerationBlock(Extension):
 
 
 def _rewrite(node: nodes.Node) -> int:
-    """Makes every operation below `node` one that pays, and returns how many nodes there are."""
+    """Makes every operation below `node` pay, and returns the number of nodes."""
     count = 1
     for field, value in node.iter_fields():
         items = value if isinstance(value, list) else [value]
@@ -271,8 +271,8 @@ def _rewrite(node: nodes.Node) -> int:
 
 
 def _paying(node: nodes.Node) -> nodes.Node:
-    """The node, or a call in its place."""
-    if isinstance(node, nodes.TemplateData):  # as a constant it is printed like anything else
+    """The node, or a call that replaces it."""
+    if isinstance(node, nodes.TemplateData):  # as a constant it is printed like any value
         return _located(nodes.Const(node.data), node)
     if isinstance(node, nodes.Concat):
         return _environment_call("concatenate", node.nodes, node)

@@ -1,5 +1,4 @@
-"""The tests of chat templates, such as `is defined`; what looks into a value is paid for. What is not listed here does
-not exist."""
+"""The tests of chat templates, such as `is defined`; those that look into a value are paid for. Others do not exist."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Text <-> ids for a model folder.
 
-Built on the `tokenizers` library alone, because importing `transformers` takes seconds. What `transformers` would do
-with the same folder (beginning-of-text token, chat template, special tokens) is repeated here and compared in tests.
+Built on the `tokenizers` library alone, because importing `transformers` takes seconds. What `transformers` does with
+the same folder (beginning-of-text token, chat template, special tokens) is repeated here and compared in tests.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Decoding:
         if self.byte_level:
             try:
                 return bytes(_BYTE_OF_CHARACTER[character] for character in token)
-            except KeyError:  # an added token is plain text, not spelled in the byte alphabet
+            except KeyError:  # an added token is plain text, not in the byte alphabet
                 return token.encode()
         if self.byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             try:
@@ -147,7 +147,7 @@ class Tokenizer:
             special_tokens=special_tokens,
             chat_template=_chat_template(folder / "chat_template.jinja", config.get("chat_template")),
             bos_id=bos_id,
-            # Fine-tunes often change the tokenizer's end token and not the model's, so both end a text.
+            # Fine-tunes often change the tokenizer's end token but not the model's, so both end a text.
             stop_ids=[*_ids(model.get("eos_token_id")), *_ids(eos_id)],
         )
 
@@ -171,7 +171,7 @@ class Tokenizer:
             _check_text(text)
 
         def encode() -> list[list[int]]:
-            # The library lets other threads run only while it encodes a batch.
+            # The library releases the GIL only in batch encoding.
             return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=begin)]
 
         with library_errors(_NOT_ENCODED):
@@ -217,13 +217,13 @@ class Tokenizer:
         return token_id
 
     def same_vocabulary(self, other: Tokenizer) -> bool:
-        """Whether every id means the same token to both, so that one model's ids are the other's."""
+        """Whether every id means the same token in both, so that the models can exchange ids."""
         ours, theirs = (tokenizer._backend.get_vocab(with_added_tokens=True) for tokenizer in (self, other))
         return bool(ours == theirs)
 
     @cached_property
     def vocabulary_hash(self) -> str:
-        """The same for tokenizers to which every id means the same token."""
+        """A hash that is equal for tokenizers in which every id means the same token."""
         vocabulary = sorted(self._backend.get_vocab(with_added_tokens=True).items())
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
@@ -233,7 +233,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The template's own text."""
+        """The source of the template."""
         return self._chat_template.source if self._chat_template else None
 
     def render_chat(
@@ -242,7 +242,8 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation. `variables` reach the template by name (for example enable_thinking, tools)."""
+        """The text of a conversation. The template can read `variables` by name (for example enable_thinking,
+        tools)."""
         if self._chat_template is None:
             raise HierspecError("This model has no chat template; give it a raw prompt instead of messages.")
         names = {**self._special_tokens, **(variables or {})}
@@ -259,7 +260,7 @@ class Tokenizer:
 
     @cached_property
     def _literal_backend(self) -> tokenizers.Tokenizer:
-        # The switch is state of the library's object: with a second object neither kind of encoding needs a lock.
+        # The option is state of the library's object; with a second object, neither kind of encoding needs a lock.
         with library_errors(_NOT_ENCODED):
             copy = tokenizers.Tokenizer.from_str(self._backend.to_str())
         copy.encode_special_tokens = True
@@ -292,7 +293,7 @@ def _check_text(text: str) -> None:
 
 
 def _is_excessive(step: Mapping[str, Any]) -> bool:
-    """Whether a step of a decoder could turn few tokens into a text without bound."""
+    """Whether a decoder step could turn few tokens into an unbounded text."""
     old, content, start = step.get("pattern"), step.get("content"), step.get("start")
     return (
         (isinstance(old, dict) and old.get("String") == "")
@@ -317,7 +318,7 @@ def _ids(entry: Any) -> list[int]:
     for i in ids:
         if isinstance(i, bool) or not isinstance(i, int):
             raise HierspecError(f"The model's config is damaged: {shown(i)} is not the id of a token; {_REMEDY}.")
-    return [i for i in ids if 0 <= i <= _LARGEST_ID]  # -1 and the like stand for none
+    return [i for i in ids if 0 <= i <= _LARGEST_ID]  # -1 and the like mean none
 
 
 def _first_id(*entries: Any) -> int | None:
@@ -325,7 +326,7 @@ def _first_id(*entries: Any) -> int | None:
 
 
 def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
-    """Marks tokens that the configuration calls special, also where tokenizer.json does not."""
+    """Marks tokens that the configuration calls special, even if tokenizer.json does not."""
     added = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_special_tokens(
         [
@@ -337,7 +338,7 @@ def _mark_special(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
 
 
 def _chat_template(path: Path, entry: Any) -> str | None:
-    """chat_template.jinja comes before the configuration, which holds one template or a list of named ones."""
+    """The template: chat_template.jinja, else the configuration's, which is one template or a list of named ones."""
     if path.is_file():
         return read_text(path, refusal(path, _REMEDY))
     if isinstance(entry, list):

@@ -1,7 +1,7 @@
-"""Around the `tokenizers` library, which trusts its files: its panics, its patience with patterns, and its appetite.
+"""Guards around the `tokenizers` library, which trusts its files: panics, slow patterns and unbounded growth.
 
-A tokenizer.json comes with a model from anywhere. The library raises bare exceptions and panics, follows a regular
-expression for as long as it takes, and lets a normaliser multiply a text as often as it likes.
+A tokenizer.json comes with a model from anywhere. The library raises bare exceptions and panics, runs a regular
+expression for as long as it takes, and lets a normaliser multiply a text without limit.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from hierspec.core.text_files import refusal, why
 
 _T = TypeVar("_T")
 _MOST_BYTES = 1 << 28  # of a tokenizer.json; the largest real ones have 40 MB
-# The word itself, or escapes that could hide it: nobody writes letters as escapes.
+# The word itself, or escapes that could hide it: nobody writes ASCII letters as escapes.
 _MAY_BE_PRECOMPILED = re.compile(rb'"Precompiled"|\\u00[2-7]')
 _DAMAGED = "The model's tokenizer is damaged or not supported"
-_MOST_GROWTH = 64.0  # of a text by all steps of a normaliser together; real ones replace a space by "▁"
-_MOST_PIECES = 64  # that a post-processor puts around a text
-# On the clock and of processor time, so that a busy machine changes nothing; a million characters take about a second.
+_MOST_GROWTH = 64.0  # of a text by all steps of a normaliser; real ones replace a space by "▁"
+_MOST_PIECES = 64  # pieces that a post-processor may put around a text
+# Limits of wall-clock and CPU time, both: a busy machine changes nothing. A million characters take about a second.
 _SECONDS, _SECONDS_A_CHARACTER = 2.0, 1e-5
-_LOOKED_AFTER = 0.05  # seconds
+_LOOKED_AFTER = 0.05  # seconds between checks
 
 
 @contextmanager
 def library_errors(sentence: str) -> Iterator[None]:
-    """Turns whatever the library raises into one sentence. Its panics are no subclass of Exception."""
+    """Turns whatever the library raises into one sentence. Its panics are not subclasses of Exception."""
     try:
         yield
     except (HierspecError, OSError, MemoryError):
@@ -64,7 +64,7 @@ def read_tokenizer(path: Path, remedy: str) -> tokenizers.Tokenizer:
 
 
 def _check_precompiled(content: Any, sentence: str) -> None:
-    """The library allocates what a table of characters claims as its length before it looks at the table."""
+    """Checks a table of characters: the library allocates the length that it claims before it reads the table."""
     waiting = [content]
     while waiting:
         item = waiting.pop()
@@ -79,7 +79,7 @@ def _check_precompiled(content: Any, sentence: str) -> None:
 
 
 def check_parts(backend: tokenizers.Tokenizer) -> None:
-    """Refuses a tokenizer whose normaliser or post-processor could multiply a text without bound."""
+    """Rejects a tokenizer whose normaliser or post-processor could multiply a text without bound."""
     with library_errors(f"{_DAMAGED}: its parts cannot be read."):
         normaliser, processor = part(backend.normalizer), part(backend.post_processor)
         if _growth(normaliser) > _MOST_GROWTH:
@@ -89,29 +89,29 @@ def check_parts(backend: tokenizers.Tokenizer) -> None:
 
 
 def part(component: Any) -> dict[str, Any] | None:
-    """A component as it stands in tokenizer.json."""
-    # Alone, because serialising a whole tokenizer of 150,000 tokens takes a noticeable part of a second.
+    """A component as in tokenizer.json."""
+    # Only this component: serialising a whole tokenizer of 150,000 tokens takes a noticeable part of a second.
     state: dict[str, Any] | None = json.loads(component.__getstate__()) if component else None
     return state
 
 
 def has_patterns(backend: tokenizers.Tokenizer) -> bool:
-    """Whether it holds regular expressions, which a text can keep busy for ever."""
+    """Whether it contains regular expressions, which a text could keep busy for ever."""
     parts = (part(backend.normalizer), part(backend.pre_tokenizer))
     return any('"Regex"' in json.dumps(state) for state in parts)
 
 
 def with_patience(task: Callable[[], _T], characters: int) -> _T:
-    """The result of `task`, or one sentence if it takes far longer than a text of so many characters should.
+    """The result of `task`, or one sentence if it takes far longer than a text of this length should.
 
-    A thread cannot be stopped from outside, but it can be left behind: it ends with the process.
+    A thread cannot be stopped from outside, but it can be abandoned: it ends with the process.
     """
     outcome: list[tuple[Any, BaseException | None]] = []
 
     def run() -> None:
         try:
             outcome.append((task(), None))
-        except BaseException as error:  # also a panic: it is raised again where somebody waits for it
+        except BaseException as error:  # even a panic: it is raised again in the waiting thread
             outcome.append((None, error))
 
     thread = threading.Thread(target=run, daemon=True, name="tokenizer")
@@ -128,7 +128,7 @@ def with_patience(task: Callable[[], _T], characters: int) -> _T:
 
 
 def _growth(normaliser: dict[str, Any] | None) -> float:
-    """By how much a text can grow, at most."""
+    """The factor by which a text can grow, at most."""
     match normaliser:
         case {"type": "Sequence", "normalizers": [*steps]}:
             growth = 1.0
@@ -139,7 +139,7 @@ def _growth(normaliser: dict[str, Any] | None) -> float:
             if not old:
                 raise HierspecError(f"{_DAMAGED}: its normaliser replaces an empty text.")
             return max(1.0, len(content) / len(old))
-        case {"type": "Replace", "content": str(content)}:  # a pattern, which may match one character
+        case {"type": "Replace", "content": str(content)}:  # a pattern, which may match a single character
             return max(1.0, float(len(content)))
         case {"type": "Prepend", "prepend": str(start)}:
             return 1.0 + len(start)

@@ -1,8 +1,8 @@
-"""A model's answer in parts: text, reasoning and tool calls, read while it is written.
+"""Parses a model's answer while it is generated: text, reasoning and tool calls.
 
-Text is handed on at once, except for the few characters that may begin a marker. A call is handed on whole; what only
-looks like one is text, and is handed on at the first character that shows it. How the answer is split into pieces makes
-no difference to the parts.
+Text is passed on at once, except for the few characters that may begin a marker. A call is passed on whole; what only
+looks like a call is text, and is passed on at the first character that shows it. The parts do not depend on how the
+answer is split into pieces.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hierspec.text.tool_formats import AUTO, CLOSINGS, THOUGHTS, ToolFormat
 
 __all__ = ["Answer", "AnswerParser", "Part", "Reasoning", "Text", "ToolCall", "parse"]
 
-_BETWEEN_CALLS = " \t\r\n;"  # Llama parts calls by semicolons
+_BETWEEN_CALLS = " \t\r\n;"  # Llama separates calls by semicolons
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ Part = Text | Reasoning | ToolCall
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer, read."""
+    """A whole answer, parsed."""
 
     text: str
     reasoning: str
@@ -57,10 +57,10 @@ def parse(text: str, form: ToolFormat = AUTO, tools: Tools | None = None, begin:
 
 
 class AnswerParser:
-    """Reads one answer.
+    """Parses one answer.
 
-    tools: the functions that may be called, with the schemas of their arguments; None: calls are not looked for.
-    begin: how the answer begins that the prompt already holds: the marker of a forced call or of reasoning.
+    tools: the functions that may be called, with the schemas of their arguments; None: calls are not parsed.
+    begin: the start of the answer that the prompt already contains: the marker of a forced call or of reasoning.
     """
 
     def __init__(self, form: ToolFormat, tools: Tools | None = None, begin: str = "") -> None:
@@ -70,12 +70,12 @@ class AnswerParser:
         self._thoughts: tuple[str, ...] = form.thoughts  # until something else was read
         self._held = ""
         self._state = self._at_start
-        self._marker = ""  # of the call or reasoning that is being read
+        self._marker = ""  # of the open call or reasoning
         self._reader: Reader[list[ToolCall]] | None = None
-        self._fed = 0  # characters of `_held` that the reader has had
+        self._fed = 0  # characters of `_held` that were sent to the reader
         self._parts: list[Part] = []
-        self._spaces = ""  # before what may be a call: dropped with it
-        self._drop_spaces = False  # they stand between parts
+        self._spaces = ""  # before a possible call: dropped with it
+        self._drop_spaces = False  # spaces between parts
         self._called = False  # a call was read
         self.add(begin)
 
@@ -85,7 +85,7 @@ class AnswerParser:
         return self._run(last=False)
 
     def finish(self) -> list[Part]:
-        """What was held back: half a call is text after all."""
+        """What was held back: an incomplete call is text."""
         return self._run(last=True)
 
     def _run(self, last: bool) -> list[Part]:
@@ -94,10 +94,10 @@ class AnswerParser:
         parts, self._parts = self._parts, []
         return parts
 
-    # Each state reads some of what is held and says whether the next one should go on at once.
+    # Each state consumes some of `_held` and returns whether the next state should run at once.
 
     def _at_start(self, last: bool) -> bool:
-        """At the beginning, or after a call or reasoning: spaces may stand here, and a closing marker."""
+        """At the beginning, or after a call or reasoning: spaces or a closing marker may follow."""
         rest = self._held.lstrip(_BETWEEN_CALLS if self._called and self._bare else None)
         closing = CLOSINGS.get(self._marker, "") if self._called else ""
         expected = [*self._thoughts, *self._markers, *([closing] if closing else [])]
@@ -133,7 +133,7 @@ class AnswerParser:
             return True
         safe = len(before) if last else len(before) - _unsafe(before, [closing])
         if not last:
-            safe = len(before[:safe].rstrip())  # spaces before the end are not part of it
+            safe = len(before[:safe].rstrip())  # trailing spaces are not part of it
         self._give(Reasoning(before[:safe]))
         self._held = before[safe:]
         return False
@@ -172,7 +172,7 @@ class AnswerParser:
         return self._no_call() if last else False
 
     def _no_call(self) -> bool:
-        """What began like a call is text; the rest of it may hold one."""
+        """What began like a call is text; the rest of it may contain a call."""
         begun = self._marker or self._held[:1]
         self._held = self._held[len(begun) - len(self._marker) :]
         self._give(Text(self._spaces + begun))

@@ -1,4 +1,4 @@
-"""How models write tool calls: the markers of each format, and which format a chat template uses."""
+"""Formats of tool calls: their markers, and which format a chat template uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 HERMES, SEED, MISTRAL, PYTHON_TAG = "<tool_call>", "<seed:tool_call>", "[TOOL_CALLS]", "<|python_tag|>"
 PHI, FUNCTOOLS, FUNCTION_GEMMA, GEMMA = "<|tool_call|>", "functools", "<start_function_call>", "<|tool_call>"
-# What may follow a call's end, and is no text.
+# What may follow the end of a call and is not text.
 CLOSINGS = {
     HERMES: "</tool_call>",
     SEED: "</seed:tool_call>",
@@ -14,10 +14,10 @@ CLOSINGS = {
     FUNCTION_GEMMA: "<end_function_call>",
     GEMMA: "<tool_call|>",
 }
-QUOTES = {FUNCTION_GEMMA: "<escape>", GEMMA: '<|"|>'}  # around a text, in formats that write calls without JSON
+QUOTES = {FUNCTION_GEMMA: "<escape>", GEMMA: '<|"|>'}  # around strings, in formats without JSON
 MISTRAL_ID, MISTRAL_ARGUMENTS = "[CALL_ID]", "[ARGS]"
 THOUGHTS = {"<think>": "</think>", "[THINK]": "[/THINK]", "<seed:think>": "</seed:think>"}
-# Tokenizers often call these special, and special tokens are not shown: but an answer cannot be read without them.
+# Tokenizers often mark these as special, which hides them; but an answer cannot be parsed without them.
 MARKER_TOKENS = frozenset(
     {HERMES, SEED, MISTRAL, PYTHON_TAG, PHI, FUNCTION_GEMMA, GEMMA, MISTRAL_ID, MISTRAL_ARGUMENTS}
     | {*CLOSINGS.values(), *QUOTES.values(), *THOUGHTS, *THOUGHTS.values()}
@@ -30,10 +30,10 @@ class ToolFormat:
 
     name: str
     markers: tuple[str, ...]  # each begins a call
-    bare: bool = False  # an answer that begins with a JSON call is one, without a marker
-    forced: str = ""  # what an answer begins with that has to be a call
+    bare: bool = False  # an answer that begins with a JSON call is a call, without a marker
+    forced: str = ""  # how an answer that must be a call begins
     listed: bool = False  # several calls are one JSON list
-    arguments: str = "arguments"  # what the model calls them
+    arguments: str = "arguments"  # the model's name for them
     thoughts: tuple[str, ...] = ()  # markers with which an answer may begin reasoning
 
 
@@ -56,7 +56,7 @@ FORMATS = {each.name: each for each in (*_FORMATS, AUTO)}
 
 
 def tool_format(template: str | None) -> ToolFormat:
-    """The format whose marker the chat template writes; where it writes none, all of them are looked for."""
+    """The format whose marker the chat template writes; if it writes none, all formats are tried."""
     if not template:
         return AUTO
     thoughts = tuple(marker for marker in THOUGHTS if marker in template or THOUGHTS[marker] in template)

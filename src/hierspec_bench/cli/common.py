@@ -56,7 +56,7 @@ def chosen_prompts(arguments: argparse.Namespace) -> tuple[str, list[BenchPrompt
 
 
 def chosen_plans(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The names and files of --plans, each looked at before a model is loaded."""
+    """The names and files of --plans, each checked before a model is loaded."""
     for plan in (plans := names(arguments.plans)):
         options.read_plan(options.usable_name("--plans", plan))
     return tuple(plans)

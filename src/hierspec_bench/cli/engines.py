@@ -22,7 +22,8 @@ def add_allow_missing(parser: argparse.ArgumentParser) -> None:
 
 
 def check(arguments: argparse.Namespace, samplings: Sequence[Sampling]) -> None:
-    """HierspecError for an unknown engine, one that was named and is not installed, and options that none is told."""
+    """Raises HierspecError for an unknown engine, a named one that is not installed, and options that engines
+    ignore."""
     if not arguments.peers:
         return
     if getattr(arguments, "enlarged", ""):
@@ -43,14 +44,14 @@ def check(arguments: argparse.Namespace, samplings: Sequence[Sampling]) -> None:
 
 
 def miss(engine: str, reason: str, arguments: argparse.Namespace) -> None:
-    """An engine that could not be opened: a note where that is allowed, else HierspecError."""
+    """Handles an engine that could not be opened: a note if that is allowed, else HierspecError."""
     if _named(arguments) and not arguments.allow_missing:
         raise HierspecError(_refusal(reason))
     note(f"{engine} is absent: {reason}")
 
 
 def _named(arguments: argparse.Namespace) -> bool:
-    """Whether engines were asked for by name, and not whichever there are."""
+    """Whether engines were asked for by name, not as `all`."""
     return _ALL not in names(arguments.peers)
 
 

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec_bench.gpu.random_models import shape_config
     from hierspec_bench.gpu.table import show
 
-    gpu_engines(engines, torch.device("cpu"), "float32", arguments.engine_python)  # refuses names
+    gpu_engines(engines, torch.device("cpu"), "float32", arguments.engine_python)  # raises for unknown names
     for shape in names(arguments.shapes):
         shape_config(shape)
     sizes = _sizes(arguments.enlarged)
@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _sizes(listed: str) -> list[str]:
-    """Sizes by name separated by commas, or one as a list of what differs, which has commas too."""
+    """Sizes by name, separated by commas, or a single list of differing sizes, which also contains commas."""
     return [listed] if "=" in listed else names(listed)
 
 

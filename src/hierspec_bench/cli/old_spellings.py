@@ -11,7 +11,7 @@ from pathlib import Path
 from hierspec.core.errors import HierspecError
 
 _EXPERIMENTS = Path(__file__).parents[3] / "experiments"
-# Flag, what it is now, and what takes the flag's place there. Where two were given the first here was obeyed.
+# Flag, its new command, and what replaces the flag there. If two flags were given, the first in this order won.
 _COMMANDS = {"--compare": ("compare", ""), "--install-peers": ("peers", "--install"), "--passes": ("passes", "")}
 _SCRIPTS = {
     "--store-times": ("store_times", ""),
@@ -41,7 +41,7 @@ class Spelling:
 
 
 def new_spelling(arguments: list[str]) -> Spelling:
-    """How the arguments of an old `hierspec bench` are spelled today."""
+    """The current spelling of the arguments of an old `hierspec bench`."""
     for flag, (name, replacement) in {**_COMMANDS, **_SCRIPTS}.items():
         if any(argument == flag or argument.startswith(f"{flag}=") for argument in arguments):
             rest = _replaced(arguments, flag, replacement)

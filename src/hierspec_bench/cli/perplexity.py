@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hierspec_bench.perplexity import compare
     from hierspec_bench.provenance import versions
 
-    text = text.replace("\r\n", "\n")  # as Python reads text: else line ends are a good part of what is scored
+    text = text.replace("\r\n", "\n")  # as Python reads text; otherwise line ends would be much of what is scored
     measured = [_measured(arguments, weights, text) for weights in formats]
     name, compared = measured[0][0], compare([format for _, format in measured])
     report = Report.of(arguments)
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measured(arguments: argparse.Namespace, weights: str, text: str) -> tuple[str, Measured]:
-    """The model's name, and what it makes of the text. The model goes when this returns: one at a time is in memory."""
+    """The model's name and its scores. The model is freed on return, so that only one is in memory at a time."""
     from hierspec_bench.perplexity import measure
 
     model = options.load_model(argparse.Namespace(**{**vars(arguments), "weights": weights}))
@@ -89,7 +89,7 @@ def _measured(arguments: argparse.Namespace, weights: str, text: str) -> tuple[s
 
 
 def _chosen_formats(arguments: argparse.Namespace) -> list[str]:
-    """Those of --weights, or all that run here: looked at before anything is loaded."""
+    """The formats of --weights, or all that run here: checked before anything is loaded."""
     if arguments.weights == "auto":
         return [weights for weights in _USUAL if not _refusal(arguments, weights)]
     formats = options.names(arguments.weights)
@@ -105,7 +105,7 @@ def _chosen_formats(arguments: argparse.Namespace) -> list[str]:
 
 
 def _refusal(arguments: argparse.Namespace, weights: str) -> str:
-    """Why a model cannot run in this format; nothing where it can, or where it must be fetched to know."""
+    """Why a model cannot run in this format; "" if it can, or if the model must be fetched to know."""
     import torch
 
     from hierspec.assembly.opening import why_not_compiled

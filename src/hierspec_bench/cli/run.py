@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     model = options.load_model(arguments, plans=listed)
     plans = {name: model.plan(name) for name in listed}
     for plan in plans.values():
-        model.hierarchy(plan)  # a plan that cannot run is refused before anything is measured
+        model.hierarchy(plan)  # raises for a plan that cannot run, before anything is measured
 
     from hierspec_bench.provenance import bandwidth, prompt_set, provenance
     from hierspec_bench.run import SideBySide
@@ -114,7 +114,7 @@ def _baselines(
     samplings: Sequence[Sampling],
     progress: Progress,
 ) -> Iterator[_Baselines]:
-    """The engines asked for, loaded; closed at the end whatever happens."""
+    """The requested engines, loaded; always closed at the end."""
     if not arguments.peers:
         yield _Baselines((), {})
         return
@@ -150,7 +150,7 @@ def _finish(
     absent: Mapping[str, str],
     journal: Journal | None,
 ) -> int:
-    """Hands out what there is: all of it, or as far as a stopped run got."""
+    """Writes the results: all of them, or those of a stopped run."""
     from hierspec.planner.simulation.replay import write_records
     from hierspec_bench.cli.table import show
     from hierspec_bench.document import document_of
@@ -167,7 +167,7 @@ def _finish(
         write_report(record, arguments.report)
     report = Report.of(arguments)
     show(record, report)
-    # Before its first prompt is done a stopped run has nothing that is worth an earlier run's file.
+    # A run that stopped before its first prompt was done must not overwrite an earlier run's file.
     report.document(document, arguments.output if bench.done else None)
     if journal is not None:
         journal.close(finished=complete)
@@ -180,7 +180,7 @@ def _finish(
 
 
 def _journal(arguments: argparse.Namespace, bench: SideBySide, about: Mapping[str, Any]) -> Journal | None:
-    """Where the run is kept as it goes, with everything that must be the same for resuming it."""
+    """The journal of the run, with every setting that must be unchanged to resume it."""
     if arguments.output is None:
         return None
     import torch
@@ -212,7 +212,7 @@ def _stoppable() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can handle signals
         yield
         return
     before = signal.signal(signal.SIGTERM, stop)

@@ -92,7 +92,7 @@ def _counts(listed: str) -> list[int]:
 
 
 def _ways(arguments: argparse.Namespace, servers: ExitStack) -> list[Way]:
-    """What is measured: plans in our server, the same unbatched, and other servers."""
+    """What to measure: plans in our server, the same unbatched, and other servers."""
     from hierspec_bench.serving.client import Address
     from hierspec_bench.serving.load import Way
     from hierspec_bench.serving.others import start_other

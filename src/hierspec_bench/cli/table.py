@@ -10,7 +10,7 @@ from hierspec_bench.record import PEER, Entry, Record, Setting
 
 
 def show(record: Record, report: Report | None = None) -> None:
-    """The record for people."""
+    """Prints the record for people."""
     report = report or Report()
     several = len(record.settings) > 1
     for setting in record.settings:
@@ -37,7 +37,7 @@ def show(record: Record, report: Report | None = None) -> None:
 
 
 def _beside_peers(report: Report, record: Record) -> None:
-    """Our fastest plan over the fastest other engine, as the page has it."""
+    """Our fastest plan relative to the fastest other engine, as on the page."""
     best, peer = record.best, record.best_peer
     if best is None or peer is None or (ratio := best.over(peer)) is None:
         return

@@ -1,1 +1,1 @@
-"""What a GPU can do, what passes cost on it, and what plans make of that: one unattended run."""
+"""What a GPU can do, what passes cost on it, and how plans perform: one unattended run."""

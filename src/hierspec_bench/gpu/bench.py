@@ -1,7 +1,7 @@
-"""The whole run on a GPU: parts in the order of what they matter, each with its share of the time.
+"""The whole run on a GPU: parts in order of importance, each with its share of the time.
 
-A part that takes less leaves the rest to those after it; one that fails says why, and the next begins. What was
-measured so far is handed out after every part, so that a run which is cut off has it.
+A part that takes less leaves the rest to the parts after it. A part that fails records the reason, and the next one
+begins. Results are written after every part, so that a run that is cut off keeps them.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from hierspec_bench.run import SideBySide
 
 AUTO = "auto"
 PARTS = ("roofline", "passes", "plans", "batches", "engines")
-_WARM_UP = 4  # prompts that are answered before time counts: passes of many widths are recorded
-_LAPS, _PREPARING = 4, 0.02  # of batches, at most, before time counts: until so little of one goes into preparing
+_WARM_UP = 4  # prompts answered before timing starts, which records passes of many widths
+_LAPS, _PREPARING = 4, 0.02  # at most this many warm-up rounds per batch, until preparing takes less than this share
 _ERROR_LETTERS = 500
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured."""
+    """What to measure."""
 
     device: torch.device
     seconds: float
     prompts: Sequence[BenchPrompt]
     plans: Sequence[str]
-    sizes: Sequence[str] = ("", "8B")  # of the model: "" is as it is, others enlarged
+    sizes: Sequence[str] = ("", "8B")  # of the model: "" as it is, others enlarged
     temperatures: Sequence[float] = (0.0, 1.0)
     batches: Sequence[int] = (1, 4, 16, 64)
     max_tokens: int = 128
@@ -54,7 +54,7 @@ class Settings:
     contexts: Sequence[int] = CONTEXTS
     widths: Sequence[int] = WIDTHS
     engines: Sequence[str] = USUAL_ENGINES
-    engine_python: str = ""  # that can import them; "": this one
+    engine_python: str = ""  # a Python that can import them; "": this one
     parts: Sequence[str] = PARTS
 
     @property
@@ -65,18 +65,18 @@ class Settings:
 @dataclass
 class _Part:
     title: str
-    weight: float  # of the time, relative to the others'
-    least: float  # share of all the time: with less left it is not begun
-    measure: Callable[[Deadline], bool]  # whether it came to its end
+    weight: float  # share of the time, relative to the other parts
+    least: float  # share of the total time: with less left, the part is not started
+    measure: Callable[[Deadline], bool]  # returns whether it was completed
 
 
 @dataclass
 class GpuBench:
-    """`load` opens the model at a size. `document` has what was measured so far."""
+    """`load` opens the model at a size. `document` holds the results so far."""
 
     settings: Settings
     load: Callable[[str], LanguageModel]
-    about: Mapping[str, Any]  # the beginning of the record: the command
+    about: Mapping[str, Any]  # first keys of the record, such as the command
     document: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class GpuBench:
         }
 
     def run(self, progress: Progress = silent, measured: Callable[[], None] = lambda: None) -> None:
-        """`measured` is called after every part."""
+        """Runs all parts; calls `measured` after each."""
         parts = list(self._parts())
         whole, complete = Deadline(self.settings.seconds), True
         for number, part in enumerate(parts):
@@ -111,13 +111,13 @@ class GpuBench:
             else:
                 try:
                     row["complete"] = part.measure(deadline)
-                except Exception as error:  # one part that fails must not take the others with it
+                except Exception as error:  # a failing part must not stop the others
                     row["error"] = f"{type(error).__name__}: {error}"[:_ERROR_LETTERS]
             row["seconds"] = round(time.perf_counter() - began, 1)
             complete = complete and bool(row.get("complete"))
             self.document["parts"].append(row)
             measured()
-            gc.collect()  # weights of shapes that were measured
+            gc.collect()  # frees the weights of measured shapes
             if self.settings.device.type == "cuda":
                 torch.cuda.empty_cache()
         self.document["complete"] = complete
@@ -126,7 +126,7 @@ class GpuBench:
 
     @property
     def different(self) -> bool:
-        """Whether some plan that promises plain decoding's text wrote another one."""
+        """Whether a plan that promises plain decoding's text wrote a different one."""
         for run in (*self.document["runs"], *self.document["batches"]):
             for figures in run["plans"].values():
                 if figures["promises_text"] and figures["prompts"] > figures["identical"] + figures["ties"]:
@@ -134,7 +134,7 @@ class GpuBench:
         return False
 
     def _parts(self) -> Iterator[_Part]:
-        """Those that are wanted."""
+        """The requested parts."""
         for part in self._all_parts():
             if part.title.split(",")[0] in self.settings.parts:
                 yield part
@@ -153,7 +153,7 @@ class GpuBench:
             # It cannot be stopped half way.
             yield _Part(f"batches, {_named(size)}", 8 if size else 4, 0.08, partial(self._batches, size))
         for size in settings.sizes if settings.engines else ():
-            # The first compiles longest.
+            # The first size compiles longest.
             yield _Part(f"engines, {_named(size)}", 6 if size else 10, 0.05, partial(self._engines, size))
 
     def _roofline(self, deadline: Deadline) -> bool:
@@ -190,7 +190,7 @@ class GpuBench:
         return self._run("batches", bench, {}, deadline)
 
     def _batch_prompts(self) -> list[BenchPrompt]:
-        """As many as the largest batch holds, one turn each. Where there are fewer prompts they come again."""
+        """As many prompts as the largest batch holds, one turn each; prompts repeat if there are fewer."""
         prompts = itertools.islice(itertools.cycle(self.settings.prompts), max(self.settings.batches, default=0))
         return [replace(prompt, turns=prompt.turns[:1]) for prompt in prompts]
 
@@ -202,14 +202,14 @@ class GpuBench:
         bench.run(over=lambda: deadline.over)
         if bench.done:
             whole = document_of(bench, self._about(bench.model, bench.plans) | dict(about))
-            del whole["texts"], whole["machine"]  # long, and said above
+            del whole["texts"], whole["machine"]  # long, and recorded once above
             self.document[key].append(whole)
         return bench.done == bench.total
 
     def _engines(self, size: str, deadline: Deadline) -> bool:
         settings, model, rows = self.settings, self._model(size), self.document["engines"]
         engines = gpu_engines(settings.engines, settings.device, settings.format, settings.engine_python)
-        if size:  # it is in no file: as many random weights cost as much
+        if size:  # no file has these weights: random weights of this size cost the same
             for row in token_times(engines, model.config, settings.contexts, settings.batches, deadline):
                 rows.append({"model": model.name, **row})
             return not deadline.over
@@ -237,7 +237,7 @@ class GpuBench:
     def _usable_plans(
         self, model: LanguageModel, names: Sequence[str] | None = None
     ) -> tuple[dict[str, Plan], dict[str, str]]:
-        """Plans that this model can run, and why not others: some need a pack or a corpus."""
+        """Plans that this model can run, and why others cannot: some need a pack or a corpus."""
         plans, absent = {}, {}
         for name in self.settings.plans if names is None else names:
             try:
@@ -262,7 +262,7 @@ class GpuBench:
 
 
 def _warm_up(model: LanguageModel, texts: Sequence[str], plan: Plan, sampling: Sampling) -> None:
-    """Answer a batch until nothing much is prepared for it: other engines prepare all that when they start."""
+    """Answers a batch until preparing takes little time: other engines prepare everything at startup."""
     backend = model.decoder.backend
     for _ in range(_LAPS):
         began, prepared = time.perf_counter(), backend.preparing

@@ -1,4 +1,4 @@
-"""Other engines beside ours on the same device, each in a process of its own."""
+"""Other engines on the same device, each in its own process."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from hierspec_bench.peers.process import SERVE, Worker
 
 ENGINES = ("vllm", "vllm-exact", "transformers")
 USUAL_ENGINES = ("vllm", "transformers")
-_CONTEXT = 4096  # tokens that there is room for
-_SHORT, _LONG = 8, 72  # tokens written: what the longer answer takes more is theirs alone
-_LEAST_SECONDS = 20.0  # to open an engine: with less none is begun
+_CONTEXT = 4096  # most tokens of a conversation
+_SHORT, _LONG = 8, 72  # tokens written: the difference in time is that of the additional tokens
+_LEAST_SECONDS = 20.0  # to open an engine: with less left, none is started
 _IMPORT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class GpuEngine:
-    """How an engine is started."""
+    """How to start an engine."""
 
     kind: PeerKind
     python: str
     environment: Mapping[str, str] = field(default_factory=dict)
-    batches: bool = False  # it can answer several prompts at once
+    batches: bool = False  # can answer several prompts at once
 
     @property
     def command(self) -> list[str | Path]:
@@ -48,7 +48,7 @@ class GpuEngine:
 
 
 def gpu_engines(names: Sequence[str], device: torch.device, dtype: str, python: str = "") -> dict[str, GpuEngine]:
-    """Those of these engines that can be imported by this Python, or by another one."""
+    """The engines among these that this Python, or the given one, can import."""
     python = python or sys.executable
     vllm = {"dtype": dtype, "gpu_memory": 0.3, "together": 64}
     settings: dict[str, dict[str, Any]] = {
@@ -82,7 +82,7 @@ def _imports(python: str, package: str) -> bool:
 
 
 class GpuPeer(WorkerPeer):
-    """An engine that answers prompts beside ours, and gives up when time is."""
+    """An engine that answers prompts beside ours until the deadline."""
 
     def __init__(self, engine: GpuEngine, model: LanguageModel, deadline: Deadline) -> None:
         super().__init__(engine.kind, model, engine.command, None, _CONTEXT)
@@ -98,7 +98,7 @@ class GpuPeer(WorkerPeer):
         return super().generate(prompt, sampling, min(limit or self._deadline.left, _seconds(self._deadline)))
 
     def together(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> dict[str, Any]:
-        """Throughput with so many prompts at once, after once untimed."""
+        """Throughput with these prompts at once, after one untimed run."""
         assert self._worker is not None
         stops = sorted(self._model.stop_ids)
         return {"engine": self.name, **_together(self._worker, prompts, max_tokens, stops, self._deadline)}
@@ -107,7 +107,7 @@ class GpuPeer(WorkerPeer):
 def open_peers(
     engines: Mapping[str, GpuEngine], model: LanguageModel, deadline: Deadline
 ) -> tuple[list[GpuPeer], dict[str, str]]:
-    """Those that run, and why others do not."""
+    """The engines that run, and why others do not."""
     ready, absent = [], {}
     for name, engine in engines.items():
         peer = GpuPeer(engine, model, deadline)
@@ -129,8 +129,8 @@ def token_times(
     batches: Sequence[int],
     deadline: Deadline,
 ) -> Iterator[dict[str, Any]]:
-    """Milliseconds a token by engine and context, and tokens a second by the size of a batch, of a model of this
-    configuration with random weights."""
+    """Milliseconds per token by engine and context, and tokens per second by batch size, with random weights in this
+    configuration."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(to_huggingface(config)), encoding="utf-8")
         for name, engine in engines.items():

@@ -11,12 +11,12 @@ from torch import Tensor
 from hierspec.checkpoints.config import DecoderConfig, LayerConfig, Rotary, expected_tensors
 from hierspec.core.errors import HierspecError
 
-SHAPES = {  # vocabulary, hidden, layers, heads, heads for keys, head size, intermediate, tied
+SHAPES = {  # vocabulary, hidden, layers, heads, KV heads, head size, intermediate, tied
     "default": (49152, 576, 30, 9, 3, 64, 1536, True),
     "1B": (128256, 2048, 16, 32, 8, 64, 8192, True),
     "8B": (128256, 4096, 32, 32, 8, 128, 14336, False),
     "70B": (32000, 8192, 80, 64, 8, 128, 28672, False),
-    "tiny": (320, 64, 2, 4, 2, 32, 96, True),  # to see whether it runs
+    "tiny": (320, 64, 2, 4, 2, 32, 96, True),  # for checking that it runs
 }
 
 
@@ -43,7 +43,7 @@ def shape_config(shape: str) -> DecoderConfig:
 
 
 class RandomWeights(Mapping[str, Tensor]):
-    """Weights that are made when they are asked for, on the device: a whole model of them is never held twice."""
+    """Random weights, made on the device on access, so that a whole model is never in memory twice."""
 
     def __init__(self, config: DecoderConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
         self._shapes, self._device, self._dtype = expected_tensors(config), device, dtype

@@ -1,4 +1,4 @@
-"""What the device gives at most: bytes from its memory, and products of matrices."""
+"""Measures the limits of the device: memory bandwidth and matrix products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GPU_SIDE, _CPU_SIDE = 8192, 512  # of the matrices
 
 
 def roofline(device: torch.device) -> dict[str, float | str]:
-    """Terabytes a second of a large copy, read and written, and of a product that is limited by arithmetic."""
+    """Terabytes per second of a large copy, reads plus writes, and teraflops of a large matrix product."""
     gpu = device.type == "cuda"
     side, dtype = (_GPU_SIDE, torch.bfloat16) if gpu else (_CPU_SIDE, torch.float32)
     return {

@@ -1,4 +1,4 @@
-"""What a pass costs by shape, context and width, and whether a token has the same bits in every pass."""
+"""The cost of a pass by shape, context and width, and whether a token has the same bits in every pass."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from hierspec_bench.gpu.timing import Deadline, seconds_of
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (128, 2048)
-_TIMES = 20  # a pass is timed
-_TOKENS = 128  # that plain decoding writes
-_PREFILL = 64  # tokens of a pass over the context
+_TIMES = 20  # repetitions per timing
+_TOKENS = 128  # tokens that plain decoding writes
+_PREFILL = 64  # tokens per prefill pass
 _KV_BYTES = 4 << 30
 
 
@@ -38,7 +38,7 @@ def measure_shape(
     widths: Sequence[int] = WIDTHS,
     tokens: int = _TOKENS,
 ) -> Iterator[dict[str, Any]]:
-    """For every context: costs by width, whether bits are the same, plain decoding; or why it cannot be run."""
+    """For every context: costs by width, whether bits are the same, plain decoding; or why it cannot run."""
     config = shape_config(shape)
     backend: Backend = _backend(device)
     about: dict[str, Any] = {"shape": shape, "format": format, "backend": backend.name}
@@ -69,7 +69,7 @@ def _backend(device: torch.device) -> Backend:
 
 
 def chain(memory: Memory, context: int, rows: int) -> Batch:
-    """Tokens that follow a context, each after the one before it."""
+    """A batch of tokens that follow a context as a chain."""
     positions = np.arange(context, context + rows)
     return Batch(
         positions=positions,
@@ -84,7 +84,7 @@ def chain(memory: Memory, context: int, rows: int) -> Batch:
 
 
 def tree(memory: Memory, context: int, rows: int) -> Batch:
-    """The same tokens as nodes of a tree, each twice: the second ones are leaves beside the chain."""
+    """The same tokens as nodes of a tree, each twice: the second copies are leaves beside the chain."""
     of_chain = chain(memory, context, rows)
     slots = context + np.arange(2 * rows)  # node 2 i is token i, node 2 i + 1 its double
     paths = [[*slots[: 2 * row : 2], slots[2 * row + side]] for row in range(rows) for side in (0, 1)]
@@ -119,7 +119,7 @@ class Passes:
         return self.decoder.logits(self._states(batch, tokens))
 
     def cost(self, rows: int) -> dict[str, float]:
-        """Milliseconds with Python and a copy back, and of kernels alone where the backend has graphs of them."""
+        """Milliseconds with Python and a copy back, and of the kernels alone if the backend records graphs."""
         batch, tokens = chain(self.memory, self.context, rows), self.tokens[:rows]
         device = self.decoder.backend.device
         whole = seconds_of(lambda: self.logits(batch, tokens).argmax(dim=1).cpu(), device, _TIMES)
@@ -148,7 +148,7 @@ class Passes:
         return kernels
 
     def same_bits(self, widths: Sequence[int]) -> dict[str, bool]:
-        """Rows over widths, one by one, and in a tree, against the widest pass."""
+        """Whether rows have the widest pass's bits in narrower passes, one at a time, and in a tree."""
         memory, context, most = self.memory, self.context, max(widths)
         widest = self.logits(chain(memory, context, most), self.tokens[:most]).clone()
         over = all(
@@ -164,11 +164,11 @@ class Passes:
 
 
 def plain(decoder: Decoder, context: int, tokens: int = _TOKENS) -> dict[str, float]:
-    """Plain decoding through the engine, Python included, after a prompt of so many tokens."""
+    """Plain decoding through the engine, Python included, after a prompt of `context` tokens."""
     scorer = ScorerCatalogue("random", decoder, StaircasePool(decoder, _KV_BYTES), None).whole(decoder.config.layers)
     prompt = np.random.default_rng(2).integers(0, decoder.config.vocabulary, context)
     rates = (0.0, 0.0)
-    for seed in range(2):  # the first one records graphs
+    for seed in range(2):  # the first run records graphs
         scorer.forget()
         request = Request(prompt, Sampling(max_tokens=tokens, seed=seed), Hierarchy((Tier(scorer),)))
         times = [time.perf_counter()]

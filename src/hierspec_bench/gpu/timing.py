@@ -1,4 +1,4 @@
-"""How long something takes on a device whose work outlasts the call that starts it, and how much time is left."""
+"""Timing on a device that works asynchronously, and deadlines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def seconds_of(action: Callable[[], object], device: torch.device, times: int) -> float:
-    """Of one call, after some that compile and record; the median of a few rounds."""
+    """Seconds of one call, after warm-up calls that compile and record; the median of a few rounds."""
     for _ in range(_BEFORE):
         action()
     rounds = []
@@ -31,7 +31,7 @@ def seconds_of(action: Callable[[], object], device: torch.device, times: int) -
 
 
 class Deadline:
-    """A moment after which nothing new is begun."""
+    """A time after which nothing new is started."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock, self._end = clock, clock() + seconds
@@ -45,5 +45,5 @@ class Deadline:
         return self.left <= 0
 
     def until(self, most: float) -> Deadline:
-        """An earlier one: after so many seconds at most."""
+        """An earlier deadline: at most `most` seconds from now."""
         return Deadline(min(self.left, most), self._clock)

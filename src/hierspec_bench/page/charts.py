@@ -1,6 +1,6 @@
-"""Charts that fit any width: SVG with positions in percent and letters in pixels, so that phones show readable text.
+"""Charts that fit any width: SVG with positions in percent and text in pixels, so that phones show readable text.
 
-Ranges and ticks are those of `hierspec.plot`; what differs is that these are part of a page and take its colours.
+Ranges and ticks are those of `hierspec.plot`; these charts are part of a page and use its colours.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CURVES = 260
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a bar. `look` is a class of the style sheet."""
+    """A segment of a bar. `look` is a class of the style sheet."""
 
     value: float
     look: str
@@ -29,8 +29,8 @@ class Part:
 class Bar:
     name: str
     parts: tuple[Part, ...]
-    shown: str  # the figure in words beside the bar
-    tag: str = ""  # what kind of thing it is, where the name does not tell
+    shown: str  # the value as text beside the bar
+    tag: str = ""  # what kind of entry it is, if the name does not say
     low: float | None = None
     high: float | None = None
     beside: str = ""  # smaller, after the figure
@@ -46,7 +46,7 @@ def bar_scale(bars: Sequence[Bar], *others: float) -> Scale:
 
 
 def bar_chart(bars: Sequence[Bar], scale: Scale, unit: str, mark: float | None = None) -> Html:
-    """Horizontal bars, one a row, with whiskers where there is an interval and a line at `mark`."""
+    """Horizontal bars, one per row, with whiskers for intervals and a line at `mark`."""
     rows = [_row(bar, scale, unit, mark) for bar in bars]
     return element("ul", *rows, _ticks(scale, unit), class_="bars")
 
@@ -66,7 +66,7 @@ def _row(bar: Bar, scale: Scale, unit: str, mark: float | None) -> Html:
         drawn.append(element("line", class_="mark", x1=_at(scale, mark), x2=_at(scale, mark), y1=0, y2=_ROW))
     if bar.low is not None and bar.high is not None and bar.high > bar.low:
         low, high, middle = _at(scale, max(scale.low, bar.low)), _at(scale, bar.high), _ROW / 2
-        for look in ("halo", "whisker"):  # a rim in the colour of the page, so that it shows on the bar too
+        for look in ("halo", "whisker"):  # a rim in the colour of the page, so that whiskers show on the bar too
             drawn.append(element("line", class_=look, x1=low, x2=high, y1=middle, y2=middle))
             drawn += [element("line", class_=look, x1=x, x2=x, y1=middle - 4, y2=middle + 4) for x in (low, high)]
     parts = ", ".join(f"{part.name} {part.value:.3g} {unit}" for part in bar.parts if part.name)
@@ -91,7 +91,7 @@ def _ticks(scale: Scale, unit: str) -> Html:
 
 
 def legend(names: Sequence[tuple[str, str]]) -> Html:
-    """(name, look) of every part."""
+    """A legend of (name, look) pairs."""
     keys = []
     for name, look in names:
         box = element("rect", class_=look, width=14, height=14, rx=3)
@@ -100,10 +100,12 @@ def legend(names: Sequence[tuple[str, str]]) -> Html:
 
 
 def column_chart(title: str, whole: Sequence[float], filled: Sequence[float], highest: float, look: str) -> Html:
-    """Columns from depth 1: how much there was, outlined, and how much of it counted, filled. What is higher than
-    `highest` is cut there, with its size above."""
+    """Columns by depth, from 1: the whole outlined, and the part that counted filled.
+
+    Columns higher than `highest` are cut there, with their size above.
+    """
     step, floor, drawn = 100 / max(1, len(whole)), _ABOVE + _COLUMNS, []
-    every = max(1, -(-len(whole) // 8))  # labels must not run into each other
+    every = max(1, -(-len(whole) // 8))  # labels must not overlap
     for depth, value in enumerate(whole):
         counted = filled[depth] if depth < len(filled) else 0.0
         left, width = f"{(depth + 0.12) * step:.2f}%", f"{0.76 * step:.2f}%"
@@ -133,7 +135,7 @@ class Curve:
 
 
 def curve_chart(title: str, curves: Sequence[Curve], x: Scale, y: Scale) -> Html:
-    """Lines over a shared x. The lines are stretched to the width; dots and letters keep their shape."""
+    """Lines over a shared x axis. Lines stretch to the width; dots and text keep their shape."""
     described = "; ".join(f"{curve.name}: " + ", ".join(f"{b:g} at {a:g}" for a, b in curve.points) for curve in curves)
     high = _CURVES - 26
 

@@ -1,4 +1,4 @@
-"""How figures are written, and the parts that all sections of the page are made of."""
+"""Formatting of figures, and building blocks of all sections of the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTHING = "–"
 
 
 def times(value: float | None) -> str:
-    """1.17×, and 12.3× where the third digit says nothing."""
+    """1.17×, or 12.3× from 10 on, where a third decimal means nothing."""
     if value is None:
         return NOTHING
     return f"{value:.2f}×" if abs(value) < 10 else f"{value:.1f}×"
@@ -23,7 +23,7 @@ def rate(value: float | None) -> str:
 
 
 def exact(value: object) -> str:
-    """As the record has it."""
+    """The value as the record has it."""
     figure = number(value)
     if figure is None:
         return NOTHING if value is None else str(value)
@@ -33,7 +33,7 @@ def exact(value: object) -> str:
 
 
 def percent(share: float) -> str:
-    """No 100% that is not all, and no 0% that is not nothing."""
+    """A percentage, in which 100% means all and 0% means nothing."""
     shown = f"{100 * share:.0f}%"
     if shown == "100%" and share < 1:
         return "> 99%"
@@ -45,7 +45,7 @@ def counted(size: int, noun: str) -> str:
 
 
 def look(entry: Entry, best: Entry | None) -> str:
-    """Class of an entry's bar: plain grey, ours in one colour, the fastest stronger, other engines hatched."""
+    """The class of an entry's bar: plain grey, ours in one colour, the fastest stronger, other engines hatched."""
     if entry.kind == PEER:
         return PEER
     if entry.kind == PLAIN or (not entry.alone and entry.name.startswith(PLAIN)):
@@ -93,5 +93,5 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[Child]], t
     inner = element("table", element("thead", element("tr", *head)), element("tbody", *body))
     label = caption or ", ".join(heads)
     box = element("div", inner, class_="scroll", tabindex=0, role="region", aria_label=label)
-    # Outside of the box: a caption inside would scroll away with the columns.
+    # Outside the box: a caption inside would scroll away with the columns.
     return joined(element("p", caption, class_="caption") if caption else None, box)

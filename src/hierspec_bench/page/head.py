@@ -1,4 +1,4 @@
-"""The result in one sentence and four figures, what it was measured on, and marks where it must be read with care."""
+"""The result in one sentence and four figures, what it was measured on, and caveats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hierspec_bench.page.peers import described
 from hierspec_bench.record import PEER, Record
 from hierspec_bench.typed_json import mapping
 
-# Shown elsewhere on the page, so left out of the folded list of all facts.
+# Shown elsewhere on the page, so left out of the collapsed list of all facts.
 _ELSEWHERE = {
     *("plans", "peers", "texts", "other_temperatures", "absent_peers", "command", "bandwidth", "kind", "version"),
     *("complete", "prompts_done", "prompts_total", "exits", "agreement"),
@@ -34,7 +34,7 @@ def head(record: Record) -> Html:
 
 
 def sentence(record: Record) -> str:
-    """The result, also where it is not flattering."""
+    """The result, even if it is not flattering."""
     best, peer = record.best, record.best_peer
     if best is None:
         return "Plain decoding alone: there is no plan to compare."
@@ -58,7 +58,7 @@ def _marks(record: Record) -> list[Html]:
     marks, document = [], record.document
     if not record.complete:
         done = document.get("prompts_done")
-        # A prompt counts in every repeat, so the run's own total goes before the size of the set.
+        # A prompt counts once per repeat, so prefer the run's total to the size of the set.
         total = document.get("prompts_total", record.prompt_set[1])
         many = f" {exact(done)} of {exact(total)} prompts are in it." if done is not None and total is not None else ""
         marks.append(_mark("Partial", f"The run was not finished.{many} Figures may still move."))
@@ -103,7 +103,7 @@ def _interval(interval: tuple[float, float] | None) -> str:
 
 
 def _conditions(record: Record) -> Html:
-    """What one must know to believe a figure, in one line."""
+    """What a reader needs to judge the figures, in one line."""
     document, machine = record.document, mapping(record.document.get("machine"))
     prompts = document.get("prompts")
     if isinstance(prompts, Mapping):

@@ -1,4 +1,4 @@
-"""What happens inside: where the time goes, how near the memory's limit, and whose drafts were accepted."""
+"""Inside a run: where the time goes, how close to the memory limit, and whose drafts were accepted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hierspec_bench.typed_json import mapping, number
 
 
 def inside_sections(record: Record, colours: Mapping[str, str]) -> list[Html | None]:
-    """`colours` gives every source its class, the same as in the text."""
+    """`colours` gives every source its class, as in the text."""
     charts = [chart for chart in (_time(record), _roofline(record)) if chart is not None]
     time = section("time", "Where the time goes", element("div", *charts, class_="cards")) if charts else None
     return [time, _drafts(record, colours)]
@@ -43,7 +43,7 @@ def _time(record: Record) -> Html | None:
 
 
 def _time_of_tiers(entry: Entry) -> dict[str, float]:
-    """For records without these parts: from the counters of the tiers, where those fit into the whole."""
+    """For records without the parts of the time: from the tiers' counters, if they fit into the total."""
     whole = entry.figures.seconds
     if not entry.tiers or whole is None:
         return {}
@@ -86,7 +86,7 @@ def _drafts(record: Record, colours: Mapping[str, str]) -> Html | None:
         verifiers += [(entry, tier, len(tiers) > 1) for tier in tiers if entry.kind != PLAIN]
     if not any(size for _, tier, _ in verifiers for size in _a_pass(tier, tier.proposed_by_depth)):
         return None
-    # One path is accepted, so at most one token at each depth: a wide tree must not flatten what counts.
+    # Only one path is accepted, so at most one token per depth: a wide tree must not flatten the columns.
     accepted = [size for _, tier, _ in verifiers for size in _a_pass(tier, tier.accepted_by_depth)]
     highest = max([1.0, *accepted])
     cards = [_card(entry, tier, several, highest, colours) for entry, tier, several in verifiers]

@@ -1,4 +1,4 @@
-"""HTML that cannot be forgotten to escape: whatever is not `Html` already becomes text."""
+"""HTML with automatic escaping: everything that is not `Html` becomes escaped text."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from html import escape
 from typing import TypeAlias
 
-# What no page may hold; a reader sees the mark for "something was here" instead.
+# Characters that no page may contain; a replacement character is shown instead.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff\ud800-\udfff]")
 _VOID = frozenset({"meta", "link", "br"})
 
 
 class Html(str):
-    """Markup that was made by `element` or `joined`, never text from elsewhere."""
+    """Markup made by `element` or `joined`, never text from elsewhere."""
 
     __slots__ = ()
 
@@ -22,7 +22,7 @@ Child: TypeAlias = "str | float | Iterable[Child] | None"
 
 
 def element(name: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
-    """`class_` is written class and `aria_label` aria-label; None and False leave an attribute out."""
+    """An element. `class_` becomes class, `aria_label` aria-label; None and False omit an attribute."""
     opening = name
     for key, value in attributes.items():
         if value is None or value is False:
@@ -36,7 +36,7 @@ def element(name: str, /, *children: Child, **attributes: str | float | bool | N
 
 
 def joined(*children: Child) -> Html:
-    """All children in turn, text escaped."""
+    """Concatenates the children, with text escaped."""
     parts: list[str] = []
     for child in children:
         if child is None:
@@ -53,5 +53,5 @@ def joined(*children: Child) -> Html:
 
 
 def clean(text: str) -> str:
-    """Text as it may appear between tags and inside quotes."""
+    """Text that is safe between tags and inside quotes."""
     return escape(_FORBIDDEN.sub("�", text), quote=True)

@@ -1,4 +1,4 @@
-"""The whole page: style and script inside, and a policy that lets a browser load nothing else."""
+"""The whole page: style and script inline, and a policy that lets a browser load nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNDERLINES = ("solid", "dashed", "dotted", "double", "wavy")
 
 
 def report_page(record: Record) -> str:
-    """The page of one bench record as text."""
+    """The page of one bench record, as text."""
     looks = source_looks(record)
     speedups, *rates = speed_sections(record)
     sections = [
@@ -32,7 +32,7 @@ def report_page(record: Record) -> str:
         peers_section(record),
     ]
     style, script = _colours() + _own("style.css"), _own("script.js")
-    # Hashes instead of 'unsafe-inline': a style or script that came in with a text would not run even if it got here.
+    # Hashes instead of 'unsafe-inline': an injected style or script would not run.
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
@@ -89,7 +89,7 @@ def _colours() -> str:
 
 
 def _hatching() -> Html:
-    """How bars of other engines are filled, for those to whom colours say little."""
+    """The hatching of other engines' bars, so that colour is not the only sign."""
     line = element("path", d="M0 0V6", class_="hatch")
     ground = element("rect", width=6, height=6, class_="hatch-ground")
     units = {"patternUnits": "userSpaceOnUse", "patternTransform": "rotate(45)"}

@@ -1,4 +1,4 @@
-"""Other engines: what each was given, how its setting was found, and which could not run and why."""
+"""Other engines: their settings, how those were found, and which engines could not run and why."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _tried(entry: Entry) -> Html | None:
 
 
 def described(value: object) -> str:
-    """Anything of a record, in words."""
+    """Any value of a record, in words."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {described(inner)}" for name, inner in value.items()) or "its defaults"
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Is it the same text? Identical answers, first differences, the distribution of sampled tokens; and outliers."""
+"""Whether the text is the same: identical answers, first differences, the distribution of samples; and outliers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hierspec_bench.page.figures import NOTHING, counted, exact, section, table,
 from hierspec_bench.page.markup import Child, Html, element, joined
 from hierspec_bench.record import PEER, PLAIN, Entry, Record, Setting
 
-_UNLIKELY = 0.01  # a p-value below it is pointed out; with many plans one in a hundred comes by chance
+_UNLIKELY = 0.01  # smaller p-values are pointed out; with many plans, one in a hundred is below it by chance
 
 
 def sameness_sections(record: Record) -> list[Html | None]:

@@ -1,4 +1,4 @@
-"""How fast: against plain decoding and other engines, by task, in tokens per second and by temperature."""
+"""Speed: against plain decoding and other engines, by task, in tokens per second and by temperature."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _speedups(record: Record) -> Html | None:
 
 
 def _against_peers(record: Record) -> Html | None:
-    """Our fastest plan beside the engine that is fastest at a task, also where ours is behind."""
+    """Our fastest plan beside the fastest other engine of each task, even if ours is slower."""
     best, peers = record.best, record.main.named(PEER)
     if best is None or not peers:
         return None
@@ -69,7 +69,7 @@ def _speedup_bars(record: Record, entries: Sequence[Entry]) -> list[Bar]:
         value = entry.figures.speedup
         if value is None:
             continue
-        interval = None if entry.kind == PLAIN else entry.figures.speedup_interval  # plain is the measure itself
+        interval = None if entry.kind == PLAIN else entry.figures.speedup_interval  # plain is the reference
         low, high = interval or (None, None)
         beside = f"{low:.2f}–{high:.2f}" if low is not None and high is not None else ""
         parts = (Part(value, look(entry, record.best)),)
@@ -149,7 +149,7 @@ def _all_figures(record: Record) -> Html:
 
 
 def _temperatures(record: Record) -> Html | None:
-    """Plans and other engines apart, and never more curves in a chart than there are colours."""
+    """Plans and other engines in separate charts, and never more curves per chart than colours."""
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}  # by title of the chart and name
     for setting in record.settings:
         for entry in setting.entries:

@@ -1,4 +1,4 @@
-"""The answers themselves, coloured by who drafted each piece; colour is never the only sign."""
+"""The answers, coloured by the source that drafted each piece; colour is never the only sign."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hierspec_bench.page.figures import counted, percent, section
 from hierspec_bench.page.markup import Child, Html, element
 from hierspec_bench.record import Answers, Piece, Record
 
-_TARGET = "target"  # the source of tokens that nobody drafted
-_BEGINS = 40  # characters of a question, where prompts are chosen
+_TARGET = "target"  # the source of tokens that were not drafted
+_BEGINS = 40  # characters of a question shown in the list of prompts
 _LOOKS = 60  # classes of the style sheet: twelve colours with five kinds of underline
 
 
 def source_looks(record: Record) -> dict[str, str]:
-    """A class for every source, the commonest first, the same all over the page."""
+    """A class for every source, the most frequent first, the same on the whole page."""
     counts: Counter[str] = Counter()
     for entry in record.main.entries:
         for tier in entry.tiers:
@@ -62,7 +62,7 @@ def text_section(record: Record, looks: Mapping[str, str]) -> Html | None:
 
 
 def _prompt_names(texts: Sequence[Answers]) -> list[str]:
-    """Task, number within it, and how the question begins."""
+    """Names of prompts: task, number within it, and the start of the question."""
     seen: Counter[str] = Counter()
     names = []
     for text in texts:

@@ -1,7 +1,7 @@
-"""How an engine that is compiled here is compiled: for all that the compiler finds, or with fewer instructions.
+"""Compiler options for engines that are compiled here: all instructions that the compiler finds, or fewer.
 
-What the compiler finds is not always what may run: a virtual machine can show instructions that the system underneath
-does not permit (AMX asks for permission first), and a compiler may take a new processor for another.
+The compiler may find instructions that cannot run: a virtual machine can show instructions that the system underneath
+does not permit (AMX needs permission), and a compiler may misidentify a new processor.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-# llama.cpp's switches for x86, and what /proc/cpuinfo calls what each of them lets the compiler use.
+# llama.cpp's switches for x86, and the flags in /proc/cpuinfo that each of them needs.
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     "GGML_SSE42": ("sse4_2",),
     "GGML_AVX": ("avx",),
@@ -27,7 +27,7 @@ _UP_TO_AVX2 = ("GGML_SSE42", "GGML_AVX", "GGML_F16C", "GGML_AVX2", "GGML_FMA", "
 
 @dataclass(frozen=True)
 class Build:
-    """Options of CMake, and a phrase for them: "compiled …"."""
+    """Options of CMake, and a phrase that describes them: "compiled …"."""
 
     words: str
     cmake: str
@@ -37,9 +37,9 @@ NATIVE = Build("for all that the compiler finds in this processor", "-DGGML_NATI
 
 
 def llama_builds(flags: Collection[str]) -> tuple[Build, ...]:
-    """For a processor with these flags, most instructions first: one that dies is followed by the next."""
+    """Builds for a processor with these flags, most instructions first; if one crashes, the next is tried."""
     wide = _switched_on(tuple(_NEEDS), flags)
-    if "GGML_AVX512" not in wide:  # what builds on it cannot be used alone
+    if "GGML_AVX512" not in wide:  # the other AVX-512 switches need this one
         wide = tuple(name for name in wide if not name.startswith("GGML_AVX512"))
     narrow = _switched_on(_UP_TO_AVX2, flags)
     builds = [NATIVE]

@@ -1,4 +1,4 @@
-"""Other engines: what each needs, and the settings among which its best is searched."""
+"""Other engines: what each needs, and the settings to search for its best."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FILE = "file"  # the GGUF file's own weights
 class PeerKind:
     """One way of running one engine. The first setting is its default.
 
-    `weights` in a setting says which file is opened (the GGUF file itself, or made from it with other bits); the other
-    keys are the worker's.
+    `weights` in a setting says which file to open (the GGUF file itself, or one made from it in another format); the
+    other keys are for the worker.
     """
 
     name: str
@@ -25,10 +25,10 @@ class PeerKind:
     worker: str  # module in workers/
     settings: tuple[Setting, ...]
     reads: str = "gguf"  # or "folder", in Hugging Face's layout
-    assistant: str = ""  # the small model of the pack: as "folder" or "gguf"
-    reopens: bool = True  # a worker can be opened again with another setting
+    assistant: str = ""  # how it reads the pack's small model: "folder" or "gguf"
+    reopens: bool = True  # a worker can be reopened with another setting
     samples: bool = True  # it is known to sample from the model's distribution
-    learns: bool = False  # what it wrote for earlier prompts makes it faster
+    learns: bool = False  # earlier answers make it faster
     note: str = ""
 
 
@@ -49,7 +49,7 @@ _OPENVINO: tuple[Setting, ...] = (
     {"weights": "Q8_0", "precision": "f32"},
     {"weights": "F16", "precision": "f32"},
     {"weights": "F16", "precision": "f16"},
-    # Where the processor multiplies matrices of bfloat16 or bytes, OpenVINO's own choice is bfloat16.
+    # If the processor multiplies matrices of bfloat16 or bytes, OpenVINO itself chooses bfloat16.
     {"weights": "Q4_0"},
     {"weights": "Q8_0"},
     {"weights": "F16"},

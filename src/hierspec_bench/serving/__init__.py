@@ -1,1 +1,1 @@
-"""Servers under load: ours, and others that speak OpenAI's protocol."""
+"""Servers under load: ours, and others with OpenAI's API."""

@@ -1,6 +1,6 @@
-"""A small streaming client of OpenAI's chat completions, which notes when every piece of a text came.
+"""A small streaming client of OpenAI's chat completions, which records when every piece of text arrives.
 
-Made of asyncio alone: 64 clients of a large library would take much of the processor that the server needs.
+It uses only asyncio: 64 clients of a large library would take much of the processor that the server needs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _LONGEST_LINE = 1 << 24
 
 @dataclass
 class Reply:
-    """What a call brought, and when."""
+    """The result of a call, and its times."""
 
     text: str = ""
-    ended: str = ""  # finish_reason; "": it did not come to an end
+    ended: str = ""  # finish_reason; "": it did not finish
     tokens: int = 0  # as the server counts them
     prompt_tokens: int = 0
     error: str = ""
     began: float = 0.0
-    pieces: list[float] = field(default_factory=list)  # when each came
+    pieces: list[float] = field(default_factory=list)  # arrival times
     finished: float = 0.0
 
     @property
@@ -43,7 +43,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is."""
+    """The address of a server."""
 
     url: str
     key: str = ""
@@ -54,9 +54,9 @@ class Address:
             raise HierspecError(f"{self.url} is no address of a server here; give one such as http://127.0.0.1:8000.")
 
     async def chat(self, body: dict[str, Any], stop_after: int | None = None, reply: Reply | None = None) -> Reply:
-        """One streamed answer. `stop_after` so many pieces the connection is closed, as by a client that vanished.
+        """One streamed answer. Closes the connection after `stop_after` pieces, like a client that vanishes.
 
-        A `reply` that is given is filled piece by piece, so that the caller has it even where the call is cancelled.
+        A given `reply` is filled piece by piece, so the caller has what arrived even if the call is cancelled.
         """
         reply = reply or Reply()
         reply.began = time.perf_counter()
@@ -123,7 +123,7 @@ def _add(reply: Reply, chunk: dict[str, Any]) -> None:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """The status, and whether the body comes in chunks."""
+    """The status, and whether the body is chunked."""
     lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
     return int(lines[0].split()[1]), any(line.replace(" ", "") == "transfer-encoding:chunked" for line in lines)
 

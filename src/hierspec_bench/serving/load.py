@@ -1,5 +1,5 @@
-"""How servers do under load: several ways to serve the same calls, interleaved, and every text compared with the same
-call alone."""
+"""Servers under load: several ways to serve the same calls, interleaved; every text is compared with the same call
+made alone."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
 from hierspec_bench.serving.client import Address, Reply
 
-LEAST_CALLS = 8  # of a measurement, however few clients there are
+LEAST_CALLS = 8  # per measurement, however few clients there are
 
 
 @dataclass(frozen=True)
 class Way:
-    """A server, and what it is told beside the call itself."""
+    """A server, and additional fields for its calls."""
 
     name: str
     address: Address
     more: dict[str, Any] = field(default_factory=dict)
-    apart: bool = False  # each call in a namespace of its own: nothing is drafted from what earlier ones were answered
-    same_text_as: str = ""  # another way's name: its calls alone give the texts to compare with; "": its own
+    apart: bool = False  # each call has its own namespace: nothing is drafted from earlier answers
+    same_text_as: str = ""  # the way whose calls, made alone, give the reference texts; "": its own
 
 
 @dataclass(frozen=True)
 class Load:
-    """Some calls by so many clients at once, one after another each."""
+    """The calls of several concurrent clients, each making one call after the other."""
 
     way: str
     clients: int
     seconds: float
     replies: list[Reply]
-    different: list[int]  # calls whose text is not that of the same call alone
+    different: list[int]  # calls whose text differs from the same call made alone
 
     def figures(self) -> dict[str, Any]:
         firsts = sorted(reply.first_seconds for reply in self.replies)
@@ -65,7 +65,7 @@ class Load:
 
 
 def calls_of(prompts: Sequence[BenchPrompt], count: int, max_tokens: int) -> list[dict[str, Any]]:
-    """Bodies of so many calls, each with a seed of its own; every other one is sampled."""
+    """Bodies of `count` calls, each with its own seed; every other one is sampled."""
     return [
         {
             "messages": [{"role": "user", "content": prompts[number % len(prompts)].turns[0]}],
@@ -78,7 +78,7 @@ def calls_of(prompts: Sequence[BenchPrompt], count: int, max_tokens: int) -> lis
 
 
 async def served_name(address: Address) -> str:
-    """What a server calls its model: some want to be asked by that name."""
+    """The server's name for its model: some require it in requests."""
     status, body = await address.get("/v1/models")
     if status != 200:
         raise HierspecError(f"{address.url} does not list its models (status {status}); is it an OpenAI server?")
@@ -86,7 +86,7 @@ async def served_name(address: Address) -> str:
 
 
 class LoadTest:
-    """Measures ways to serve. Rounds are interleaved: what the machine does meanwhile meets all of them."""
+    """Measures ways to serve, in interleaved rounds, so that disturbances of the machine affect all of them."""
 
     def __init__(self, ways: Sequence[Way], calls: list[dict[str, Any]], progress: Progress = silent) -> None:
         self.ways, self.calls, self.progress = list(ways), calls, progress
@@ -147,7 +147,7 @@ class LoadTest:
 
 
 def summary(loads: Sequence[Load], baseline: str) -> list[dict[str, Any]]:
-    """A row for each way and number of clients: medians over rounds, and the speed beside the baseline's round by
+    """A row for each way and number of clients: medians over rounds, and speed relative to the baseline of the same
     round."""
     by_key: dict[tuple[int, str], list[Load]] = {}
     for load in loads:
@@ -175,7 +175,7 @@ def summary(loads: Sequence[Load], baseline: str) -> list[dict[str, Any]]:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The nearest of the ordered values."""
+    """The quantile, as the nearest of the ordered values."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 

@@ -13,12 +13,12 @@ from hierspec_bench.peers import ENVIRONMENTS, python_of
 from hierspec_bench.peers.process import SERVE
 from hierspec_bench.serving.process import ServerProcess, server_process
 
-_SLOTS = 64  # texts that are written at once
+_SLOTS = 64  # texts that are generated at once
 
 
 @contextmanager
 def start_other(name: str, source: str | None) -> Iterator[ServerProcess]:
-    """llama.cpp's server on a GGUF file, in an environment of its own (`hierspec bench peers --install llama.cpp`)."""
+    """llama.cpp's server on a GGUF file, in its own environment (`hierspec bench peers --install llama.cpp`)."""
     if name != "llama.cpp":
         raise HierspecError(
             f"The server of {name!r} cannot be started from here; start it and give --others {name}=URL."

@@ -1,4 +1,4 @@
-"""Servers as processes of their own: started on a free port, asked until they answer, stopped."""
+"""Servers as separate processes: started on a free port, polled until they answer, stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from hierspec.core.errors import HierspecError
 from hierspec_bench.serving.client import Address
 
-_PATIENCE = 600.0  # seconds until it must answer: a model may have to be fetched, code to be compiled
+_PATIENCE = 600.0  # seconds until it must answer: it may have to download a model or compile code
 _LOOK_SECONDS = 0.2
 
 
@@ -29,7 +29,7 @@ class ServerProcess:
     pid: int
 
     def resident_bytes(self) -> int:
-        """What of its memory is in the machine's; 0 where the system does not tell."""
+        """Its resident memory; 0 if the system does not report it."""
         return self._status("VmRSS")
 
     def peak_bytes(self) -> int:
@@ -45,15 +45,17 @@ class ServerProcess:
 
 @contextmanager
 def our_server(model: Sequence[str] = (), more: Sequence[str] = ()) -> Iterator[ServerProcess]:
-    """`hierspec serve` with these arguments."""
+    """Starts `hierspec serve` with these arguments."""
     with server_process([sys.executable, "-m", "hierspec", "serve", *model, *more, "--port", "{port}"]) as started:
         yield started
 
 
 @contextmanager
 def server_process(command: Sequence[str], ready: str = "/health", isolated: bool = False) -> Iterator[ServerProcess]:
-    """`{port}` in the command becomes a free port. What it prints is shown where it does not come up. An `isolated` one
-    is of another environment, and finds no package of ours."""
+    """Starts a server; `{port}` in the command becomes a free port. Its output is shown if it does not come up.
+
+    An `isolated` server belongs to another environment and does not find our packages.
+    """
     left_out = ("PYTHONPATH", "PYTHONHOME") if isolated else ()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,18 +1,18 @@
 """Products by Intel AMX: bfloat16 weights times bfloat16 inputs, sums in float32.
 
-One instruction, tdpbf16ps, takes a tile of 16 rows x 32 inputs and one of 32 inputs x 16 outputs. Intel's manual gives
-its arithmetic step by step: for each row and output alone, products of even and of odd inputs are added by two chains
-of fused multiply-adds, in order; then the two sums are added, and that to what the tile held. Every step is rounded to
-nearest even, denormals are zero, and no mode register is read. So a row's bits depend on its own inputs and on the
-order of the tiles alone, which is always the same. A pass over one row uses a whole tile as well: the other rows of the
-tile hold old numbers, and their results are never read.
+One instruction, tdpbf16ps, multiplies a tile of 16 rows x 32 inputs by a tile of 32 inputs x 16 outputs. Intel's manual
+specifies its arithmetic step by step. For each row and output, the products of even inputs and those of odd inputs are
+accumulated in two chains of fused multiply-adds, in order; the two sums are added together, then added to the
+accumulator tile. Every step rounds to nearest even, denormals are zero, and no mode register is read. So a row's bits
+depend only on its own inputs and on the order of the tiles, which is always the same. A pass over one row also uses a
+whole tile: the tile's other rows hold stale numbers, and their results are never read.
 
-Tiles in memory, 1024 bytes each: inputs [rows / 16, inputs / 32, 16 rows, 32], weights [outputs / 16, inputs / 32, 16
-pairs of inputs, 16 outputs, 2]. Inputs are padded to a multiple of 32 with zeros.
+Layout in memory, 1024 bytes per tile: inputs [rows / 16, inputs / 32, 16 rows, 32], weights [outputs / 16, inputs / 32,
+16 pairs of inputs, 16 outputs, 2]. Inputs are padded to a multiple of 32 with zeros.
 
-The eight tile registers are given by number, in intrinsics that LLVM turns into one instruction each; LLVM itself uses
-none of them. On CPUs without AMX, tiles are in memory and vector code does the same steps: far slower, for tests and
-comparisons only.
+The code names the eight tile registers by number, in intrinsics that LLVM turns into one instruction each; LLVM itself
+uses none of them. On CPUs without AMX, tiles are in memory and vector code does the same steps: far slower, for tests
+and comparisons only.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from numba import config
 from hierspec.backends.cpu.llvm import LANES, V16F32, V16I32, VectorWriter, i64, splat_f32, splat_i32
 from hierspec.backends.cpu.routines import Routine, routine
 
-DEPTH = 32  # inputs that one tile holds
+DEPTH = 32  # inputs per tile
 TILE_BYTES = 2 * LANES * DEPTH
 _FEATURES = ("amx-tile", "amx-bf16")
-_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # a process must ask Linux before it uses tiles
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # Linux requires a process to request AMX first
 
 _I8, _I16, _I64 = (ir.IntType(bits) for bits in (8, 16, 64))
-_POINTER, _ROW_BYTES = ir.PointerType(), 64  # of one row of a tile
-# Every tile has 16 rows of 64 bytes: palette 1, then from byte 16 the bytes of a row and from byte 48 the rows of each.
+_POINTER, _ROW_BYTES = ir.PointerType(), 64  # bytes of one row of a tile
+# Palette 1; from byte 16 the bytes per row, and from byte 48 the rows of each tile: 16 rows of 64 bytes for all.
 _TILE_CONFIG = bytes([1]) + bytes(15) + _ROW_BYTES.to_bytes(2, "little") * 8 + bytes(16) + bytes([LANES] * 8) + bytes(8)
 
 
 @cache
 def why_unavailable() -> str:
-    """Why AMX cannot be used; "" where it can. The first call asks the system for it, for this process."""
+    """Why AMX cannot be used; "" if it can. The first call requests permission from the system for this process."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return "only x86-64 Linux has AMX"
     if getattr(config, "CPU_NAME", None) or getattr(config, "CPU_FEATURES", None):
         return "numba was told to compile for another CPU"
-    features = binding.get_host_cpu_features()  # what is compiled for; none without the system's support
+    features = binding.get_host_cpu_features()  # no AMX here if the system does not support it
     if not all(features.get(name, False) for name in _FEATURES):
         return "this CPU has no AMX for bfloat16"
     if ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA):
@@ -65,7 +65,7 @@ def emulated() -> bool:
 
 
 def steps(size: int) -> int:
-    """Tiles for inputs of this size: steps of a product."""
+    """Tiles along an input dimension of this size: the steps of a product."""
     return -(-size // DEPTH)
 
 
@@ -81,7 +81,7 @@ def to_bfloat16(w: VectorWriter, value: Any) -> Any:
 
 @routine(3)
 def round_row(w: VectorWriter, x: Any, groups: Any, out: Any) -> None:
-    """16 * groups floats, rounded to nearest even, as one row of each of the tiles that begin at `out`."""
+    """Rounds 16 * groups floats to nearest even, and stores them as one row across consecutive tiles from `out` on."""
 
     def group(i: Any, carried: list[Any]) -> list[Any]:
         halves = to_bfloat16(w, w.load(x, w.b.mul(i, i64(LANES))))
@@ -93,12 +93,12 @@ def round_row(w: VectorWriter, x: Any, groups: Any, out: Any) -> None:
 
 
 def store_zeros(w: VectorWriter, target: Any) -> None:
-    """16 zeros in bfloat16."""
+    """Stores 16 zeros in bfloat16."""
     w.b.store(ir.Constant(ir.VectorType(_I16, LANES), [0] * LANES), w.at(target, i64(0)), align=2)
 
 
 class TileRegisters:
-    """The tile registers of this thread."""
+    """Emits instructions on the thread's AMX tile registers."""
 
     def __init__(self, w: VectorWriter) -> None:
         self._w = w
@@ -122,7 +122,7 @@ class TileRegisters:
         self._call("tilezero", _number(tile))
 
     def load(self, tile: int, address: Any, stride: Any = None) -> None:
-        """16 rows, each `stride` bytes after the one before: by default 64, a tile in 1024 bytes."""
+        """Loads 16 rows that are `stride` bytes apart; the default of 64 is a contiguous tile of 1024 bytes."""
         self._call("tileloadd64", _number(tile), self._pointer(address), stride or i64(_ROW_BYTES))
 
     def multiply(self, total: int, inputs: int, weights: int) -> None:
@@ -130,12 +130,12 @@ class TileRegisters:
         self._call("tdpbf16ps", _number(total), _number(inputs), _number(weights))
 
     def store(self, tile: int, address: Any, stride: Any) -> None:
-        """16 rows, each `stride` bytes after the one before."""
+        """Stores 16 rows that are `stride` bytes apart."""
         self._call("tilestored64", _number(tile), self._pointer(address), stride)
 
 
 class EmulatedTiles(TileRegisters):
-    """The same in memory and vector code, each step as Intel defines it."""
+    """The same interface on memory and vector code, each step as Intel defines it."""
 
     def begin(self, scratch: Any) -> None:
         pass
@@ -144,7 +144,7 @@ class EmulatedTiles(TileRegisters):
         pass
 
     def _tile(self, tile: int) -> Any:
-        """The address of its memory, which is allocated in the function's first block."""
+        """The address of the tile's memory, which is allocated in the function's entry block."""
         w = self._w
         if not hasattr(self, "_memory"):
             with w.b.goto_entry_block():
@@ -191,7 +191,7 @@ class EmulatedTiles(TileRegisters):
 
 
 def _first(w: VectorWriter, row: Any) -> Any:
-    """The first of the 16 words of a row."""
+    """Index of the first of a row's 16 words."""
     return w.b.mul(row, i64(LANES))
 
 
@@ -205,34 +205,38 @@ def tile_registers(w: VectorWriter) -> TileRegisters:
 
 @routine(1)
 def begin_tiles(w: VectorWriter, scratch: Any) -> None:
-    """Before products of a thread: configures its tiles. `scratch` has room for 64 bytes."""
+    """Configures the thread's tiles before its products. `scratch` has room for 64 bytes."""
     tile_registers(w).begin(scratch)
 
 
 @routine(1)
 def end_tiles(w: VectorWriter, unused: Any) -> None:
-    """After products of a thread: otherwise the system would keep saving tiles that nobody needs."""
+    """Releases the thread's tiles after its products, or the system would keep saving them on context switches."""
     tile_registers(w).end()
 
 
 @dataclass(frozen=True)
 class ProductArguments:
-    """LLVM values: addresses, and sizes. A second block has its weights at `second_weights`, and its outputs
-    `second_offset` bytes after those of the first."""
+    """Addresses and sizes, as LLVM values.
+
+    With two blocks of outputs, the second block's weights are at `second_weights` and its outputs `second_offset` bytes
+    after those of the first.
+    """
 
     x: Any
     weights: Any
     second_weights: Any
-    steps: Any  # tiles of inputs
+    steps: Any  # tiles along the inputs
     out: Any
     out_step: Any  # floats from one row of outputs to the next
     second_offset: Any
 
 
 def emit_product(w: VectorWriter, tiles: TileRegisters, row_tiles: int, blocks: int, given: ProductArguments) -> None:
-    """Sums are tiles 0 to 3 (row tile, block), inputs 4 and 5, weights 6 and 7.
+    """Emits a product; sums are in tiles 0 to 3 (row tile, block), inputs in 4 and 5, weights in 6 and 7.
 
-    With two of each, every tile that was loaded is used twice, and four chains of sums keep the unit busy.
+    With two row tiles and two blocks, every loaded tile is used twice, and four independent chains of sums keep the
+    matrix unit busy.
     """
     rows, columns = range(row_tiles), range(blocks)
     inputs = [w.b.add(given.x, w.b.mul(given.steps, i64(TILE_BYTES * r))) for r in rows]
@@ -260,7 +264,7 @@ def emit_product(w: VectorWriter, tiles: TileRegisters, row_tiles: int, blocks: 
 
 
 def tile_product(row_tiles: int, blocks: int) -> Routine:
-    """out = rows of one or two tiles times one or two blocks of 16 outputs. Arguments as in `ProductArguments`."""
+    """out = one or two tiles of rows times one or two blocks of 16 outputs. Arguments as in `ProductArguments`."""
 
     @routine(7, optimised=available)
     def product(w: VectorWriter, *arguments: Any) -> None:

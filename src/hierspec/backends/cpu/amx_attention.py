@@ -1,7 +1,7 @@
-"""Attention by Intel AMX: which rows attend together, and which thread does what. `amx_segments.py` has one segment,
-`amx_attention_kernels.py` the arithmetic.
+"""Attention by Intel AMX: which rows attend together, and which thread does what.
 
-Heads that share keys are rows of a tile, for as many tokens as two tiles have room for; nodes of trees take one tile.
+`amx_segments.py` handles one segment, `amx_attention_kernels.py` the arithmetic. Query heads that share a KV head are
+rows of a tile. A group takes as many tokens of a chain as fit in two tiles; nodes of trees take one tile.
 """
 
 # mypy: allow-untyped-defs
@@ -41,20 +41,23 @@ from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.routines import call_routine
 from hierspec.backends.cpu.sharing import barrier
 
-ITEMS_PER_THREAD = 4  # with so many items a thread takes whole ones; with fewer, segments of an item
+ITEMS_PER_THREAD = 4  # with fewer items per thread, threads share the segments of each item
 
 # numba takes constants, not enumerations.
 _BEGIN, _END = int(AttentionCode.BEGIN), int(AttentionCode.END)
 
 
 def rows_of_block(group: int, tiles: int = ROW_TILES) -> int:
-    """Tokens of so many tiles, where so many heads share keys."""
+    """Tokens that fit in this many tiles, if `group` query heads share a KV head."""
     return max(1, tiles * LANES // group)
 
 
 def most_parts(heads: int, kv_heads: int, groups: int, longest: int, threads: int) -> int:
-    """How many of those a pass keeps at most: for each thread its groups of one head and one more (it has at most two
-    more than its share, see `owner`), or all segments of items that threads share."""
+    """The most parts (attention states of a group of rows, see `part_floats`) that a pass keeps.
+
+    A thread with whole items has a part for each of its groups of one head (at most two more than its share, see
+    `owner`) and a spare one. Threads that share items have a part for every segment of every item.
+    """
     items = groups * kv_heads * -(-heads // kv_heads // LANES)
     return threads * (groups // threads + 3) + min(items, ITEMS_PER_THREAD * threads) * -(-longest // SEGMENT)
 
@@ -64,12 +67,15 @@ def _attend_to_head(
     thread, threads, item, kv_head, first_head, q_heads, layer, window, shape, qkv, positions, arena, tables,
     groups, group_texts, ends, path_starts, paths, scale, scores, parts, room, attended, code,
 ):  # fmt: skip
-    """Attention of this thread's groups to one head for keys, segment after segment: the segment's keys and values stay
-    in the cache until all groups have seen them. `item`: how many items there are before this head."""
+    """Attention of this thread's groups to one KV head, one segment at a time for all groups.
+
+    So the segment's keys and values stay in the cache until all groups have used them. `item`: number of the first
+    item.
+    """
     head_size, count = shape[2], len(groups) - 1
     place = first_part(thread, threads, count)
     spare = parts[place].ctypes.data
-    least, most, mine = ends.max() // SEGMENT + 1, np.int64(0), 0  # a plain 0 is a type of its own, compiled for itself
+    least, most, mine = ends.max() // SEGMENT + 1, np.int64(0), 0  # a plain 0 would be compiled separately
     for number in range(count):
         if owner(item + number, threads) == thread:
             first_row, last_row = groups[number], groups[number + 1]
@@ -106,7 +112,7 @@ def _attend_in_pieces(
     thread, threads, sync, shares, layer, window, shape, qkv, positions, arena, tables, groups, group_texts,
     ends, path_starts, paths, scale, scores, parts, room, attended, code,
 ):  # fmt: skip
-    """Attention where there are few items: threads share the segments of each, then one merges them."""
+    """Attention with few items: threads share the segments of each item, then one thread merges them."""
     heads, kv_heads, head_size, _, _ = shape
     group, count = heads // kv_heads, len(groups) - 1
     for merging in (False, True):
@@ -146,9 +152,9 @@ def run_tile_attention(
     thread, threads, sync, layer, window, shape, qkv, positions, arena, tables, groups, group_texts,
     ends, path_starts, paths, scale, scores, parts, rooms, attended, code, version=0,
 ):  # fmt: skip
-    """Attention for all groups of rows. A group's rows are of one text, and have paths behind the same tokens or none.
+    """Attention for all groups of rows; the rows of a group belong to one text and share the tokens before their paths.
 
-    An item is a group and as many heads as fill a tile. scores [threads, 2, SEGMENT * 16]; parts [most_parts,
+    An item is a group of rows with as many heads as fill a tile. scores [threads, 2, SEGMENT * 16]; parts [most_parts,
     part_floats].
     """
     qkv, positions, tables, groups, group_texts = (
@@ -160,7 +166,7 @@ def run_tile_attention(
     )  # fmt: skip
     heads, kv_heads, _, _, _ = shape
     group, count = heads // kv_heads, len(groups) - 1
-    shares = (group + LANES - 1) // LANES  # of the heads that share keys, where they are more than a tile's rows
+    shares = (group + LANES - 1) // LANES  # tiles needed for the query heads of one KV head
     items, room, factor = (
         count * kv_heads * shares,
         np.int64(rooms[thread].ctypes.data),

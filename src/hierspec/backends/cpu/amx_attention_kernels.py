@@ -2,10 +2,11 @@
 
 Softmax is in `amx_softmax.py`.
 
-A tile of scores is 16 rows x 16 keys, a tile of weighted sums 16 rows x 16 numbers of a head, where a row is one head
-of one token. Positions are taken in segments that begin at multiples of SEGMENT, 32 of a chunk at a time, each segment
-with a softmax of its own; then segments are merged in order. So every number is the same sum, made in the same order,
-whatever rows are beside it: what a row does not see has probability zero, and adding zero changes nothing.
+A tile of scores is 16 rows x 16 keys. A tile of weighted sums is 16 rows x 16 elements of a head. A row is one head of
+one token. Positions are processed in segments that start at multiples of SEGMENT, one chunk of 32 at a time. Each
+segment has its own softmax; then the segments are merged in order. So every number is the same sum in the same order,
+whatever other rows are in the tile: positions that a row does not see have probability zero, and adding zero changes
+nothing.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from hierspec.backends.cpu.compiled import library
 from hierspec.backends.cpu.llvm import I32, LANES, V16I32, VectorWriter, i64, splat_i32
 from hierspec.backends.cpu.routines import RoutineLibrary, routine
 
-CHUNK = DEPTH  # positions of one tile of probabilities
+CHUNK = DEPTH  # positions per tile of probabilities
 _I64 = ir.IntType(64)
-_AT_ONCE = 4  # tiles of sums: several chains keep the unit busy
+_AT_ONCE = 4  # tiles of sums: independent chains keep the unit busy
 
 
 class AttentionCode(IntEnum):
     """Indices of `attention_code`: addresses of routines."""
 
-    BEGIN = 0  # (scratch): before the tiles of a thread
-    END = 1  # (scratch): after them
-    ROUND = 2  # (x, groups of 16, out): a query as one row of tiles
+    BEGIN = 0  # (scratch): configures the thread's tiles
+    END = 1  # (scratch): releases them
+    ROUND = 2  # (x, groups of 16, out): rounds a query to one row of tiles
     PLACE_KEY = 3  # (x, groups of 16, target)
     PLACE_VALUE = 4  # (x, groups of 16, target)
     SCORES = 5  # (queries, steps, addresses of chunks of keys, chunks, out)
-    SCORES_OF_TWO = 6  # the same
+    SCORES_OF_TWO = 6  # as SCORES, for two tiles of rows
     SOFTMAX = 7  # (scores, rows, chunks, address of a factor, result, bytes between results)
     WEIGHTED_SUMS = 8  # (probabilities, addresses of chunks of values, chunks, tiles, before, out, stride)
     WEIGHTED_SUMS_OF_TWO = 9  # (probabilities, addresses, chunks, tiles, out, bytes between results, stride)
@@ -50,7 +51,7 @@ class AttentionCode(IntEnum):
 
 @routine(3)
 def place_key(w: VectorWriter, x: Any, groups: Any, target: Any) -> None:
-    """A key, rounded, as a column of its block: a word is two numbers, and words are 64 bytes apart."""
+    """Stores a rounded key as a column of its block: a word holds two numbers, and words are 64 bytes apart."""
 
     def group(i: Any) -> None:
         halves = to_bfloat16(w, w.load(x, w.times(i, LANES)))
@@ -64,9 +65,9 @@ def place_key(w: VectorWriter, x: Any, groups: Any, target: Any) -> None:
 
 @routine(3)
 def place_value(w: VectorWriter, x: Any, groups: Any, target: Any) -> None:
-    """A value, rounded, as one half of a row of words in each of its tiles.
+    """Stores a rounded value as one half of a row of words in each of its tiles.
 
-    Two bytes at a time: another thread may write the other halves.
+    It stores two bytes at a time, because another thread may write the other halves.
     """
 
     def group(i: Any) -> None:
@@ -80,7 +81,7 @@ def place_value(w: VectorWriter, x: Any, groups: Any, target: Any) -> None:
 
 @routine(3)
 def copy_key(w: VectorWriter, source: Any, target: Any, words: Any) -> None:
-    """A column of a block of keys."""
+    """Copies a column of a block of keys."""
 
     def copy(i: Any) -> None:
         w.b.store(w.b.load(w.at(source, i, LINE), typ=I32, align=4), w.at(target, i, LINE), align=4)
@@ -90,7 +91,7 @@ def copy_key(w: VectorWriter, source: Any, target: Any, words: Any) -> None:
 
 @routine(5)
 def copy_value(w: VectorWriter, source: Any, half: Any, target: Any, to_half: Any, tiles: Any) -> None:
-    """A value from one half of its words to either half of others."""
+    """Copies a value from one half of its words to either half of other words."""
 
     def in_all(number: Any) -> Any:
         narrow = w.b.trunc(w.times(number, 16), I32)
@@ -115,7 +116,7 @@ def _address(w: VectorWriter, addresses: Any, index: Any) -> Any:
 
 @routine(5, optimised=available)
 def scores(w: VectorWriter, queries: Any, steps: Any, keys: Any, chunks: Any, out: Any) -> None:
-    """Tiles of scores at `out`: queries times keys, for one chunk where their number is odd, then for two at a time.
+    """Scores = queries times keys, as tiles at `out`: one chunk if their number is odd, then two chunks at a time.
 
     `queries` [steps] tiles; `keys`: addresses of chunks [2 blocks of 16 keys, steps] tiles.
     """
@@ -145,7 +146,7 @@ def scores(w: VectorWriter, queries: Any, steps: Any, keys: Any, chunks: Any, ou
 
 @routine(5, optimised=available)
 def scores_of_two(w: VectorWriter, queries: Any, steps: Any, keys: Any, chunks: Any, out: Any) -> None:
-    """The same for two tiles of rows: every tile of keys is loaded once for both, and there is a product a load."""
+    """The same for two tiles of rows: each tile of keys is loaded once for both, so there is one load per product."""
     tiles = registers(w)
 
     def chunk(c: Any) -> None:
@@ -174,7 +175,7 @@ def scores_of_two(w: VectorWriter, queries: Any, steps: Any, keys: Any, chunks: 
 def weighted_sums(
     w: VectorWriter, probabilities: Any, values: Any, chunks: Any, count: Any, before: Any, out: Any, stride: Any
 ) -> None:
-    """out[16, 16 * count] = before + probabilities times values, chunk after chunk.
+    """out[16, 16 * count] = before + probabilities times values, one chunk after the other.
 
     `probabilities` as `softmax` leaves them; `values`: addresses of chunks [count] tiles.
     """
@@ -206,7 +207,8 @@ def weighted_sums(
 def weighted_sums_of_two(
     w: VectorWriter, probabilities: Any, values: Any, chunks: Any, count: Any, out: Any, out_step: Any, stride: Any
 ) -> None:
-    """The same for two tiles of rows, from zero on; the second's sums are `out_step` bytes after the first's."""
+    """The same for two tiles of rows, starting from zero; the second tile's sums are `out_step` bytes after the
+    first's."""
     tiles = registers(w)
 
     def some(wide: int, first: Any) -> None:
@@ -255,5 +257,5 @@ def attention_library() -> RoutineLibrary:
 
 
 def attention_code() -> np.ndarray:
-    """Addresses of those routines, by `AttentionCode`; compiled at the first call on a machine."""
+    """Addresses of the routines, by `AttentionCode`; the first call on a machine compiles them."""
     return attention_library().addresses()

@@ -1,8 +1,9 @@
-"""Keys and values in bfloat16, as tiles of Intel AMX take them: where they stand, and how they get there.
+"""The KV cache in bfloat16 tiles for Intel AMX: its layout, and how keys and values get there.
 
 For every page, layer and head: keys [PAGE / 16, head_size / 32, 16 pairs, 16 keys, 2], where head_size is padded to a
 multiple of 32 with zeros, and values [PAGE / 32, head_size / 16, 16 pairs of slots, 16, 2]. A pair is slots i and
-i + 16 of a chunk of 32: so probabilities of two blocks of 16 become a row of a tile lane by lane (`amx_softmax.py`).
+i + 16 of a chunk of 32, so the probabilities of two blocks of 16 combine lane by lane into a tile's row
+(`amx_softmax.py`).
 """
 
 # mypy: allow-untyped-defs
@@ -23,7 +24,7 @@ _COPY_KEY, _COPY_VALUE = int(AttentionCode.COPY_KEY), int(AttentionCode.COPY_VAL
 
 
 def key_bytes(head_size: int) -> int:
-    """Of the keys of one page, layer and head."""
+    """Bytes of the keys of one page, layer and head."""
     return PAGE // LANES * steps(head_size) * TILE_BYTES
 
 
@@ -33,7 +34,7 @@ def value_bytes(head_size: int) -> int:
 
 @part
 def keys_at(arena, page, layer, head, shape):
-    """Address of a page's keys for a layer and head; its values come right behind them."""
+    """Address of a page's keys for a layer and head; its values follow directly."""
     _, kv_heads, head_size, _, layers = shape
     size = keys_size(head_size) + PAGE * head_size * 2
     return arena + ((page * layers + layer) * kv_heads + head) * size
@@ -46,26 +47,26 @@ def keys_size(head_size):
 
 @part
 def key_column(slot, head_size):
-    """Offset of a key from the keys of its page."""
+    """Offset of a key within the keys of its page."""
     depth = (head_size + DEPTH - 1) // DEPTH
     return slot // LANES * depth * TILE_BYTES + slot % LANES * 4
 
 
 @part
 def value_pair(slot, head_size):
-    """Offset of a pair of values from the values of its page."""
+    """Offset of a pair of values within the values of its page."""
     return slot // CHUNK * (head_size // LANES) * TILE_BYTES + slot % LANES * LINE
 
 
 @part
 def _half(slot):
-    """Which of its pair a value is."""
+    """Which half of its pair a value is: 0 or 1."""
     return slot % CHUNK // LANES
 
 
 @part
 def place_rounded(x, is_value, slot, layer, kv_head, shape, arena, code):
-    """A key or value to its slot."""
+    """Stores a key or value in its slot, rounded to bfloat16."""
     head_size = shape[2]
     start, inside, groups = keys_at(arena, slot // PAGE, layer, kv_head, shape), slot % PAGE, head_size // LANES
     if is_value:
@@ -86,8 +87,10 @@ def _slot_at(position, row, table, ends, path_starts, paths):
 def gather_keys(
     start, first, last, row, layer, head, shape, arena, table, ends, path_starts, paths, keys, listed, code
 ):  # fmt: skip
-    """Keys of positions first .. last, as the row sees them, to `keys`, where chunks from `start` on are gathered;
-    addresses of those chunks to `listed`. What stands in the rest does not matter."""
+    """Copies the keys of positions first .. last, as the row sees them, to `keys`, whose chunks begin at `start`.
+
+    Stores the addresses of the chunks in `listed`. The unused end of the last chunk may hold anything.
+    """
     head_size = shape[2]
     depth = (head_size + DEPTH - 1) // DEPTH
     for position in range(first, last):
@@ -100,7 +103,7 @@ def gather_keys(
 
 @part
 def gather_values(start, first, last, row, layer, head, shape, arena, table, ends, path_starts, paths, values, code):
-    """The same of values, where `clear_values` was called before."""
+    """The same for values; `clear_values` must have been called before."""
     head_size = shape[2]
     for position in range(first, last):
         slot, to = _slot_at(position, row, table, ends, path_starts, paths), position - start
@@ -112,7 +115,7 @@ def gather_values(start, first, last, row, layer, head, shape, arena, table, end
 
 @part
 def clear_values(chunks, head_size, values, listed):
-    """Zeros where so many chunks will be gathered, since no number times zero is no number; addresses to `listed`."""
+    """Zeroes the chunks that values will be gathered into, since NaN times zero is NaN; addresses to `listed`."""
     size = head_size // LANES * TILE_BYTES
     for line in range(chunks * size // LINE):
         zero_lanes(values + line * LINE)

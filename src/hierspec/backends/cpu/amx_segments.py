@@ -1,8 +1,8 @@
 """Attention of some rows to one segment by Intel AMX: scores, softmax, weighted sums.
 
-Tokens of a text see keys and values where they stand. A node of a tree sees its last positions in other slots than a
-token of a chain, so from the chunk in which its path begins, keys and values are gathered for it: then its sums are
-those of the same token in a chain.
+Rows of a chain read keys and values in place. The last positions of a tree node are in other slots than those of a
+token in a chain. So from the chunk in which its path begins, keys and values are gathered for the node: its sums are
+then those of the same token in a chain.
 """
 
 # mypy: allow-untyped-defs
@@ -28,13 +28,13 @@ from hierspec.backends.cpu.kernels import copy_lanes, store_integer
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.routines import call_routine
 
-ROW_TILES = 2  # tiles of rows that attend together, each taking every tile of keys and values that is loaded
-CONFIGURATION = 960  # offset of memory for a configuration of tiles, behind addresses of keys and of values
+ROW_TILES = 2  # tiles of rows that attend together: each loaded tile of keys or values serves both
+CONFIGURATION = 960  # offset of the tile configuration, behind the lists of key and value addresses
 _LISTS = CONFIGURATION + LINE  # bytes at the beginning of a room
 _FLOAT = 4  # bytes
 _SEGMENT_CHUNKS = SEGMENT // CHUNK
 _VALUE_LIST = _SEGMENT_CHUNKS * 8
-_BLOCK = LANES * LANES  # floats of a tile of scores
+_BLOCK = LANES * LANES  # floats per tile of scores
 
 # numba takes constants, not enumerations.
 _ROUND, _SOFTMAX, _MERGE, _FINISH = (
@@ -45,19 +45,19 @@ _SUMS, _SUMS_OF_TWO = int(AttentionCode.WEIGHTED_SUMS), int(AttentionCode.WEIGHT
 
 
 def part_floats(head_size: int) -> int:
-    """What is known of some rows after some segments, for each tile as `merge` has it; then the rows' queries."""
+    """Floats of a part: for each row tile the state that `merge` works on, then the rows' queries."""
     return ROW_TILES * (MERGE_WORDS + LANES * head_size + steps(head_size) * TILE_BYTES // _FLOAT)
 
 
 def room_bytes(head_size: int) -> int:
-    """Scratch memory of a thread, see `rooms_of`."""
+    """Bytes of scratch memory per thread, see `rooms_of`."""
     depth, tiles = steps(head_size), head_size // LANES
     return _LISTS + (_SEGMENT_CHUNKS * (2 * depth + tiles) + 3 * tiles) * TILE_BYTES
 
 
 @part
 def rooms_of(room, head_size):
-    """Addresses of gathered keys and values, and of sums: common, gathered, and zeros."""
+    """Addresses of gathered keys, gathered values, sums of common chunks, sums of gathered chunks, and zeros."""
     depth, tiles = (head_size + CHUNK - 1) // CHUNK, head_size // LANES
     keys = room + _LISTS
     values = keys + 2 * _SEGMENT_CHUNKS * depth * TILE_BYTES
@@ -67,19 +67,19 @@ def rooms_of(room, head_size):
 
 @part
 def tile_step(head_size):
-    """Bytes from the state of one tile to that of the next."""
+    """Bytes from one row tile's state to the next."""
     return (MERGE_WORDS + LANES * head_size) * _FLOAT
 
 
 @part
 def queries_of(place, head_size):
-    """Address of the queries of a part."""
+    """Address of a part's queries."""
     return place + ROW_TILES * tile_step(head_size)
 
 
 @part
 def seen(first_row, last_row, window, positions, ends, path_starts):
-    """The first position that one of the rows sees, and the one after the last."""
+    """The first position that any of the rows sees, and the end of the last."""
     lowest, end = positions[first_row], 0
     for row in range(first_row, last_row):
         end = max(end, ends[row] + path_starts[row + 1] - path_starts[row])
@@ -89,7 +89,7 @@ def seen(first_row, last_row, window, positions, ends, path_starts):
 
 @part
 def load_queries(first_row, last_row, first_head, q_heads, shape, qkv, queries, code):
-    """Rows of tiles: token after token, each with its heads."""
+    """Rounds the queries into rows of tiles: one token after the other, each with its heads."""
     head_size, width = shape[2], qkv.shape[1]
     depth = (head_size + CHUNK - 1) // CHUNK
     for row in range(first_row, last_row):
@@ -102,7 +102,7 @@ def load_queries(first_row, last_row, first_head, q_heads, shape, qkv, queries, 
 
 @part
 def list_chunks(low, high, layer, head, shape, arena, table, key_list, value_list):
-    """Addresses of the keys and of the values of these chunks of a text."""
+    """Lists the addresses of keys and values of these chunks of a text."""
     head_size = shape[2]
     for chunk in range(low, high):
         page, slot = table[chunk * CHUNK // PAGE], chunk * CHUNK % PAGE
@@ -113,7 +113,7 @@ def list_chunks(low, high, layer, head, shape, arena, table, key_list, value_lis
 
 @part
 def _hide(scores, row, first, last):
-    """Minus infinity for positions first .. last of a row of a tile."""
+    """Masks positions first .. last of one row of a tile with minus infinity."""
     position = first
     while position < last:
         at = position // LANES * _BLOCK + row * LANES + position % LANES
@@ -127,7 +127,7 @@ def _hide(scores, row, first, last):
 
 @part
 def hide_unseen(first_row, first, last, q_heads, low, high, window, positions, ends, path_starts, scores):
-    """Minus infinity for what the rows first .. last of a group, those of one tile, do not see of these chunks."""
+    """Masks the positions of these chunks that rows first .. last of a group, which share a tile, do not see."""
     size = (high - low) * CHUNK
     for number in range(first, last):
         row = first_row + number // q_heads
@@ -142,13 +142,13 @@ def attend_to_segment(
     segment, first_row, last_row, lowest, end, head, q_heads, layer, window, shape, positions, arena, table,
     ends, path_starts, paths, scale, scores, queries, room, result, code,
 ):  # fmt: skip
-    """Attention of some rows to one segment, as far as they see it: `result` is a part that can be merged."""
+    """Attention of some rows to the positions of one segment that they see; `result` is a part that can be merged."""
     head_size, rows = shape[2], (last_row - first_row) * q_heads
     depth, tiles, stride = (head_size + CHUNK - 1) // CHUNK, head_size // LANES, head_size * _FLOAT
     keys, values, common_sums, own_sums, zeros = rooms_of(room, head_size)
     low = max(lowest // CHUNK, segment * _SEGMENT_CHUNKS)
     high = min((end + CHUNK - 1) // CHUNK, (segment + 1) * _SEGMENT_CHUNKS)
-    # Rows with paths see whole chunks of the text together, others everything.
+    # Chunks low .. common are read in place. Rows with paths have only the whole chunks before their paths in common.
     has_path = path_starts[first_row + 1] > path_starts[first_row]
     common = max(low, min(high, ends[first_row] // CHUNK if has_path else high))
     listed = room + _VALUE_LIST
@@ -163,7 +163,7 @@ def attend_to_segment(
             stop = min(ends[row] + path_starts[row + 1] - path_starts[row], high * CHUNK)
             if stop > start:
                 own = (stop - start + CHUNK - 1) // CHUNK
-                # What the rows of the group have in common is gathered with the first of them.
+                # The first row gathers what all rows of the group have in common.
                 new = start if row == first_row else max(start, shared)
                 gather_keys(
                     start, new, stop, row, layer, head, shape, arena, table, ends, path_starts, paths, keys, room, code
@@ -184,7 +184,7 @@ def attend_to_segment(
 
     sums = result + MERGE_WORDS * _FLOAT
     if not has_path and end < high * CHUNK:
-        # Slots behind the text's end may hold anything, even what is no number: zeros instead.
+        # Slots behind the text's end may hold anything, even NaN: use zeros instead.
         begin = (high - 1) * CHUNK
         clear_values(1, head_size, values, listed + 8 * (high - 1 - low))
         gather_values(
@@ -221,7 +221,7 @@ def merge_parts(rows, head_size, state, more, scale, code):
 
 @part
 def finish_rows(first_row, first, last, first_head, q_heads, head_size, state, attended, code):
-    """Sums over totals: what the rows first .. last of a group, those of one tile, take from all that they see."""
+    """Attention outputs = sums / totals, for rows first .. last of a group, which share a tile."""
     for number in range(first, last):
         sums = state + (MERGE_WORDS + (number - first) * head_size) * _FLOAT
         total = state + (LANES + number - first) * _FLOAT
@@ -232,7 +232,7 @@ def finish_rows(first_row, first, last, first_head, q_heads, head_size, state, a
 
 @part
 def finish_group(first_row, last_row, first_head, q_heads, head_size, state, attended, code):
-    """The same for all tiles of a group."""
+    """Attention outputs of all tiles of a group."""
     rows = (last_row - first_row) * q_heads
     for first in range(0, rows, LANES):
         of_tile = state + first // LANES * tile_step(head_size)
@@ -241,12 +241,12 @@ def finish_group(first_row, last_row, first_head, q_heads, head_size, state, att
 
 @part
 def owner(item, threads):
-    """The thread of an item, there and back again: of two neighbours the later one sees more, and alternates."""
+    """The thread of an item, in the order 0 .. n-1, n-1 .. 0: later groups see more, so changing direction balances."""
     turn = item % (2 * threads)
     return turn if turn < threads else 2 * threads - 1 - turn
 
 
 @part
 def first_part(thread, threads, groups):
-    """The first of the parts of a thread, where each has whole groups: one to compute in, then one for each group."""
+    """The first part of a thread that has whole groups: a spare part to compute in, then one for each group."""
     return thread * (groups // threads + 3)

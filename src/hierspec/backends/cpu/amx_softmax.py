@@ -1,6 +1,6 @@
-"""Softmax of attention by tiles: exponentials of scores, and merging what segments give.
+"""Softmax of attention by tiles: exponentials of scores, and merging of segments.
 
-Every path takes these, so a probability has the same bits in a decoding step, in a tree and in prefill.
+All paths use these routines, so a probability has the same bits in a decoding step, in a tree and in prefill.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from hierspec.backends.cpu.amx import TILE_BYTES
 from hierspec.backends.cpu.llvm import LANES, V16F32, V16I32, VectorWriter, i64, splat_f32, splat_i32
 from hierspec.backends.cpu.routines import routine
 
-SEGMENT = 256  # positions whose scores, for two tiles of rows, stay in the nearest cache
-LINE = 64  # bytes of a row of a tile
+SEGMENT = 256  # positions; the scores of two tiles of rows fit in the L1 cache
+LINE = 64  # bytes per row of a tile
 MERGE_WORDS = 2 * LANES  # floats before the sums of a part: the largest score and the total of each row
 TILE_SCORES = SEGMENT * LANES * 4  # bytes of the scores of one tile of rows: [block of 16 positions, row, 16]
-_MANTISSA = 1 << 23  # a float's exponent counts these
-# 2**f = the sum of these times (1 + f)**i for f from 0 to 1, to within 8e-5 of itself, a fiftieth of the largest
-# rounding to bfloat16 (a minimax fit).
+_MANTISSA = 1 << 23  # one unit of the exponent, in the bits of a float32
+# Coefficients (minimax fit): 2**f = sum of _POWER[i] * (1 + f)**i for f in 0 .. 1, with a relative error below 8e-5,
+# a fiftieth of the largest rounding error of bfloat16.
 _POWER = (0.45213418, 0.47777194, -0.00800502, 0.07802403)
-_HALF_A_STEP = 2.0**-8  # of bfloat16 between 1 and 2: with it, cutting digits off rounds to nearest
+_HALF_A_STEP = 2.0**-8  # half a bfloat16 step between 1 and 2: added first, truncation rounds to nearest
 
 
 def _power_of_two(w: VectorWriter, x: Any) -> Any:
-    """2**x for x up to a little above 0, to within 5e-5, which is far less than a step of bfloat16.
+    """2**x for x up to a little above 0, to within 5e-5, far less than a step of bfloat16.
 
-    2**0 is 1 exactly, and what is at most -127 becomes 0 exactly.
+    2**0 is exactly 1; x <= -127 gives exactly 0.
     """
     b = w.b
     bounded = w.call("llvm.maxnum.v16f32", x, splat_f32(-127.0))
-    # A float so large that its last digit counts ones: adding it rounds, and the last bits of the sum are the integer.
+    # Adding a float whose last bit counts ones rounds x; the last bits of the sum are the integer.
     shifted = b.fadd(bounded, splat_f32(float(3 << 22)))
     r = b.fsub(bounded, b.fsub(shifted, splat_f32(float(3 << 22))))
     value = splat_f32(float(np.float32(math.log(2) ** 4 / 24)))
@@ -44,18 +44,18 @@ def _power_of_two(w: VectorWriter, x: Any) -> Any:
 
 
 def _or_zero(w: VectorWriter, largest: Any) -> Any:
-    """Zero instead of minus infinity, the largest of no numbers, from which nothing can be subtracted."""
+    """Zero instead of minus infinity, the maximum over no positions: subtracting minus infinity would give NaN."""
     nothing = splat_f32(float("-inf")) if isinstance(largest.type, ir.VectorType) else ir.FloatType()(float("-inf"))
     zero = splat_f32(0.0) if isinstance(largest.type, ir.VectorType) else ir.FloatType()(0.0)
     return w.b.select(w.b.fcmp_ordered("==", largest, nothing), zero, largest)
 
 
 def _rounded_powers(w: VectorWriter, vectors: list[Any]) -> list[Any]:
-    """Bits of 2**(x / 2**23), the upper 16 of which are its bfloat16; x is a little above 0 at most.
+    """Bits of 2**(x / 2**23), whose upper 16 bits are its bfloat16; x may be a little above 0 at most.
 
-    2**0 is 1 exactly, and what is at most -127 becomes 0 exactly. x as an integer has the exponent in its upper bits,
-    and the rest in those of a mantissa, which the polynomial corrects: half the instructions of `_power_of_two`. Step
-    by step for all vectors, since a CPU looks ahead only so far for something that need not wait.
+    2**0 is exactly 1; x / 2**23 <= -127 gives exactly 0. Converted to an integer, x has the exponent in its upper bits
+    and the fraction in the mantissa's bits, which the polynomial corrects: half the instructions of `_power_of_two`.
+    All vectors take each step together, because a CPU looks only so far ahead for independent instructions.
     """
     b = w.b
     bounded = [w.call("llvm.maxnum.v16f32", x, splat_f32(-127.0 * _MANTISSA)) for x in vectors]
@@ -71,11 +71,10 @@ def _rounded_powers(w: VectorWriter, vectors: list[Any]) -> list[Any]:
 
 
 class SoftmaxRow:
-    """Emits the softmax of a row, wherever it is: 2**(factor * (score - largest)), rounded to bfloat16, in the place of
-    its scores.
+    """Emits the softmax numerators of a row, in place: 2**(factor * (score - largest)), rounded to bfloat16.
 
-    A tile of probabilities takes the place of the first of its two tiles of scores, and has position i of the chunk
-    beside i + 16: a shift and an `or` make a row of it.
+    A tile of probabilities overwrites the first of its two tiles of scores. It has position i of the chunk beside
+    i + 16, so a shift and an `or` make a row of it.
     """
 
     def __init__(self, w: VectorWriter, chunks: Any, factor: Any) -> None:
@@ -84,7 +83,7 @@ class SoftmaxRow:
         self._factors = w.splat(self._scale)
 
     def emit(self, start: Any, out: Any) -> None:
-        """`start`: of the row in the first tile of scores; `out`: the row's number in the first line of a part."""
+        """`start`: the row in the first tile of scores; `out`: the row's entry in the maxima of a part."""
         w, b = self._w, self._w.b
 
         def larger(x: Any, y: Any) -> Any:
@@ -96,7 +95,7 @@ class SoftmaxRow:
         def larger_of_two(chunk: Any, carried: list[Any]) -> list[Any]:
             return [larger(block(chunk, half), maxima) for half, maxima in enumerate(carried)]
 
-        # Two chains: one would wait for itself.
+        # Two independent chains: a single one would wait for its own results.
         maxima = w.loop(self._chunks, [splat_f32(float("-inf"))] * 2, larger_of_two)
         largest = w.fold(larger(*maxima), larger)
         offset = w.splat(b.fsub(ir.FloatType()(-0.0), b.fmul(_or_zero(w, largest), self._scale)))
@@ -115,9 +114,9 @@ class SoftmaxRow:
 
 @routine(6)
 def softmax(w: VectorWriter, scores: Any, rows: Any, chunks: Any, factor: Any, result: Any, result_step: Any) -> None:
-    """Probabilities of all rows, and their sums. What a row does not see is minus infinity, and becomes zero.
+    """Probabilities of all rows, before division, and their sums; masked scores (minus infinity) become zero.
 
-    `result`: a part for each tile of rows, `result_step` bytes apart.
+    `result`: one part per tile of rows, `result_step` bytes apart.
     """
     softmax_row = SoftmaxRow(w, chunks, factor)
 
@@ -131,9 +130,9 @@ def softmax(w: VectorWriter, scores: Any, rows: Any, chunks: Any, factor: Any, r
 
 @routine(4)
 def merge(w: VectorWriter, state: Any, part: Any, factor: Any, groups: Any) -> None:
-    """`state` of some segments becomes that of one more: [16] largest scores, [16] totals, [16, 16 * groups] sums.
+    """Merges one more segment into `state`: [16] largest scores, [16] totals, [16, 16 * groups] sums.
 
-    Where a row sees nothing of a segment, its state stays as it is, to the bit.
+    If a row sees nothing of the segment, its state keeps its bits.
     """
     b, lanes = w.b, i64(LANES)
     ours, theirs = w.load(state, i64(0)), w.load(part, i64(0))
@@ -157,7 +156,7 @@ def merge(w: VectorWriter, state: Any, part: Any, factor: Any, groups: Any) -> N
 
 @routine(4)
 def finish(w: VectorWriter, sums: Any, total: Any, groups: Any, out: Any) -> None:
-    """out[16 * groups] = sums / total: what a row takes from all that it sees."""
+    """out[16 * groups] = sums / total: the attention output of a row."""
     inverse = w.splat(w.b.fdiv(ir.FloatType()(1.0), w.load_float(total, i64(0))))
 
     def scale(group: Any) -> None:

@@ -1,4 +1,4 @@
-"""Answers to asks on a CPU: what an ask says, as the compiled picks take it."""
+"""Answers to asks on a CPU: turns an ask into arguments of the compiled picks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hierspec.backends.torch.pick import picks_wanted
 from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.sampling import NO_TOKEN, Sampling, noise_keys
 
-_SHARED = 4  # rows from which on several threads are worth waking to sample
+_SHARED = 4  # with fewer rows, sampling is not worth waking other threads
 _NO_TOKENS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float64)
 
 
@@ -25,7 +25,7 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
     rows, vocabulary = logits.shape
     context, tokens, parents = _NO_TOKENS, _NO_TOKENS, _NO_TOKENS
     if sampling.penalised:
-        context = np.require(ask.context, np.int32, ["C", "W"])  # a copy only where it is unlike others
+        context = np.require(ask.context, np.int32, ["C", "W"])  # copies only if the layout or dtype differs
         tokens, parents = np.array(proposal.tokens, np.int32), np.array(proposal.parents, np.int32)
     bias_tokens, bias_values = _NO_TOKENS, _NO_VALUES
     if sampling.logit_bias:
@@ -60,12 +60,12 @@ def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
 
 
 def filters_of(sampling: Sampling, vocabulary: int) -> tuple[int, float, float]:
-    """As `sample_rows` takes them."""
+    """Top-k, top-p and min-p, as `sample_rows` takes them."""
     return min(sampling.top_k, vocabulary), float(sampling.top_p), float(sampling.min_p)
 
 
 def keys_of(ask: Ask, ahead: int = 0) -> np.ndarray:
-    """[1 + nodes + ahead, 2]: `noise_keys` of each row, then of so many tokens after a first row that stands alone."""
+    """[1 + nodes + ahead, 2]: `noise_keys` of each row, then of `ahead` tokens that follow a single row."""
     seed, first = ask.request.seed, len(ask.context)
     depths = [0, *(depth + 1 for depth in ask.proposal.depths()), *range(1, ahead + 1)]
     by_depth = [noise_keys(seed, first + depth) for depth in range(max(depths) + 1)]
@@ -73,7 +73,7 @@ def keys_of(ask: Ask, ahead: int = 0) -> np.ndarray:
 
 
 def _share(pick: Callable[..., None], *arguments: Any, team: ThreadTeam | None) -> None:
-    """Threads of the team share the rows; without one this thread has them all."""
+    """Shares the rows among the team's threads; without a team this thread takes them all."""
     if team is None:
         pick(0, 1, *arguments)
     else:

@@ -1,8 +1,8 @@
-"""Attention in float32: keys and values go to their pages, then each row adds up what it sees.
+"""Attention in float32: stores keys and values in their pages, then computes scores, softmax and weighted sums.
 
-Numbers that meet one input stand in 16 lanes, as in weights: for every page, layer and head, keys
-[PAGE / 16, head_size, 16] and values [head_size / 16, PAGE, 16]. So scores and their weighted sums are products too,
-and one `tile` does all the work.
+Numbers that are multiplied with the same input are in 16 neighbouring lanes, as in packed weights: for every page,
+layer and head, keys [PAGE / 16, head_size, 16] and values [head_size / 16, PAGE, 16]. So scores and weighted sums are
+products too, and the same tile kernels compute them.
 """
 
 # mypy: allow-untyped-defs
@@ -29,8 +29,8 @@ from hierspec.backends.cpu.product import Code
 from hierspec.backends.cpu.routines import call_routine
 from hierspec.backends.cpu.sharing import barrier, share
 
-PAGE = 64  # slots of a page: a prefix of so many tokens can be shared; a multiple of 32
-QUERIES = 16  # rows of one text that attend together: as many as keep their scores in the cache
+PAGE = 64  # slots per page, the unit in which texts share prefixes; a multiple of 32
+QUERIES = 16  # rows of one text that attend together: their scores must stay in the cache
 _FLOAT = 4  # bytes
 
 # numba takes constants, not enumerations.
@@ -39,14 +39,14 @@ _TILES, _TILES_ONTO = int(Code.TILES), int(Code.TILES_ONTO)
 
 @part
 def _keys_at(arena, page, layer, head, shape):
-    """Address of a page's keys for a layer and head; its values come right behind them."""
+    """Address of a page's keys for a layer and head; its values follow directly."""
     _, kv_heads, head_size, _, layers = shape
     return arena + ((page * layers + layer) * kv_heads + head) * 2 * PAGE * head_size * _FLOAT
 
 
 @part
 def place(x, is_value, slot, layer, kv_head, shape, arena):
-    """A key or value to its slot."""
+    """Stores a key or value in its slot."""
     head_size = shape[2]
     start, inside = _keys_at(arena, slot // PAGE, layer, kv_head, shape), slot % PAGE
     if is_value:
@@ -59,7 +59,7 @@ def place(x, is_value, slot, layer, kv_head, shape, arena):
 
 @part
 def _run(paths, node, past, within):
-    """How many nodes from this one on, before `past`, have slots in a row, none beyond a multiple of `within`."""
+    """How many nodes from `node` on, before `past`, have consecutive slots that do not cross a multiple of `within`."""
     slot, run = paths[node], 1
     most = min(past - node, within - slot % within)
     while run < most and paths[node + run] == slot + run:
@@ -69,7 +69,7 @@ def _run(paths, node, past, within):
 
 @part
 def _add_values(weights, values, count, out, code):
-    """out[0:16] += values [count, 16] times their weights, one after the other."""
+    """out[0:16] += values [count, 16] times their weights, in order."""
     fours = count // UNROLLED * UNROLLED
     if fours:
         call_routine(code[_TILES_ONTO], (weights, 0, 1, values, fours, out, 0))
@@ -87,15 +87,15 @@ def run_attention(
     thread, threads, sync, layer, window, shape, qkv, positions, arena, tables, groups, group_texts,
     ends, path_starts, paths, scale, scores, totals, attended, code, version=0,
 ):  # fmt: skip
-    """Attention for all groups of rows, each of at most QUERIES rows of one text, which have paths behind the same
-    tokens or none."""
+    """Attention for all groups of rows; a group is at most QUERIES rows of one text with the same tokens before their
+    paths, or without paths."""
     sync, qkv, positions, tables, groups, group_texts = (
         borrowed(sync), borrowed(qkv), borrowed(positions), borrowed(tables), borrowed(groups), borrowed(group_texts)
     )  # fmt: skip
     ends, path_starts, paths, scale = borrowed(ends), borrowed(path_starts), borrowed(paths), borrowed(scale)
     scores, totals, attended, code = borrowed(scores), borrowed(totals), borrowed(attended), borrowed(code)
     kv_heads, count = shape[1], len(groups) - 1
-    none, alone = np.int64(0), np.int64(1)  # plain numbers are types of their own, compiled for themselves
+    none, alone = np.int64(0), np.int64(1)  # numba would compile callees again for plain numbers
     if count < 2 * threads:
         for group in range(count):
             _attend(
@@ -104,7 +104,7 @@ def run_attention(
                 attended, code,
             )  # fmt: skip
         return
-    # There is enough to do for each thread to take a head of a group as a whole: nobody waits within it.
+    # There are enough groups for each thread to take whole KV heads of a group: no barriers inside.
     first_score = thread * (shape[0] // kv_heads)
     for item in range(thread, count * kv_heads, threads):
         group, head = item // kv_heads, item % kv_heads
@@ -123,11 +123,11 @@ def _attend(
 ):  # fmt: skip
     """Attention for at most QUERIES rows of one text: scores, their exponentials, and the weighted sums.
 
-    Of heads for keys first_head .. last_head, whose scores are kept in `scores` from `first_score` on.
+    Handles KV heads first_head .. last_head, whose scores are in `scores` from `first_score` on.
 
-    A row sees the text's tokens up to its end, then the slots of its path. Both stand in `scores` by position, so a
-    node of a tree adds the same numbers in the same order as the same token in a chain. A tile of a product is made of
-    rows, or, for one row alone, of its heads that share keys. `table` names the pages of the text's tokens.
+    A row sees the text's tokens up to its end, then the slots of its path. `scores` has both by position, so a node of
+    a tree adds the same numbers in the same order as the same token in a chain. The rows of a product's tile are rows
+    of the batch or, for a single row, its heads that share a KV head. `table` lists the pages of the text's tokens.
     """
     heads, kv_heads, head_size, _, _ = shape
     group, width, rows = heads // kv_heads, qkv.shape[1], last_row - first_row
@@ -173,7 +173,7 @@ def _attend(
             query = qkv.ctypes.data + (row * width + q_head * head_size) * _FLOAT
             if run == 1:
                 mine[stop] = query_dot_key(query, key + slot % LANES * _FLOAT, head_size)
-            else:  # all 16 at once take as long as one
+            else:  # all 16 lanes take as long as one
                 call_routine(code[_TILES], (query, 0, 1, key, head_size, sixteen.ctypes.data, 0))
                 for i in range(run):
                     mine[stop + i] = sixteen[slot % LANES + i]
@@ -184,15 +184,15 @@ def _attend(
         mine[stop : to_block * LANES] = -np.inf
         start = mine.ctypes.data + from_block * LANES * _FLOAT
         totals[row, q_head] = softmax_numerators(start, to_block - from_block, scale.ctypes.data)
-        # Rows share one product with the values, and zero adds nothing: what a row does not see is zero.
+        # Rows share one product with the values. What a row does not see gets weight zero, which adds nothing.
         mine[low * LANES : own_begin] = 0
         if stop < end:
             mine[stop:end] = 0
     barrier(sync, threads)
 
-    # Page after page, each going on with the sums of the one before it.
+    # One page after the other, each adding to the sums of the pages before.
     chunks, common, first_seen = head_size // LANES, end // LANES * LANES, low * LANES
-    before = first_score - first_q_head  # scores of a query's head, less its number
+    before = first_score - first_q_head  # from the number of a query head to its index in `scores`
     first, last = share((last_head - first_head) * chunks, thread, threads)
     begin = first_seen
     while begin < common:

@@ -1,4 +1,4 @@
-"""The compiled backend: a CPU, numba, and one team of threads for everything that runs on it."""
+"""The compiled CPU backend: numba, and one team of threads for everything that runs on it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from hierspec.checkpoints.load import Checkpoint
 
 _LOW_BITS = {"int8": INT8, "int4": INT4}
-_EMBEDDINGS = torch.float32, torch.bfloat16  # that compiled functions read
-_BYTES_IN_A_FILE = 0.75  # of a weight, about: files differ
+_EMBEDDINGS = torch.float32, torch.bfloat16  # dtypes that compiled functions read
+_BYTES_IN_A_FILE = 0.75  # bytes per weight, roughly: files differ
 
 
 class CpuBackend:
@@ -46,7 +46,7 @@ class CpuBackend:
     def __init__(self, threads: int, matrix_units: bool = True) -> None:
         self.device = torch.device("cpu")
         self.team = ThreadTeam(threads)
-        self._matrix_units = matrix_units  # for bfloat16, where the CPU has them
+        self._matrix_units = matrix_units  # use AMX for bfloat16 if the CPU has it
 
     def refuses(self, config: DecoderConfig, format: str) -> str:
         sizes = (config.hidden, config.intermediate, config.head_size, config.vocabulary)
@@ -57,7 +57,7 @@ class CpuBackend:
         if format not in self.formats:
             return "its weights must be float32 or bfloat16"
         inputs = (config.hidden, config.intermediate, config.heads * config.head_size)
-        # The head has 8 bits also where layers have 4.
+        # The head has 8 bits even if the layers have 4.
         if format in _LOW_BITS and any(size % INT8.group for size in inputs):
             return f"its sizes are not multiples of {INT8.group}"
         return "" if os.name == "posix" else "this system is not supported"
@@ -76,13 +76,13 @@ class CpuBackend:
         return self.with_weights(config, weights, packed_weights(origin, kind, progress))
 
     def with_weights(self, config: DecoderConfig, weights: Mapping[str, Tensor], packed: PackedWeights) -> CpuDecoder:
-        """A decoder of weights that are packed already."""
-        # Matrix units multiply bfloat16 alone: of weights in float32 keys and values stay in float32 as well.
+        """A decoder with weights that are already packed."""
+        # Tile attention keeps the KV cache in bfloat16. Float32 weights, and bfloat16 without AMX, keep it in float32.
         low_bits = not {*packed.kinds} <= {FLOAT32, BFLOAT16} and self._matrix_units and amx.available()
         return CpuDecoder(self, self.team, config, weights, packed, low_bits or BFLOAT16_AMX in packed.kinds)
 
     def layers(self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str) -> Decoder:
-        # Some drafters have a layer without its first norm, and some have sizes of their own: torch runs any.
+        # Some drafters have a layer without its first norm, and some have sizes that are refused: torch runs them all.
         if self.refuses(config, format) or "model.layers.0.input_layernorm.weight" not in weights:
             return TorchBackend(self.device).layers(config, weights, "float32")
         packed = pack_in_memory(config, weights, KINDS[format], head=False)
@@ -137,6 +137,5 @@ class CpuBackend:
         return
 
     def compile(self, draft_heads: bool = False, progress: Progress = silent) -> None:
-        """Have everything compiled now that greedy decoding needs: seconds on the first use on a machine, later read
-        from files."""
+        """Compiles all that greedy decoding needs: takes seconds on a machine's first use, later reads files."""
         compiling.finish(needed_functions(draft_heads), progress)

@@ -1,13 +1,13 @@
-"""Products of weights in few bits by Intel AMX: tiles of up to 16 rows times 16 outputs, group after group of inputs.
+"""Products of quantised weights by Intel AMX: tiles of up to 16 rows times 16 outputs, one group of inputs at a time.
 
-One instruction, tdpbssd, adds the products of bytes in 16 x 16 sums of 32 bits. A group's sum is an integer, so the
-matrix units give the bits of the vector code in `vector_products.py`, as long as the scaled sums of the groups are
-added in the same order by the same steps: narrow and wide passes may use either.
+One instruction, tdpbssd, accumulates products of bytes in 16 x 16 sums of 32 bits. A group's sum is an integer, so AMX
+gives the same bits as the vector code in `vector_products.py`, as long as the scaled sums of the groups are added in
+the same order by the same steps. So narrow and wide passes may use either.
 
-Integers leave a tile through memory. Reading right behind such a store would wait for it, so a group's sums are taken
-up some groups later. Integers of 4 bits become bytes in memory before they are loaded as a tile, some groups earlier
-for the same reason: in a ring that stays in the nearest cache, or in memory for the whole block where further tiles of
-rows use them again.
+Integer sums leave a tile through memory. A load right after the store would stall, so a group's sums are loaded some
+groups later. For the same reason integers of 4 bits are unpacked to bytes in memory some groups before they are loaded
+as a tile: into a ring that stays in the L1 cache, or into memory for the whole block if further row tiles use them
+again.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from hierspec.backends.cpu.llvm import FLOAT_BYTES, LANES, V16F32, V16I32, Vecto
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.routines import Routine, routine
 
-# Rows from which on matrix units are faster than vectors, by the bits and the size of a group.
+# Number of rows from which AMX is faster than vectors, by bits and group size.
 LEAST_ROWS = {(8, 64): 5, (8, 32): 10, (8, 16): 12, (4, 32): 12, (4, 16): 12}
-AHEAD = 32 << 10  # bytes from weights that are read to those that are prefetched
-# Groups whose products are made before the sums of the first are taken up: smaller ones take less time.
+AHEAD = 32 << 10  # prefetch distance in bytes
+# Groups that are multiplied before the sums of the first are loaded; smaller groups take less time each.
 BEHIND = {64: 3, 32: 4, 16: 6}
 _RING = 8  # groups whose sums are in memory
-UNPACKED_AHEAD = 4  # groups from one that is multiplied to one that is unpacked
-_UNPACKED = 8  # groups that a ring of unpacked ones holds
-HEIGHTS = (2, 4, 8, 12, 16)  # rows of a tile
+UNPACKED_AHEAD = 4  # how many groups ahead of the multiplication groups are unpacked
+_UNPACKED = 8  # groups in a ring of unpacked ones
+HEIGHTS = (2, 4, 8, 12, 16)  # possible rows of a tile
 _SUMS_BYTES = 4 * LANES * LANES
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _V64I8 = ir.VectorType(_I8, 4 * LANES)
 _POINTER = ir.PointerType()
 
-_SUMS, _INPUTS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers, used in turn
+_SUMS, _INPUTS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers, used round-robin
 
 
 @cache
@@ -52,7 +52,7 @@ def least_rows(form: Form) -> int:
 
 
 def configure(w: VectorWriter, rows: Any, form: Form) -> None:
-    """The tiles of this thread, for a product of so many rows."""
+    """Configures this thread's tiles for a product of this many rows."""
     height, depth = w.b.trunc(tile_rows(w, rows), _I8), form.group
     with w.b.goto_entry_block():
         memory = _stack(w, i64(LINE))
@@ -61,7 +61,7 @@ def configure(w: VectorWriter, rows: Any, form: Form) -> None:
     def put(offset: int, value: Any) -> None:
         w.b.store(value, w.at(memory, i64(offset), 1), align=1)
 
-    put(0, ir.Constant(_I8, 1))  # the palette; then the bytes of a row and the rows of every tile
+    put(0, ir.Constant(_I8, 1))  # the palette; below, bytes per row and rows of every tile
     for tile in range(8):
         put(16 + 2 * tile, ir.Constant(ir.IntType(16), depth if tile in _INPUTS else LINE))
         put(48 + tile, ir.Constant(_I8, depth // 4) if tile in _WEIGHTS else height)
@@ -69,12 +69,12 @@ def configure(w: VectorWriter, rows: Any, form: Form) -> None:
 
 
 def release(w: VectorWriter) -> None:
-    """Otherwise the system would keep saving tiles that nobody needs."""
+    """Releases the tiles, or the system would keep saving them on context switches."""
     w.b.call(w.function("llvm.x86.tilerelease", ir.VoidType()), [])
 
 
 def tile_rows(w: VectorWriter, rows: Any) -> Any:
-    """Rows of each tile, with those that only fill the last one up."""
+    """Rows per tile, including padding rows of the last tile."""
     height = i64(HEIGHTS[-1])
     for smaller in reversed(HEIGHTS[:-1]):
         height = w.b.select(w.b.icmp_signed("<=", rows, i64(smaller)), i64(smaller), height)
@@ -82,14 +82,14 @@ def tile_rows(w: VectorWriter, rows: Any) -> Any:
 
 
 def _stack(w: VectorWriter, size: Any) -> Any:
-    """The address of memory until the routine returns, at the beginning of a cache line."""
+    """The address of cache-line aligned memory that lasts until the routine returns."""
     memory = w.b.alloca(_I8, size)
     memory.align = LINE
     return w.b.ptrtoint(memory, _I64)
 
 
 class _Tiles:
-    """Sums of one group for some rows and 16 outputs: inputs times weights, to memory."""
+    """Multiplies one group for some rows and 16 outputs, and stores the integer sums in memory."""
 
     def __init__(self, w: VectorWriter, depth: int, rows: int) -> None:
         self._w, self._depth, self._rows = w, depth, rows
@@ -112,12 +112,12 @@ class _Tiles:
         call("tilestored64", number(total), w.b.inttoptr(out, _POINTER), i64(LINE))
 
     def kept(self, value: Any) -> Any:
-        """The value, in a register before any tile that comes next: LLVM would rather spill all of them to memory."""
+        """Pins the value in a register before the next tile instruction; LLVM would otherwise spill all of them."""
         return self._w.b.asm(ir.FunctionType(V16F32, [V16F32]), "", "=v,0", [value], side_effect=True)
 
 
 class _EmulatedTiles(_Tiles):
-    """The same by vectors: for tests where there are no matrix units."""
+    """The same with vectors, for tests on CPUs without AMX."""
 
     def kept(self, value: Any) -> Any:
         return value
@@ -146,7 +146,8 @@ class _EmulatedTiles(_Tiles):
 
 
 class _RowTile:
-    """Emits 16 outputs of so many rows: of a pass's `first` ones, or of others."""
+    """Emits 16 outputs of `rows` rows; `first`: they are the first row tile of the pass, which unpacks and
+    prefetches."""
 
     def __init__(  # type: ignore[no-untyped-def]
         self, w: VectorWriter, form: Form, tiles: _Tiles, rows: int, first: bool, x, size, records, block, groups,
@@ -175,7 +176,7 @@ class _RowTile:
             return self._take(number, totals)
 
         def in_turn(number: Any, totals: list[Any]) -> list[Any]:
-            for turn in range(turns):  # so the next product need not wait for the store of the last
+            for turn in range(turns):  # round-robin registers: the next product need not wait for the last store
                 totals = both(w.plus(w.times(number, turns), turn), totals, turn)
             return totals
 
@@ -202,7 +203,7 @@ class _RowTile:
         return self._w.plus(self._unpacked, self._w.b.and_(group, self._mask), self._form.group * LANES)
 
     def _in_unit(self, group: Any) -> tuple[Any, Any]:
-        """The unit that a group belongs to, and its number there."""
+        """The unit that a group belongs to, and its index there."""
         count = self._form.groups
         return self._w.b.lshr(group, i64(count.bit_length() - 1)), self._w.b.and_(group, i64(count - 1))
 
@@ -214,11 +215,11 @@ class _RowTile:
                 self._unpack(later)
         weights = self._unpacked_at(group) if form.bits == 4 else self._reader.integers(*self._in_unit(group))
         self._tiles.multiply(w.plus(self._x, group, form.group), self._size, weights, self._sums_of(group), turn)
-        if self._first and AHEAD:  # for all rows
+        if self._first and AHEAD:  # once for all row tiles
             self._reader.prefetch(group, AHEAD)
 
     def _unpack(self, group: Any) -> None:
-        """Integers of 4 bits as bytes, in a tile."""
+        """Unpacks integers of 4 bits to bytes, as a tile."""
         w, form = self._w, self._form
         source, target = self._reader.integers(*self._in_unit(group)), self._unpacked_at(group)
         for line in range(0, form.integer_bytes, LINE):
@@ -230,7 +231,7 @@ class _RowTile:
                 w.b.store(integers, w.at(target, i64(start), 1), align=LINE)
 
     def _take(self, group: Any, totals: list[Any]) -> list[Any]:
-        """The totals with the sums of one more group."""
+        """Adds the scaled sums of one more group to the totals."""
         w, (unit, in_unit) = self._w, self._in_unit(group)
         scale, offset = self._reader.of_group(unit, in_unit, self._reader.of_unit(unit))
         sums, word = self._sums_of(group), w.times(group, WORDS_PER_GROUP)
@@ -256,8 +257,11 @@ def _smaller(w: VectorWriter, number: Any, other: int) -> Any:
 def _row_tile(form: Form, rows: int, first: bool, emulated: bool) -> Routine:
     @routine(10, optimised=lambda: not emulated)
     def row_tile(w: VectorWriter, *arguments: Any) -> None:
-        """x [rows, size] in 8 bits, size, `records` about its groups, the block of weights, groups, memory for unpacked
-        groups and a mask of their numbers there, out, out_step, kept: of the rows only so many are wanted."""
+        """One tile of rows times one block of 16 outputs.
+
+        Arguments: x [rows, size] in 8 bits, size, `records` about its groups, the block of weights, number of groups,
+        memory for unpacked groups and an index mask for it, out, out_step, and how many rows to store.
+        """
         *inputs, out, out_step, kept = arguments
         tiles = (_EmulatedTiles if emulated else _Tiles)(w, form.group, rows)
         for row, total in enumerate(_RowTile(w, form, tiles, rows, first, *inputs).totals()):
@@ -268,9 +272,9 @@ def _row_tile(form: Form, rows: int, first: bool, emulated: bool) -> Routine:
 
 
 def over_rows_by_tiles(form: Form, emulated: bool = False) -> Routine:
-    """One block of 16 outputs for all rows: what `form_vectors` makes, by the matrix units, to the bit.
+    """One block of 16 outputs for all rows, by AMX, with the bits of `form_vectors`.
 
-    Memory of inputs, and of records about them, has room for whole tiles of rows; `configure` was called.
+    The memory of inputs and of their records has room for whole tiles of rows; `configure` has been called.
     """
     first = {rows: _row_tile(form, rows, True, emulated) for rows in HEIGHTS}
     other = _row_tile(form, LANES, False, emulated)

@@ -1,7 +1,7 @@
-"""Functions that numba compiles at their first use, and code of routines: both are kept on disk.
+"""Functions that numba compiles at first use, and object code of routines; both are cached on disk.
 
-A function's argument types are declared with it, so that it can be compiled before there is anything to call it with,
-and in another process (`hierspec.compiling`).
+A function declares its argument types, so it can be compiled before it has any arguments, and in another process
+(`hierspec.compiling`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _FILTER_FILES = ("filters.py", "exponentials.py", "pick.py", "head_passes.py")
 log = logging.getLogger("hierspec")
 njit: Any = numba.njit  # its types do not list all of its options
 
-# Types of arguments. Arrays are contiguous.
+# Argument types. Arrays are contiguous.
 INT, FLOAT, DOUBLE = types.int64, types.float32, types.float64
 INTS, INTS_2D, INT32S = types.int64[::1], types.int64[:, ::1], types.int32[::1]
 BOOLS, BOOLS_2D, SHORTS_2D = types.boolean[::1], types.boolean[:, ::1], types.int16[:, ::1]
@@ -65,7 +65,7 @@ FLOATS, FLOATS_2D, FLOATS_3D = types.float32[::1], types.float32[:, ::1], types.
 FLOATS_4D = types.float32[:, :, :, ::1]
 DOUBLES, DOUBLES_2D, TRIPLE = types.float64[::1], types.float64[:, ::1], types.UniTuple(types.float64, 3)
 
-# Compiled into its callers, and cached with them. It keeps its wrapper for Python: without one a call would crash.
+# Inlined by numba into its callers and cached with them. The Python wrapper stays: a call without one would crash.
 part = njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True)
 
 
@@ -81,17 +81,17 @@ _pointer: Any = intrinsic(_as_pointer)
 
 @part
 def borrowed(array: Any) -> Any:
-    """The same array without an owner, for as long as a caller has it.
+    """The same array without an owner, valid while a caller holds the array.
 
-    numba counts references to an array whenever a row is taken or a function is entered, each time by an atomic
-    addition that waits for all stores before it. What has no owner is not counted.
+    numba counts references whenever a row is taken or a function is entered, each time with an atomic addition that
+    waits for all stores before it. Arrays without an owner are not counted.
     """
     return numba.carray(_pointer(array.ctypes.data), array.shape, array.dtype)
 
 
 @cache
 def kernel_version() -> int:
-    """Changes with the source of the kernels, and with AMX, for which there are other kernels."""
+    """Changes with the source of the kernels, and with AMX, which selects other kernels."""
     return zlib.crc32(b"tiles" if amx.available() else b"vectors", _checksum(_KERNEL_FILES))
 
 
@@ -106,12 +106,12 @@ def _checksum(names: tuple[str, ...], start: int = 0) -> int:
 
 
 class CompiledFunction:
-    """A function that is given to numba at its first use.
+    """A function that numba compiles or loads at its first use.
 
-    numba caches compiled functions under their own source and signature, and does not see changes in the kernels that
-    they call. So the last argument has a default, which becomes `version()`: a change in a file of kernels is a new
-    signature. numba's fast dispatch goes by types and takes all defaults of one type for the same; with two versions of
-    one type, each call of some functions would take 0.3 ms more. So there is one version that is an int, and one float.
+    numba caches compiled functions by their own source and signature; it does not see changes in the kernels that they
+    call. So the last argument has a default, which becomes `version()`: a change in a kernel file is a new signature.
+    numba's fast dispatch goes by type and treats all defaults of one type as the same; with two versions of one type,
+    each call of some functions would take 0.3 ms more. So one version is an int and the other a float.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CompiledFunction:
         (self._dispatcher or self.dispatcher())(*arguments)
 
     def dispatcher(self) -> Any:
-        """numba's compiled function; all threads of a team may come here at once."""
+        """numba's compiled function; several threads may call this at once."""
         with self._making:
             if self._dispatcher is None:
                 if not self.cached():
@@ -139,12 +139,12 @@ class CompiledFunction:
         return self._dispatcher
 
     def address(self) -> int:
-        """For `calls`."""
+        """The function's address, for `calls`."""
         [code] = self.dispatcher().overloads.values()
         return int(code.library.get_pointer_to_function(code.fndesc.llvm_func_name))
 
     def cached(self) -> bool:
-        """Whether no worker need compile it: it is in the cache, or there is no cache to put it in."""
+        """Whether no worker needs to compile it: it is in the cache, or there is no cache."""
         with self._making:
             made = self._made()
             if self._dispatcher is not None or made.stats.cache_path is None:
@@ -152,7 +152,7 @@ class CompiledFunction:
             return made._cache.load_overload(self._signature(), made.targetctx) is not None
 
     def load(self) -> None:
-        """Compile it, or read it compiled; where another process is compiling it, wait for that one."""
+        """Compiles the function or loads it from the cache; waits if another process is compiling it."""
         with self._making:
             made = self._made()
             with locked(made.stats.cache_path, self.py_func.__qualname__):
@@ -168,7 +168,7 @@ class CompiledFunction:
             options = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
             try:
                 self._unready = njit(cache=True, **options)(self.py_func)
-            except RuntimeError:  # no folder to cache in: every process compiles again
+            except RuntimeError:  # no cache folder: every process compiles again
                 self._unready = njit(**options)(self.py_func)
         return self._unready
 
@@ -181,12 +181,15 @@ def compiled(
 
 
 def calls(function: CompiledFunction) -> Any:
-    """call(address, arguments), for other compiled functions: calls this one at its address, with a tuple of all
-    arguments but the last. What is called by its name is compiled again with every caller."""
+    """call(address, arguments) for other compiled functions: calls `function` at its address.
+
+    `arguments` is a tuple of all arguments but the last. A function called by name would be compiled again with every
+    caller.
+    """
 
     def call(typing_context: Any, address: Any, arguments: Any) -> Any:
         given = function.types
-        argument_types = (*given, types.Omitted(0))  # nothing is passed for those
+        argument_types = (*given, types.Omitted(0))  # the omitted argument is not passed
 
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
             convention = context.call_conv
@@ -202,7 +205,7 @@ def calls(function: CompiledFunction) -> Any:
 
 
 def library(name: str, routines: Mapping[str, Routine]) -> RoutineLibrary:
-    """Routines whose object code is kept where numba keeps its own."""
+    """Routines whose object code is cached in numba's cache folder."""
 
     def file(key: str) -> Path | None:
         with suppress(RuntimeError):  # no folder to cache in
@@ -214,4 +217,4 @@ def library(name: str, routines: Mapping[str, Routine]) -> RoutineLibrary:
 
 
 def _nothing() -> None:
-    """numba's folder for what belongs to this file is its folder for this function."""
+    """Its numba cache folder is the folder for everything in this file."""

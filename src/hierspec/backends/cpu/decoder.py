@@ -1,8 +1,9 @@
-"""The decoder on a CPU: the same answers as torch's, in one compiled function a pass (`layers.py`).
+"""The decoder on a CPU: the results of torch's decoder, with one compiled function per pass (`layers.py`).
 
-Weights are float32, bfloat16, int8, int4 or as a GGUF file has them, and packed once; everything else is float32, but
-for the inputs of products with few bits (`quantised.py`) or by matrix units (`amx.py`). A row's bits depend on its own
-text alone: not on the width of the pass, on other requests, on chain or tree, or on where layer ranges were cut.
+Weights are float32, bfloat16, int8, int4 or in a GGUF file's format, and are packed once. Everything else is float32,
+except the inputs of quantised (`quantised.py`) and AMX (`amx.py`) products and the KV cache of tile attention. A row's
+bits depend on its own text alone: not on the width of the pass, on other requests, on chain or tree, or on where layer
+ranges were cut.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from hierspec.checkpoints.rotary import rotary_table
 
 
 class CpuDecoder:
-    """Holds weights and scratch memory, nothing of any text."""
+    """Holds weights and scratch memory, and no state of any text."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class CpuDecoder:
     ) -> None:
         self.backend = backend
         self.config = config
-        self.dtype = torch.float32  # of hidden states, keys and values
+        self.dtype = torch.float32  # of hidden states
         self.embedding: Rows = _rows(weights, "model.embed_tokens.weight")
         self._embed = _embedding(self.embedding)
         self.head_weight: Rows = self.embedding if config.tied else _rows(weights, "lm_head.weight")
@@ -61,7 +62,7 @@ class CpuDecoder:
         self.layer_rows = 0
         self._packed = packed
         self.weight_bytes = packed.bytes
-        self.products = packed.name  # how they are computed: a name of KINDS
+        self.products = packed.name  # how weights are stored and multiplied: a name in KINDS
         self._team = team
         self._norm = _floats(self.norm)
         self._eps = np.array([config.norm_eps], np.float32)
@@ -69,7 +70,7 @@ class CpuDecoder:
         self._head_code = product_code(packed.head_kind)
 
         def stacked(present: bool, *names: str) -> np.ndarray:
-            """[layers, names, size]; empty where the architecture has none."""
+            """[layers, names, size]; empty if the architecture has no such weights."""
             if not present:
                 return np.empty((0, 0, 0), np.float32)
             layers = range(config.layers)
@@ -85,17 +86,17 @@ class CpuDecoder:
         self._rotary_layers = np.array(config.rotary_layers)
         self._shape = (config.heads, config.kv_heads, config.head_size, config.intermediate, config.layers)
         scale = config.head_size**-0.5
-        self._scale = np.array([scale, scale * np.log2(np.e)], np.float32)  # for powers of e, and of 2
+        self._scale = np.array([scale, scale * np.log2(np.e)], np.float32)  # for exp, and for exp2
         self._tile_attention = tile_attention
         self.tile_code = attention_code() if tile_attention else np.empty(0, np.int64)
-        # In attention: of a text, and of a tree.
+        # Rows of one attention group: of a chain, and nodes of a tree.
         group = config.heads // config.kv_heads
         self.rows_together = rows_of_block(group) if tile_attention else QUERIES
         self._nodes_together = rows_of_block(group, 1) if tile_attention else QUERIES
         nothing = np.empty((0, config.head_size // 2), np.float32)
-        self._rotary_table = nothing, nothing  # cosines and sines by position; one pair, so that both are there or none
+        self._rotary_table = nothing, nothing  # cosines and sines by position; one tuple, so both change at once
         self._scratch = Scratch(config, team.threads, tile_attention)
-        # As `run_layers` takes them.
+        # In the order of `run_layers`.
         self.weights = (
             self._packed.layers,
             self._packed.layer_kinds,
@@ -151,36 +152,36 @@ class CpuDecoder:
 
     @cached_property
     def embedding_table(self) -> EmbeddingTable:
-        """Of the embeddings, for compiled functions."""
+        """The embedding table in the form that compiled functions read."""
         return EmbeddingTable(self.embedding)
 
     def head_arguments(self, norm: Tensor | None = None) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
-        """As `run_head` takes them: the last norm or another, weights, and the routines that multiply with them."""
+        """Arguments of `run_head`: a norm, its epsilon, the weights, and the routines that multiply with them."""
         return self._norm if norm is None else _floats(norm), self._eps, self._packed.head, self._head_code
 
     @cached_property
     def _attention(self) -> int:
-        """Address of the attention that layers call."""
+        """Address of the attention function that layers call."""
         return (run_tile_attention if self._tile_attention else run_attention).address()
 
     def scratch(self, rows: int, longest: int, groups: int) -> tuple[Any, ...]:
-        """Memory of `run_layers` between its parts, for so many rows that see at most `longest` tokens and attend in
-        so many groups; and what it takes up to the taps."""
+        """Arguments of `run_layers` from its scratch arrays up to the taps, for rows in `groups` groups that see at
+        most `longest` tokens."""
         return *self._scratch.for_rows(rows, longest, groups).arrays, self._scale, self.tile_code, self._attention
 
     def groups(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Rows that attend together, as first rows and the end, and the text of each group."""
+        """Groups of rows that attend together: their first rows and the end, and the text of each group."""
         starts = batch.text_starts
         if not len(batch.paths):
             return _groups(starts, np.arange(len(starts) - 1), [self.rows_together] * (len(starts) - 1))
-        # Rows with paths attend apart from others: what they have in common is the tokens before their paths.
+        # Rows with paths are in groups of their own: they share the tokens before their paths.
         commons = np.where(np.diff(batch.path_starts) > 0, batch.lengths, -1)
         cuts = np.unique(np.concatenate((starts, np.flatnonzero(np.diff(commons)) + 1)))
         most = np.where(commons[cuts[:-1]] < 0, self.rows_together, self._nodes_together)
         return _groups(cuts, np.searchsorted(starts, cuts[:-1], side="right") - 1, most.tolist())
 
     def rotary(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Cosines and sines of at least so many positions: where they are lacking, of as many again."""
+        """Cosines and sines of at least `count` positions; the table grows to twice that."""
         if count > len(self._rotary_table[0]):
             self._rotary_table = rotary_table(self.config.rotary, self.config.head_size, 2 * count)
         return self._rotary_table
@@ -201,12 +202,12 @@ class CpuDecoder:
 
 
 def _rows(weights: Mapping[str, Tensor], name: str) -> Rows:
-    """A table of which few rows are used: as floats where the checkpoint has them, else made when asked for."""
+    """A table of which few rows are used: a tensor, or rows that are computed on demand."""
     return weights.rows(name) if isinstance(weights, GgufWeights | CastWeights) else weights[name]
 
 
 def _embedding(table: Rows) -> Callable[[np.ndarray], np.ndarray]:
-    """From tokens to their rows, as float32."""
+    """A function from tokens to their embeddings in float32."""
     if isinstance(table, StoredRows):
         return table.few
     if isinstance(table, Tensor) and table.dtype == torch.float32:
@@ -216,7 +217,8 @@ def _embedding(table: Rows) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _groups(cuts: np.ndarray, cut_texts: np.ndarray, most: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The rows between two cuts in groups of at most so many: first rows and the end, and the text of each group."""
+    """Splits the rows between cuts into groups of at most `most`: first rows and the end, and the text of each
+    group."""
     firsts: list[int] = []
     texts: list[int] = []
     starts = cuts.tolist()
@@ -233,7 +235,7 @@ def _floats(weight: Tensor) -> np.ndarray:
 
 
 def _aligned(count: int, size: int) -> np.ndarray:
-    """[count, size] bytes that begin at a line of the cache; `size` is a multiple of 64."""
+    """[count, size] bytes that start at a cache line; `size` is a multiple of 64."""
     memory = np.zeros(count * size + 64, np.int8)
     start = -memory.ctypes.data % 64
     return memory[start : start + count * size].reshape(count, size)
@@ -244,7 +246,7 @@ def _aligned_floats(count: int, size: int) -> np.ndarray:
 
 
 class Scratch:
-    """Memory between the parts of a pass, kept from pass to pass and made larger as needed."""
+    """Memory between the parts of a pass, reused by later passes and enlarged when needed."""
 
     def __init__(self, config: DecoderConfig, threads: int, tile_attention: bool = False) -> None:
         self._config, self._threads, self._tile_attention = config, threads, tile_attention
@@ -259,7 +261,7 @@ class Scratch:
             rows = -(-rows // LANES) * LANES  # whole tiles
             self.normed = np.empty((threads, rows, config.hidden), np.float32)
             widest = max(config.hidden, config.intermediate, config.heads * config.head_size)
-            # Inputs as products take them: int8, tiles of bfloat16, or floats, transposed where registers are wide.
+            # Inputs in the layout of the product: int8, bfloat16 tiles, or floats, transposed if registers are wide.
             self.inputs = _aligned(threads, rows * -(-widest // DEPTH) * DEPTH * (4 if has_wide_registers() else 2))
             self.records = _aligned(
                 threads, max(4 * rows * -(-widest // SMALLEST_GROUP) * WORDS_PER_GROUP, AMX_SCRATCH_BYTES)
@@ -272,18 +274,18 @@ class Scratch:
             self._delta = np.empty((rows, config.hidden), np.float32)
             if not self._tile_attention:
                 self._totals = np.empty((rows, config.heads), np.float32)
-            self._rows = rows  # last: where there was no memory for one of these, the next pass tries again
+            self._rows = rows  # set last: if an allocation failed, the next pass tries again
         if self._tile_attention:
             self._for_segments(longest, groups)
         elif longest > self._longest:
-            # Of all heads, or, where each thread has a head for keys to itself, of the heads that share that one.
+            # For all query heads, or, if each thread has its own KV head, for the query heads that share it.
             scores = max(config.heads, threads * (config.heads // config.kv_heads))
             self._scores = np.zeros((scores, QUERIES, 2 * longest + LANES), np.float32)
             self._longest = 2 * longest
         return self
 
     def _for_segments(self, longest: int, groups: int) -> None:
-        """Scores of one segment for each thread, and the results of as many segments as are kept."""
+        """Scores of one segment for each thread, and parts for as many segments as are kept."""
         config, threads = self._config, self._threads
         needed = most_parts(config.heads, config.kv_heads, groups, longest, threads)
         if needed > self._parts:
@@ -294,7 +296,7 @@ class Scratch:
 
     @property
     def arrays(self) -> tuple[np.ndarray, ...]:
-        """As `run_layers` takes them: cut to the rows of this pass."""
+        """Scratch arguments of `run_layers`, cut to the rows of this pass."""
         rows = slice(self._now)
         shared = self._qkv[rows], self._attended[rows], self._gates, self._gated[rows], self._delta
         return self.normed, self.inputs, self.records, *shared, self._scores, self._totals, self.rooms

@@ -1,7 +1,7 @@
-"""A drafter's next tokens as one compiled function: join, layers, head and pick, token after token.
+"""A drafter's next tokens as one compiled function: join, layers, head and pick, one token after the other.
 
-A step of a small drafter is so short that waking threads, arranging arrays and handing over results take as long. So
-the threads enter once for several tokens. Each step is made of the functions that make it alone, so it has their bits.
+A step of a small drafter is so short that waking threads, preparing arrays and returning results would take as long.
+So the threads enter once for several tokens. Each step calls the functions of a separate pass, so it has their bits.
 """
 
 # mypy: allow-untyped-defs
@@ -53,12 +53,12 @@ def run_keys(
     thread, threads, sync, layer, hidden, cos, sin, slots, arena, weights, kinds, codes, norms, head_norms, biases,
     rotary, shape, eps, normed, inputs, records, qkv, tile_code, version=0,
 ):  # fmt: skip
-    """Of one layer the keys and values of all rows, and nothing else. Arguments as of `run_layers`."""
+    """Stores the keys and values of one layer for all rows, and computes nothing else. Arguments as in `run_layers`."""
     rows, size = hidden.shape
     heads, kv_heads, head_size, _, _ = shape
     width, row_bytes = (heads + 2 * kv_heads) * head_size, size * _FLOAT
     x, ready, record = normed[thread].ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
-    code = codes[0]  # for what is the same for all kinds of weights
+    code = codes[0]  # for routines that are the same for all kinds of weights
     call_routine(code[_BEGIN], (record,))
     begun, norm = hidden.ctypes.data, norms[layer, 0].ctypes.data
     for row in range(rows):
@@ -75,7 +75,7 @@ def run_keys(
             for i in range(first * LANES, last * LANES):
                 qkv[row, i] += biases[layer, i]
     barrier(sync, threads)
-    # Queries are whatever they were; nobody reads them.
+    # The query columns hold stale numbers; nothing reads the results.
     first, last = share(rows * (heads + 2 * kv_heads), thread, threads)
     place_heads(
         first, last, layer, qkv, cos, sin, shape, slots, slots[:0], arena, rotary, head_norms, eps, code, tile_code
@@ -84,24 +84,24 @@ def run_keys(
     barrier(sync, threads)
 
 
-PARTS = run_join, run_layers, run_keys, run_draft_head  # that it calls at their addresses
+PARTS = run_join, run_layers, run_keys, run_draft_head  # called by `run_draft` at their addresses
 _join, _layers, _keys, _head = (calls(function) for function in PARTS)
 
-# Arguments that belong together.
+# Groups of arguments.
 _EMBEDDING = types.Tuple((FLOATS_2D, SHORTS_2D))  # [vocabulary, hidden] in float32, or in bfloat16; the other is empty
-# [rows + most - 1] each: positions, what a row sees up to, and slots; then the slots of the first rows' features, zeros
-# [rows + 1], and rows that attend together: 0 and how many there are first, 0 and 1.
+# Positions, lengths and slots, [rows + most - 1] each; slots of the first rows' features; zeros [rows + 1]; attention
+# groups of the first step, then of later ones: 0, rows, 0, 1.
 _PLACES = types.UniTuple(INTS, 6)
-_MEMORY = types.Tuple((INT, INTS_2D, INTS_2D))  # its address, the pages of the text, and taps, as `run_layers` has them
-# States and taps of features, then as `run_join`; the last is a bias, or empty.
+_MEMORY = types.Tuple((INT, INTS_2D, INTS_2D))  # its address, the text's pages, and taps as in `run_layers`
+# States and taps of features, then the arguments of `run_join`, then a bias or an empty array.
 _JOIN = types.Tuple((FLOATS_3D, INTS, FLOATS_2D, FLOATS, INT, INTS, FLOATS_3D, BYTES_3D, FLOATS_3D, FLOATS))
 _ROTARY = types.UniTuple(FLOATS_2D, 2)  # cosines and sines by position
-# As `run_draft_head`, after the states.
+# Arguments of `run_draft_head` after the states.
 _HEAD = types.Tuple((FLOATS, FLOATS, INTS, INTS_2D, INTS, FLOATS_3D, BYTES_3D, FLOATS_3D, FLOATS_3D, FLOATS_2D))
-# Scratch: [threads, rows, hidden] embedded; [rows, hidden] in the layers; [blocks] largest logits; [candidates] scores.
+# Scratch: embeddings [threads, rows, hidden], states [rows, hidden], maxima of blocks [blocks], scores [candidates].
 _OWN_SCRATCH = types.Tuple((FLOATS_3D, FLOATS_2D, FLOATS, DOUBLES))
 _ENDS = types.Tuple((INTS, DOUBLES, BOOLS_2D))  # stop tokens, bounds of the classes of leads, `Ask.ahead`
-_OUT = types.Tuple((INTS_2D, DOUBLES, INTS))  # [most, candidates] picks; [most] leads; [1] how many there are
+_OUT = types.Tuple((INTS_2D, DOUBLES, INTS))  # picks [most, candidates]; leads [most]; [1] number of steps
 
 
 @compiled(
@@ -114,11 +114,11 @@ def run_draft(
     thread, threads, sync, addresses, tokens, places, memory, embedding, first, then, rotary, weights, scratch, head,
     own, ending, out, version=0,
 ):  # fmt: skip
-    """The best tokens after `tokens`, the last of a text, and after each of its own picks while `ending` says so.
+    """Picks the best tokens after `tokens`, the last of a text, and after each of its own picks while `ending` allows.
 
-    `first` joins the tokens with their features, `then` a pick with the drafter's own state before it. Logits of the
-    last step stay where the head writes them; with no room for picks there is one step, which picks nothing.
-    `addresses` are those of `PARTS`. Called once by each thread with its number.
+    `first` joins the tokens with their features, `then` joins a pick with the drafter's own state before it. The last
+    step's logits stay where the head writes them. With no room for picks there is one step, which picks nothing.
+    `addresses` are those of `PARTS`. Every thread calls this once with its number.
     """
     positions, ends, slots, features, zeros, groups = places
     (arena, table, taps), (cosines, sines), (floats, halves) = memory, rotary, embedding
@@ -134,9 +134,9 @@ def run_draft(
         mine, x = embedded[thread, :count], hidden[:count]
         for row in range(count):
             if len(floats):
-                for i in range(size):  # one by one: what assigns an array takes seconds to compile
+                for i in range(size):  # element by element: array assignment takes numba seconds to compile
                     mine[row, i] = floats[tokens[row], i]
-            else:  # the upper half of a float32
+            else:  # a bfloat16 is the upper half of a float32
                 bits, half = mine[row].view(np.int32), halves[tokens[row]]
                 for i in range(size):
                     bits[i] = np.int32(half[i]) << 16
@@ -152,7 +152,7 @@ def run_draft(
                     x[row, i] += bias[i]
         barrier(sync, threads)
         place = positions[begin]
-        # In the last layer only the last row is needed; of the others what it sees of them.
+        # The last layer computes only the last row; of the other rows it needs keys and values.
         layer, start = weights[8][4] - 1, 0
         for stop in (layer if count > 1 else layer + 1, layer + 1):
             if stop > layer and count > 1:
@@ -188,7 +188,7 @@ def run_draft(
             leads[step] = greedy_row(logits, len(logits), maxima, best, picks[step])
             written[0] = step + 1
         barrier(sync, threads)
-        # All threads decide the same. Where the barriers are broken, a pick may be anything.
+        # All threads decide the same. After a broken barrier a pick may be garbage, hence the range check.
         token = picks[step, 0]
         if step == len(ahead) or token < 0 or token >= len(logits):
             return

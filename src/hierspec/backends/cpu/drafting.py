@@ -1,4 +1,4 @@
-"""A drafter's next tokens on a CPU: what an ask and a text say, as the compiled call takes it."""
+"""A drafter's next tokens on a CPU: turns an ask and a text into arguments of the compiled call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hierspec.core.foresight import LEADS
 from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.sampling import NO_TOKEN
 
-_NormedJoin = tuple[CpuJoin, Tensor | None]  # and the norms of its features
+_NormedJoin = tuple[CpuJoin, Tensor | None]  # a join and the norms of its features
 
 _NO_FURTHER = np.empty((0, len(LEADS) + 1), np.bool_)
 _LEADS = np.array(LEADS)
@@ -31,7 +31,7 @@ _ZEROS = np.zeros(QUERIES + 1, np.int64)
 
 
 class CpuDraftWriter:
-    """`DraftWriter`, compiled: a drafter's parts, and memory between them."""
+    """`DraftWriter`, compiled: a drafter's parts, and scratch memory."""
 
     at_once = 1
 
@@ -47,9 +47,10 @@ class CpuDraftWriter:
     ) -> None:
         self._layers, self._first, self._then, self._team = layers, first, then, team
         self._shortlist, self._norm = shortlist, norm
-        self.most_rows = min(QUERIES, layers.rows_together)  # one group, and the room below
+        self.most_rows = min(QUERIES, layers.rows_together)  # one attention group, and within the scratch memory below
         self._joins: dict[int, tuple[Memory, tuple[int, ...], tuple[Any, ...]]] = {}
-        # Now, not at the first draft: reading compiled code, and making rows of the embedding, takes as long as passes.
+        # Prepare now, not at the first draft: loading compiled code and computing embedding rows take as long as
+        # passes.
         self._addresses = np.array([function.address() for function in PARTS], np.int64)
         run_draft.dispatcher()
         vocabulary, hidden = len(embedding.made), layers.config.hidden
@@ -96,7 +97,7 @@ class CpuDraftWriter:
         memory, layers, count = rows.memory, self._layers, len(rows.tokens)
         assert isinstance(memory, CpuMemory)
         sampling = ask.request.sampling
-        # What is not simply the largest logit is picked afterwards, and then there is one token a call.
+        # Only plain argmax is picked in the compiled call; anything else is picked afterwards, one token per call.
         picked = 0 if ask.distributions or sampling.temperature or sampling.penalised or sampling.logit_bias else 1
         ahead = _NO_FURTHER if ask.ahead is None or not picked else ask.ahead[: len(rows.slots) - count]
         most = 1 + len(ahead)
@@ -143,7 +144,7 @@ class CpuDraftWriter:
         return Answer(parts[0][0], leads=parts[0][1], ahead=ahead_of_it)
 
     def _joined(self, join: _NormedJoin, features: Memory, taps: tuple[int, ...]) -> tuple[Any, ...]:
-        """Arguments of a join with these states. There are two, and their memories rarely change."""
+        """Arguments of a join with these states, cached: there are two joins, and their memories rarely change."""
         known = self._joins.get(id(join))
         if known is None or known[0] is not features or known[1] != taps:
             assert isinstance(features, CpuMemory)

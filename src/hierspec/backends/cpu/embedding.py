@@ -1,4 +1,4 @@
-"""A table of embeddings as compiled functions take it."""
+"""An embedding table in the form that compiled functions read."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from hierspec.backends.base import Rows
 
 
 class EmbeddingTable:
-    """In float32, or in bfloat16; the other one is empty. Where rows are made one by one, only those that were added
-    are there: the others take no memory."""
+    """A table in float32 or in bfloat16; the other array is empty.
+
+    If rows are computed on demand, only those that were added exist; the others take no memory.
+    """
 
     def __init__(self, table: Rows) -> None:
         vocabulary, hidden = table.shape
         self.floats, self.halves = np.empty((0, hidden), np.float32), np.empty((0, hidden), np.int16)
-        self.made = np.ones(vocabulary, bool)  # which rows are there
+        self.made = np.ones(vocabulary, bool)  # rows that exist
         self._source: Rows | None = None
         if not isinstance(table, Tensor):
             self._source = table
             self.made[:] = False
-            self.floats = np.empty((vocabulary, hidden), np.float32)  # what is never written takes no memory
+            self.floats = np.empty((vocabulary, hidden), np.float32)  # unwritten pages take no memory
         elif table.dtype == torch.bfloat16:
             self.halves = table.view(torch.int16).numpy()
         else:
             self.floats = table.numpy()
 
     def add(self, tokens: Iterable[np.ndarray]) -> None:
-        """Have the rows of these tokens."""
+        """Computes the rows of these tokens, if they are missing."""
         if self._source is None:
             return
         for some in tokens:

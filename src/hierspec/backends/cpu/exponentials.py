@@ -13,7 +13,7 @@ from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64, kernel, splat_f
 _FLOAT, _DOUBLE = 4, 8  # bytes
 _HALF = LANES // 2
 _DOUBLES = ir.VectorType(ir.DoubleType(), _HALF)
-# exp(r) = the sum of these times r**i for |r| up to ln(2) / 2, to within 2e-9 and 2e-14 (Chebyshev interpolation).
+# Coefficients of exp(r) = sum of c[i] * r**i for |r| <= ln(2) / 2, to within 2e-9 and 2e-14 (Chebyshev interpolation).
 _EXPONENTIAL_32 = (
     0.9999999999999998, 1.0000000377388714, 0.5000000047146338, 0.16666415414039956, 0.041666352770371874,
     0.008375134774721269, 0.0013941118941080835,
@@ -25,7 +25,7 @@ _EXPONENTIAL_64 = (
 
 
 def reduce_lanes(w: VectorWriter, how: str, vector: Any) -> Any:
-    """All lanes of a vector of float32 or int32 in one number, by LLVM's reduction of that name."""
+    """Reduces all lanes of a float32 or int32 vector to one number, with the LLVM reduction of this name."""
     number = vector.type.element
     name = f"llvm.vector.reduce.{how}.v{vector.type.count}{'i' if isinstance(number, ir.IntType) else 'f'}32"
     function = w.b.module.globals.get(name)
@@ -51,7 +51,7 @@ def block_maxima(w: VectorWriter, values: Any, blocks: Any, out: Any) -> Any:
 
     start = [splat_f32(float("-inf")), splat_i32(-(1 << 31)), splat_i32(0)]
     most, signed, unsigned = w.loop(blocks, start, update)
-    # As integers, infinity and NaN are above all other floats of their sign.
+    # As integers, infinity and NaN are above all other floats of the same sign.
     infinity, minus_infinity = (ir.Constant(ir.IntType(32), bits) for bits in (0x7F800000, 0xFF800000))
     finite = b.and_(
         b.icmp_signed("<", reduce_lanes(w, "smax", signed), infinity),
@@ -61,9 +61,9 @@ def block_maxima(w: VectorWriter, values: Any, blocks: Any, out: Any) -> Any:
 
 
 def _exponential(w: VectorWriter, x: Any, coefficients: tuple[float, ...], mantissa: int, least: float) -> Any:
-    """e**x for x from 0 down, in float32 or float64 by the size of its mantissa; below `least` as at `least`.
+    """e**x for x <= 0, in float32 or float64 depending on the size of its mantissa; x is clamped to `least`.
 
-    x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, and n put into the exponent's bits.
+    x = n ln 2 + r with |r| <= ln 2 / 2: a polynomial in r, and n in the exponent's bits.
     """
     b, kind, size = w.b, x.type, 32 if mantissa == 23 else 64
     words = ir.VectorType(ir.IntType(size), kind.count)
@@ -75,7 +75,7 @@ def _exponential(w: VectorWriter, x: Any, coefficients: tuple[float, ...], manti
         return w.call(f"llvm.{name}.v{kind.count}f{size}", *arguments)
 
     x = call("maxnum", x, splat(least))
-    # Adding 1.5 * 2**mantissa leaves the nearest integer in the lowest bits; then the exponent's bias.
+    # Adding 1.5 * 2**mantissa leaves the nearest integer in the lowest bits; the shift also adds the exponent's bias.
     shift = splat(1.5 * 2.0**mantissa + (127 if size == 32 else 1023))
     shifted = call("fma", x, splat(1 / math.log(2)), shift)
     r = call("fma", b.fsub(shifted, shift), splat(-math.log(2)), x)
@@ -118,7 +118,7 @@ def exp_block(w: VectorWriter, values: Any, scale: Any, out: Any) -> Any:
         b.store(sums[-1], w.at(out, first, _DOUBLE), align=_DOUBLE)
     total = b.fadd(*sums)
     width = _HALF
-    while width > 1:  # halves added to halves: always in the same order
+    while width > 1:  # pairwise by halves: always in the same order
         width //= 2
         low, high = (
             b.shuffle_vector(

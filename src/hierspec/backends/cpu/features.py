@@ -1,4 +1,4 @@
-"""What this CPU can do, as far as kernels differ by it. Looked up at first use, never at import."""
+"""CPU features that kernels depend on. Detected at first use, never at import."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from llvmlite import binding
 def has_wide_registers() -> bool:
     """Whether 16 floats are one register (AVX-512).
 
-    The sum of one row is one chain of dependent steps. With 16 lanes in one register a tile needs many rows before its
-    chains fill the multipliers; where 16 lanes are four registers, four rows are enough.
+    The sum of one row is one chain of dependent steps. If 16 lanes are one register, a tile needs many rows before its
+    chains fill the multipliers; if 16 lanes are four registers, four rows are enough.
     """
     return bool(binding.get_host_cpu_features().get("avx512f", False))
 
@@ -31,15 +31,15 @@ def is_arm() -> bool:
 
 @cache
 def dot_instruction() -> str:
-    """How this CPU adds products of bytes: four at once by sdot (ARM) or vpdpbusd (AVX-512 VNNI), two by vpmaddubsw
-    (other x86 CPUs), or not at all."""
+    """The instruction that adds products of bytes: four at once by sdot (ARM) or vpdpbusd (AVX-512 VNNI), two by
+    vpmaddubsw (other x86 CPUs); "" if there is none."""
     features = binding.get_host_cpu_features()
     if features.get("avx512vnni", False):
         return "vpdpbusd"
     if not is_arm():
         return "vpmaddubsw" if features.get("avx2", False) else ""
-    # LLVM does not list sdot among the features, but emits it where it can. An instruction that LLVM does not know for
-    # this CPU would end the process, so look at what it emits.
+    # LLVM does not list sdot as a feature, but emits it if it can. An instruction that LLVM does not know for this CPU
+    # would end the process, so check what it emits.
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     machine = binding.Target.from_default_triple().create_target_machine(

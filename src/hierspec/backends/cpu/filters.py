@@ -1,9 +1,9 @@
-"""Which tokens a row's distribution holds, on a CPU: penalties, bias and filters without sorting the vocabulary.
+"""Penalties, bias and filters of a row's distribution on a CPU, without sorting the vocabulary.
 
-Top-k, top-p and min-p all keep a prefix of one order: falling logits, of equal ones the lower token first. So together
-they are one cutoff in that order: the last token that passes. It is found from the largest of every 16 logits, which
-rule out most of the row, and from sums of weight in buckets, coarse ones first. Adjusted logits are float32, rounded
-once; weights are float64, as in `core/sampling.py`.
+Top-k, top-p and min-p each keep a prefix of the same order: descending logits, lower token ids first among equals. So
+together they are one cutoff in that order: the last token that passes. The maxima of every 16 logits rule out most of
+the row; sums of weights in buckets, coarse ones first, then find the cutoff. Adjusted logits are float32, rounded once;
+weights are float64, as in `core/sampling.py`.
 """
 
 # mypy: allow-untyped-defs
@@ -17,7 +17,7 @@ from hierspec.backends.cpu.compiled import part
 from hierspec.backends.cpu.exponentials import exp_block, exp_block_sum
 from hierspec.backends.cpu.llvm import LANES
 
-LEAST = np.float32(np.finfo(np.float32).min)  # tokens below it are forbidden
+LEAST = np.float32(np.finfo(np.float32).min)  # tokens below this are forbidden
 _FLOAT, _DOUBLE = 4, 8  # bytes
 _BUCKETS, _BUCKETS_PER_LOGIT = 2048, 64  # for one unit of logits over the temperature
 _HEAVY = 12  # tokens at most this far below the best (logits over the temperature) are summed in float64
@@ -25,17 +25,18 @@ _HEAVY = 12  # tokens at most this far below the best (logits over the temperatu
 
 @part
 def count_tokens(context, prompt, repetition, counts, touched):
-    """counts[token] = 1 + how often it was written after the prompt, for tokens of the text; lists them in `touched`.
+    """counts[token] = 1 + how often the token was written after the prompt, for tokens of the text.
 
-    Returns how many. Tokens of the prompt alone count only where repetition is penalised.
+    Lists those tokens in `touched` and returns how many there are. Tokens that are only in the prompt count only if
+    repetition is penalised.
     """
     number = 0
     for i in range(0 if repetition != 1 else prompt, len(context)):
         token = np.uint32(context[i])  # unsigned indices need no check
         if token >= len(counts):
-            continue  # unknown to this model
+            continue  # not in this model's vocabulary
         count = counts[token]
-        touched[np.uint32(number)] = token  # stays if it is new: no branch to mispredict
+        touched[np.uint32(number)] = token  # overwritten unless the token is new: no branch to mispredict
         number += count == 0
         counts[token] = max(count, np.int32(1)) + np.int32(i >= prompt)
     return number
@@ -53,7 +54,8 @@ def _penalised(logit, count, repetition, presence, frequency):
 
 @part
 def adjust(logits, node, tokens, parents, counts, touched, number, penalties, bias_tokens, bias_values, x):
-    """x = one row's logits with penalties and bias; `node` is the last proposed token of its text, -1: none."""
+    """x = one row's logits with penalties and bias; `node` is the last proposed token of its path, -1 if there is
+    none."""
     repetition, presence, frequency = penalties
     for i in range(len(logits)):
         x[i] = logits[i]
@@ -76,7 +78,7 @@ def adjust(logits, node, tokens, parents, counts, touched, number, penalties, bi
         token = np.uint32(bias_tokens[i])
         if token < len(logits):
             x[token] = _penalised(logits[token], counts[token], repetition, presence, frequency) + bias_values[i]
-    while node >= 0:  # the next row has another path
+    while node >= 0:  # undo the counts: the next row has another path
         token = np.uint32(tokens[node])
         if token < len(logits):
             counts[token] -= 1
@@ -87,14 +89,14 @@ def adjust(logits, node, tokens, parents, counts, touched, number, penalties, bi
 
 @part
 def _descending_key(value):
-    """An integer of 32 bits that falls as a float32 rises; both zeros have the same key."""
+    """A 32-bit integer that falls as a float32 rises; both zeros have the same key."""
     bits = np.int64(np.float32(value + np.float32(0)).view(np.int32))
     return (1 << 31) - 1 - bits if bits >= 0 else bits + (1 << 32)
 
 
 @part
 def _crossing_bucket(mass, limit, before):
-    """The first bucket where the mass reaches `limit`, or the last that is not empty; and the mass before it."""
+    """The first bucket at which the mass reaches `limit`, or the last non-empty one, and the mass before it."""
     chosen = -1
     for bucket in range(len(mass)):
         if mass[bucket] > 0:
@@ -108,7 +110,7 @@ def _crossing_bucket(mass, limit, before):
 
 @part
 def _last_by_weight(x, tokens, weights, limit, before):
-    """The last of some tokens, in falling order of their values x, that has less weight than `limit` before it.
+    """The last of some tokens, in descending order of their values x, with less weight than `limit` before it.
 
     The first one always qualifies. `tokens` are in rising order; `before` is the weight of all larger values.
     """

@@ -1,14 +1,15 @@
-"""How weights in few bits are stored: the forms that there are, and blocks of 16 outputs in each of them.
+"""Formats of quantised weights, and the layout of blocks of 16 outputs in each of them.
 
 A group of inputs of one output shares a scale and perhaps an offset: weight = scale * integer + offset. Integers of up
-to 4 bits are stored in 4, others in 8, [inputs / 4, 16 outputs, 4 inputs]; of 4 bits, the second half of a group is in
-the upper ones. So a group's integers are whole cache lines, and in 8 bits a tile of matrix units (`byte_tiles.py`).
+to 4 bits are stored in 4 bits, others in 8, as [inputs / 4, 16 outputs, 4 inputs]; with 4 bits, the second half of a
+group is in the upper 4 bits of each byte. So a group's integers are whole cache lines, and with 8 bits an AMX tile
+(`byte_tiles.py`).
 
-Where a group has a scale of its own (float16), a block is group after group: its integers, 16 scales and 16 offsets; or
-first the integers of all groups (see `scales_apart`). In GGUF's other forms some groups make up a unit,
-as many inputs as share one `d`; a group's scale and offset, products of a float16 and a small integer, are exact in
-float32. There a block is unit after unit: 16 times `d` and 16 times what scales the minimums, the multipliers of all
-groups and their minimums (16 bytes each), then all integers. Either way memory is read from front to back.
+If every group has its own float16 scale, a block stores for each group its integers, 16 scales and 16 offsets; or first
+the integers of all groups (see `scales_apart`). In GGUF's K formats several groups form a unit, the inputs that share
+one `d`; a group's scale and offset are products of a float16 and a small integer, exact in float32. There a block
+stores for each unit: 16 times `d`, 16 times the scale of the minimums, the multipliers of all groups and their minimums
+(16 bytes each), then all integers. Either way memory is read from front to back.
 """
 
 from __future__ import annotations
@@ -27,45 +28,45 @@ _INPUTS_PER_STEP = 4
 
 @dataclass(frozen=True)
 class Form:
-    """How one kind of blocks is stored and multiplied."""
+    """The format of one kind of blocks."""
 
     name: str
-    bits: int  # of a stored integer, 4 or 8
+    bits: int  # per stored integer, 4 or 8
     group: int  # inputs that share a scale
     unit: int  # inputs that share one d
-    offsets: bool = False  # something is added to a group
-    zero: int = 0  # what the stored integers are too large by
+    offsets: bool = False  # groups have an offset
+    zero: int = 0  # zero point, subtracted from stored integers
     signed: bool = False  # stored integers may be negative
-    largest: int = 15  # of the sizes of stored integers
+    largest: int = 15  # largest absolute value of a stored integer
 
     @property
     def integers(self) -> range:
-        """That it holds."""
+        """The integers that it can represent."""
         return range(-self.largest if self.signed else -self.zero, min(self.largest, 127) - self.zero + 1)
 
     @property
     def groups(self) -> int:
-        """Of a unit: a power of two. Where there is one, its scale is d itself."""
+        """Groups per unit: a power of two. With one group, its scale is d itself."""
         return self.unit // self.group
 
     @property
     def multiplied(self) -> bool:
-        """A group's scale is d times an integer of its own."""
+        """Whether a group's scale is d times a small integer."""
         return self.unit > self.group
 
     @property
     def integer_bytes(self) -> int:
-        """Of a group, for 16 outputs, like all bytes here."""
+        """Bytes of a group's integers, for 16 outputs like all sizes here."""
         return self.group * LANES * self.bits // 8
 
     @property
     def half_bytes(self) -> int:
-        """Of the float16 numbers of a unit; multipliers begin behind them."""
+        """Bytes of a unit's float16 numbers; the multipliers follow them."""
         return 2 * LANES * (2 if self.offsets else 1)
 
     @property
     def integers_start(self) -> int:
-        """Where integers begin in a unit whose groups have multipliers."""
+        """Where integers begin in a unit with multipliers."""
         small = self.groups * LANES * (2 if self.offsets else 1)
         return _lines(self.half_bytes + small) * LINE
 
@@ -75,13 +76,16 @@ class Form:
         return (self.integers_start if self.multiplied else self.half_bytes) + integers
 
     def block_bytes(self, inputs: int) -> int:
-        """Whole cache lines."""
+        """Bytes of a block, in whole cache lines."""
         return _lines(inputs // self.unit * self.unit_bytes) * LINE
 
 
 def scales_apart() -> bool:
-    """Whether a block holds all its integers before the first scale: a line of integers is then never in two lines of
-    the cache, which x86 reads slowly. A Neoverse-N1 reads one stream a third faster than two."""
+    """Whether a block stores all its integers before the first scale.
+
+    Then no vector of integers crosses a cache line, which is slow on x86. A Neoverse-N1 reads one stream a third faster
+    than two.
+    """
     return not is_arm()
 
 
@@ -89,7 +93,7 @@ def _lines(size: int) -> int:
     return -(-size // LINE)
 
 
-# What a group costs beside its products is a third of the work with 32 inputs. 8 bits are enough for 64, 4 are not.
+# With groups of 32, the work per group is a third of the total. 8 bits are accurate enough for groups of 64, 4 are not.
 INT8 = Form("int8", 8, 64, 64, signed=True, largest=128)
 INT4 = Form("int4", 4, 32, 32, offsets=True)  # GGUF's Q4_1
 FILE_FORMS = (
@@ -105,7 +109,7 @@ FILE_FORMS = (
 FORMS = (INT8, INT4, *FILE_FORMS)
 SMALLEST_GROUP = min(form.group for form in FORMS)
 _NAMED = {form.name: form for form in FORMS}
-# The form that holds a quantisation's numbers.
+# The form that stores the numbers of each GGUF type.
 FORM_OF = {
     **{form.name.upper(): form for form in FILE_FORMS},
     "Q4_1": INT4,
@@ -115,7 +119,7 @@ FORM_OF = {
 
 
 def arrange(blocks: UnpackedBlocks, outputs: int, form: Form) -> np.ndarray:
-    """Blocks of [outputs, inputs], row after row, as [outputs / 16, bytes of a block]."""
+    """Arranges blocks of [outputs, inputs], in row order, as [outputs / 16, bytes of a block]."""
     panels = outputs // LANES
     inputs = blocks.integers.size // outputs
     arranged = np.zeros((panels, form.block_bytes(inputs)), np.uint8)
@@ -136,12 +140,12 @@ def arrange(blocks: UnpackedBlocks, outputs: int, form: Form) -> np.ndarray:
 
 
 def dequantise(arranged: np.ndarray, inputs: int, form: Form) -> np.ndarray:
-    """The floats that arranged blocks represent, [outputs, inputs]: what the model's weights now are."""
+    """The floats that arranged blocks represent, [outputs, inputs]: the model's effective weights."""
     panels, units = len(arranged), inputs // form.unit
     halves, small, words = _parts(arranged, units, form)
 
     def by_output(numbers: np.ndarray) -> np.ndarray:
-        """Numbers of 16 outputs as one row for each unit of an output."""
+        """Rearranges numbers of 16 outputs to one row for each unit of each output."""
         return np.ascontiguousarray(np.moveaxis(numbers, -1, 1)).reshape(panels * LANES * units, -1)
 
     d, *offset = [by_output(halves[:, :, index])[:, 0] for index in range(halves.shape[2])]
@@ -157,8 +161,8 @@ def dequantise(arranged: np.ndarray, inputs: int, form: Form) -> np.ndarray:
 
 
 def _parts(arranged: np.ndarray, units: int, form: Form) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Views: float16 [panels, units, 1 or 2, 16], small integers [panels, units, 0 to 2, groups, 16], and integers as
-    words [panels, units, words, 16]."""
+    """Views of the blocks: float16 [panels, units, 1 or 2, 16], small integers [panels, units, 0 to 2, groups, 16], and
+    integers as words [panels, units, words, 16]."""
     panels = len(arranged)
     arranged = arranged[:, : units * form.unit_bytes]
     if form.multiplied:

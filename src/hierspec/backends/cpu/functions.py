@@ -1,4 +1,4 @@
-"""Which compiled functions are needed for what. This imports no torch: workers that compile start at once."""
+"""Lists of compiled functions by purpose. This imports no torch, so that compile workers start fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code that reads groups of weights in few bits: where their integers are, their scales and offsets as floats."""
+"""Emits the code that reads groups of quantised weights: addresses of integers, and scales and offsets as floats."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from hierspec.backends.cpu.forms import LINE, Form, scales_apart
 from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
 
 _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
-PREFETCHED_TO = 2  # the second cache; 1: the nearest
-MAGIC = 3 << 22  # where sums begin that need no conversion: see `initial_sum`
-_LARGE = 1 << 23  # a float whose last digit counts ones
+PREFETCHED_TO = 2  # cache level to prefetch into: L2
+MAGIC = 3 << 22  # float in whose bits integer sums start, see `initial_sum`
+_LARGE = 1 << 23  # a float whose last bit counts ones
 _LARGE_BITS = int(np.float32(_LARGE).view(np.int32))
 
 
 def converts_slowly() -> bool:
-    """Whether converting integers to floats is slow: 2 cycles on one of two units of a Neoverse-N1."""
+    """Whether converting integers to floats is slow: on a Neoverse-N1 it takes 2 cycles on one of two units."""
     return dot_instruction() == "sdot"
 
 
 def initial_sum() -> int:
-    """Where integer sums begin.
+    """The start value of integer sums: zero, or a trick that avoids converting them to floats.
 
-    Where converting integers to floats is slow, they begin at the bits of a float so large that its last digit counts
-    ones: a sum of less than 2**22 then only needs a subtraction, and nothing is rounded.
+    If conversion is slow, sums start at the bits of a float so large that its last bit counts ones. A sum of less than
+    2**22, read as a float, then only needs that float subtracted, and nothing is rounded.
     """
     return int(np.float32(MAGIC).view(np.int32)) if converts_slowly() else 0
 
 
 class GroupReader:
-    """Emits what reads a block of weights, for some of its 16 outputs."""
+    """Emits reads of a block of weights, for some of its 16 outputs."""
 
     def __init__(
         self, w: VectorWriter, form: Form, block: Any, groups: Any, first: int = 0, outputs: int = LANES
     ) -> None:
         self._w, self._form, self._block, self._first = w, form, block, first
-        # From one group to the next, where each has a scale of its own.
+        # Bytes from one group to the next, if each has its own scale.
         self._integer_step, self._half_step = form.unit_bytes, form.unit_bytes
         self._behind_integers = w.plus(block, form.integer_bytes)
         if scales_apart():
@@ -49,7 +49,7 @@ class GroupReader:
         self._octets, self._halves = ir.VectorType(_I8, outputs), ir.VectorType(ir.HalfType(), outputs)
 
     def integers(self, unit: Any, group: Any) -> Any:
-        """The address of the integers of a group of a unit."""
+        """The address of a group's integers; `group` is its index in the unit."""
         w, form = self._w, self._form
         if not form.multiplied:
             return w.plus(self._block, unit, self._integer_step)
@@ -57,7 +57,8 @@ class GroupReader:
         return w.plus(start, group, form.integer_bytes)
 
     def of_unit(self, unit: Any) -> tuple[Any, Any]:
-        """What all groups of a unit share: d, and what is added or, negative, scales the minimums (or None)."""
+        """What all groups of a unit share: d, and the offset (or None), which is the negated scale of the minimums if
+        groups have multipliers."""
         w, form = self._w, self._form
         if form.multiplied:
             start = w.plus(self._block, unit, form.unit_bytes)
@@ -83,7 +84,8 @@ class GroupReader:
         return scale, offset
 
     def prefetch(self, number: Any, ahead: int) -> None:
-        """Prefetch a group's share of what is `ahead` bytes behind, so that groups together prefetch all of it."""
+        """Prefetches this group's share of the weights `ahead` bytes further on; all groups together cover
+        everything."""
         share = self._form.unit_bytes // self._form.groups
         start = self._w.plus(self._block, number, share)
         for line in range(0, share, LINE):
@@ -99,7 +101,7 @@ class GroupReader:
         loaded = b.load(self._w.at(address, i64(self._first), 1), typ=self._octets, align=1)
         if not converts_slowly():
             return b.sitofp(b.sext(loaded, self._integers), self._floats)
-        # 128 more, as the last digits of a large float.
+        # The integer plus 128, in the last bits of a large float.
         above = b.zext(b.xor(loaded, ir.Constant(self._octets, [-128] * count)), self._integers)
         large = b.or_(above, ir.Constant(self._integers, [_LARGE_BITS] * count))
         return b.fsub(b.bitcast(large, self._floats), ir.Constant(self._floats, [float(_LARGE + 128)] * count))

@@ -1,4 +1,4 @@
-"""What drafters have computed beside layers, compiled: logits of some tokens, and tokens joined with features."""
+"""Compiled functions for drafters, beside their layers: logits of some tokens, and joins of tokens with features."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PREPARE, _PRODUCT, _NORMALISE = int(Code.PREPARE), int(Code.PRODUCT), int(Code.
 def run_draft_head(
     thread, threads, hidden, norm, eps, code, parts, tokens, normed, inputs, records, small, logits, version=0
 ):
-    """logits[row, token] for the tokens of each part; norm is empty where there is none.
+    """logits[row, token] for the tokens of each part; `norm` is empty if there is none.
 
     parts [n, 5]: first row, rows, address of the weights, blocks of 16 tokens, index of the first in `tokens`.
     """
@@ -56,7 +56,7 @@ def run_draft_head(
         call_routine(code[_PREPARE], (begin, count, size, ready, record))
         first, last = share(blocks, thread, threads)
         step = scores.shape[1]
-        # As many blocks at once as the thread's scratch memory holds, from its beginning on.
+        # Compute as many blocks at once as the thread's scratch memory holds.
         block = first
         while block < last:
             until = min(last, block + step // LANES)
@@ -90,10 +90,10 @@ def run_join(
     out,
     version=0,
 ):
-    """out = (embedded rows, beside them features) times packed weights.
+    """out = (embedded rows, concatenated with features) times packed weights.
 
-    Features are states[tap, slot] at each of `taps` and a row's slot, through one of `norms`; where there are no norms,
-    as they are; zeros for a slot below zero. As many rows at once as `joined` has room for.
+    A row's features are states[tap, slot] for each of `taps`, each through its own norm if `norms` is not empty; zeros
+    if the slot is negative. Processes as many rows at once as `joined` has room for.
     """
     rows, size = embedded.shape
     width, row_bytes, most = (1 + len(taps)) * size, size * _FLOAT, joined.shape[1]

@@ -1,4 +1,4 @@
-"""What drafters need on a CPU: the head of a draft vocabulary, and what joins tokens and features."""
+"""What drafters need on a CPU beside layers: the head of a draft vocabulary, and the join of tokens and features."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 
 _AT_ONCE = 32  # rows that are joined together
-_FEW = 6  # rows up to which waking the others takes longer than what they would take over
+_FEW = 6  # up to this many rows, waking the other threads takes longer than the work they would take over
 
 
 class CpuJoin:
@@ -35,11 +35,11 @@ class CpuJoin:
 
     @property
     def bias(self) -> np.ndarray:
-        """Empty where there is none."""
+        """The bias; empty if there is none."""
         return np.empty(0, np.float32) if self._bias is None else self._bias.numpy()
 
     def arguments(self, norms: Tensor | None) -> tuple[Any, ...]:
-        """Of `run_join`, from `norms` up to what it writes."""
+        """Arguments of `run_join` from `norms` up to `records`."""
         return self._norms.floats(norms, 2), *self._arguments
 
     def __call__(
@@ -63,7 +63,8 @@ class CpuJoin:
 
 
 def _join_scratch(threads: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Memory of `run_join` between its parts: rows side by side, as products take them, and what goes with those."""
+    """Scratch memory of `run_join`: rows with their features, inputs in the product's layout, and their group
+    scales."""
     return (
         np.empty((threads, _AT_ONCE, width), np.float32),
         np.empty((threads, _AT_ONCE, width * (4 if has_wide_registers() else 1)), np.int8),
@@ -72,21 +73,22 @@ def _join_scratch(threads: int, width: int) -> tuple[np.ndarray, np.ndarray, np.
 
 
 class Norms:
-    """Norm weights as compiled code takes them: no norm is an empty array."""
+    """Norm weights for compiled code, cached; no norm is an empty array."""
 
     def __init__(self) -> None:
         self._arrays: dict[int, tuple[Tensor | None, np.ndarray]] = {}
 
     def floats(self, norm: Tensor | None, dimensions: int = 1) -> np.ndarray:
         entry = self._arrays.get(id(norm))
-        if entry is None:  # the tensor is held too, so that no other one gets its id
+        if entry is None:  # hold the tensor too, so that no other gets its id
             floats = np.empty((0,) * dimensions, np.float32) if norm is None else norm.float().numpy()
             entry = self._arrays[id(norm)] = norm, floats
         return entry[1]
 
 
 class CpuShortlist:
-    """Rows in 8 bits (a draft may always be), or as the target has them where its sizes do not allow that."""
+    """A head for some tokens: in 8 bits, enough for drafts, or in the target's format if its sizes do not allow
+    that."""
 
     def __init__(self, weight: Rows, tokens: np.ndarray, eps: float, kind: int, team: ThreadTeam) -> None:
         self._weight, self._eps, self._kind, self._team = weight, np.array([eps], np.float32), kind, team
@@ -97,14 +99,14 @@ class CpuShortlist:
         self.bytes = self._frequent.rows.nbytes
         self._norms, self._rows = Norms(), 0
         self._shape: tuple[list[ExtraRows], list[int]] = [], []
-        self._touched: list[ExtraRows | None] = []  # by row: whose tokens have logits there that are not minus infinity
+        self._touched: list[ExtraRows | None] = []  # by row: the extra tokens whose logits there are not minus infinity
 
     def gather(self, tokens: np.ndarray) -> ExtraRows:
         padded = np.append(tokens, np.repeat(tokens[-1:], -len(tokens) % LANES)).astype(np.int64)
         if not len(tokens):
             return ExtraRows(padded, np.empty(0, np.uint8))
         rows = self._weight[torch.from_numpy(padded)]
-        return ExtraRows(padded, packed(rows, self._kind))  # padded with one token again: twice the same logit
+        return ExtraRows(padded, packed(rows, self._kind))  # padding repeats a token, which writes the same logit again
 
     def logits(self, states: Tensor, norm: Tensor | None, extras: Sequence[ExtraRows], counts: Sequence[int]) -> Tensor:
         self._team.run(run_draft_head, states.contiguous().numpy(), *self.arguments(len(states), norm, extras, counts))
@@ -113,13 +115,13 @@ class CpuShortlist:
     def arguments(
         self, rows: int, norm: Tensor | None, extras: Sequence[ExtraRows], counts: Sequence[int]
     ) -> tuple[Any, ...]:
-        """Of `run_draft_head`, all after the states. The last are logits, of which the first `rows` are meant."""
+        """Arguments of `run_draft_head` after the states; the last are the logits, whose first `rows` rows are used."""
         self._make_room(rows)
         shape = [*extras], [*counts]
-        if shape != self._shape:  # drafting asks for the same again and again
+        if shape != self._shape:  # drafting repeats the same shape many times
             self._parts, self._tokens = self._arranged(rows, extras, counts)
             self._clear([extra for extra, count in zip(extras, counts, strict=True) for _ in range(count)])
-            self._shape = shape  # last: where Ctrl-C came before, the next call arranges again
+            self._shape = shape  # set last: if Ctrl-C came earlier, the next call arranges again
         return (
             self._norms.floats(norm),
             self._eps,
@@ -146,7 +148,7 @@ class CpuShortlist:
         return np.array(parts, np.int64), np.concatenate(tokens)
 
     def _clear(self, extras: Sequence[ExtraRows]) -> None:
-        """Let no row show what another request's tokens were last given there."""
+        """Resets logits that a row still has from another request's extra tokens."""
         for row, extra in enumerate(extras):
             if self._touched[row] is not extra:
                 if (before := self._touched[row]) is not None:
@@ -156,7 +158,7 @@ class CpuShortlist:
     def _make_room(self, rows: int) -> None:
         if rows <= self._rows:
             return
-        self._shape = [], []  # also where Ctrl-C, or a lack of memory, leaves the following half done
+        self._shape = [], []  # first: Ctrl-C or a failed allocation may leave the rest half done
         rows = -(-max(rows, 2 * self._rows) // LANES) * LANES  # whole tiles
         threads, (vocabulary, hidden) = self._team.threads, self._weight.shape
         self._normed = np.empty((threads, rows, hidden), np.float32)
@@ -169,6 +171,6 @@ class CpuShortlist:
 
 
 def _address(extra: ExtraRows) -> tuple[int, int]:
-    """Of the rows, and how many blocks of 16 there are."""
+    """The address of the rows, and their number of blocks of 16."""
     assert isinstance(extra.rows, np.ndarray)
     return extra.rows.ctypes.data, len(extra.tokens) // LANES

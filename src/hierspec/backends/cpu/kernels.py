@@ -1,10 +1,10 @@
-"""Kernels of the forward pass, written as LLVM code and compiled by numba for whatever CPU this is.
+"""Kernels of the forward pass, written as LLVM code and compiled by numba for this CPU.
 
-Every kernel works on 16 lanes of float32, which LLVM maps to the registers there are (NEON, AVX2, AVX-512), and uses
-explicit fused multiply-adds in a fixed order. No sum is ever regrouped, so a result depends on its own inputs alone
-and never on how many other rows were computed beside it.
+Every kernel works on 16 lanes of float32, which LLVM maps to the CPU's registers (NEON, AVX2, AVX-512), and uses
+explicit fused multiply-adds in a fixed order. No sum is ever regrouped, so a result depends only on its own inputs,
+never on how many other rows are computed with it.
 
-Arguments are addresses and sizes as int64. Routines are called by `product.py`, kernels by what numba compiles.
+Arguments are addresses and sizes as int64. `product.py` calls routines; functions compiled by numba call kernels.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from hierspec.backends.cpu.llvm import (
 from hierspec.backends.cpu.routines import Routine, routine
 
 _I16, _I64, _F32, _POINTER = ir.IntType(16), ir.IntType(64), ir.FloatType(), ir.PointerType()
-# Rows of weights to prefetch, where there is so much arithmetic that the CPU by itself looks less far ahead: 4% of a
-# pass over 4 to 8 tokens on a Neoverse-N1. With one or two rows it makes no difference.
+# Prefetch distance, in rows of weights, for tiles with so much arithmetic that the CPU's own prefetching falls behind:
+# saves 4% of a pass over 4 to 8 tokens on a Neoverse-N1. With one or two rows it makes no difference.
 _PREFETCHED = 160
 
 
 def _load_weights(w: VectorWriter, weights: Any, i: Any, bfloat16: bool) -> Any:
     """The weights of 16 outputs for input `i`."""
-    if bfloat16:  # the upper half of a float32
+    if bfloat16:  # a bfloat16 is the upper half of a float32
         raw = w.b.load(w.at(weights, i, 2 * LANES), typ=ir.VectorType(_I16, LANES), align=2)
         return w.b.bitcast(w.b.shl(w.b.zext(raw, V16I32), splat_i32(16)), V16F32)
     return w.b.load(w.at(weights, i, FLOAT_BYTES * LANES), typ=V16F32, align=FLOAT_BYTES)
@@ -50,11 +50,11 @@ def _tile(rows: int, bfloat16: bool, onto: bool = False) -> Routine:
     def tile(w: VectorWriter, x: Any, x_step: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
         """out[row, 0:16] = sum over i < size of x[row, i] * weights[i, 0:16], in the order of i, for each row.
 
-        With `onto` the sums go on from what `out` holds: a product in pieces has the same bits as a whole one.
+        With `onto` the sums continue from `out`: a product in pieces has the same bits as a whole one.
         """
         starts = [w.b.add(x, w.b.mul(x_step, i64(FLOAT_BYTES * row))) for row in range(rows)]
-        # NEON multiplies by one lane of a register for nothing, and a load that fills a register with one number costs
-        # an arithmetic slot; on x86 it is the other way round.
+        # NEON multiplies by one lane of a register at no cost, while a broadcasting load takes an arithmetic slot; on
+        # x86 it is the other way round.
         by_lane = is_arm()
 
         def add(step: Any, sums: list[Any]) -> list[Any]:
@@ -82,7 +82,7 @@ def _tile(rows: int, bfloat16: bool, onto: bool = False) -> Routine:
 def _transposed_tile(rows: int, bfloat16: bool) -> Routine:
     @routine(5)
     def tile(w: VectorWriter, x: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
-        """The same bits as `_tile`, for rows that `transpose` has put side by side: x[i, row]."""
+        """The same bits as `_tile`, for rows that `transpose` has interleaved: x[i, row]."""
 
         def add(i: Any, sums: list[Any]) -> list[Any]:
             weight = _load_weights(w, weights, i, bfloat16)
@@ -124,7 +124,7 @@ transpose_8, transpose_16 = (_transpose(rows) for rows in (8, 16))
 
 @kernel(3, types.float32)
 def query_dot_key(w: VectorWriter, query: Any, key: Any, size: Any) -> Any:
-    """query . key for one key in one lane of a block: the same bits as `tile` gives for that lane."""
+    """query . key for the key in one lane of a block: the same bits as `tile` gives for that lane."""
 
     def add(i: Any, sums: list[Any]) -> list[Any]:
         return [w.call("llvm.fma.f32", w.load_float(query, i), w.load_float(key, w.b.mul(i, i64(LANES))), sums[0])]
@@ -137,7 +137,7 @@ def query_dot_key(w: VectorWriter, query: Any, key: Any, size: Any) -> Any:
 def softmax_numerators(w: VectorWriter, values: Any, count: Any, scale: Any) -> Any:
     """values[j] = exp(scale * (values[j] - largest)) in place, over 16 * count numbers; returns their sum.
 
-    `scale` is the address of two floats, the scale and what it is for powers of 2. The last 16 are padded with -inf.
+    `scale` is the address of two floats: the scale, and the scale times log2(e). The last 16 are padded with -inf.
     """
     b = w.b
     pairs, odd = b.sdiv(count, i64(2)), b.srem(count, i64(2))
@@ -149,7 +149,7 @@ def softmax_numerators(w: VectorWriter, values: Any, count: Any, scale: Any) -> 
         return w.call("llvm.maxnum.v16f32", x, y)
 
     def larger_of(pair: Any, carried: list[Any], blocks: int = 2) -> list[Any]:
-        # Two chains: one would wait for itself.
+        # Two independent chains: a single one would wait for its own results.
         both = [larger(w.load(values, block(pair, which)), carried[which]) for which in range(blocks)]
         return [*both, *carried[blocks:]]
 
@@ -186,7 +186,7 @@ def emit_gate(w: VectorWriter, gates: Any, ups: Any, out: Any) -> None:
 
 @routine(5)
 def normalise(w: VectorWriter, x: Any, weight: Any, size: Any, eps: Any, out: Any) -> None:
-    """Root-mean-square norm of one row; the sum of squares always in the same eight parts. `eps`: of a float."""
+    """Root-mean-square norm of one row; the sum of squares is always in the same eight parts. `eps`: its address."""
     eight = ir.VectorType(_F32, 8)
 
     def load(address: Any, step: Any) -> Any:
@@ -228,7 +228,7 @@ def store_integer(w: VectorWriter, target: Any, number: Any) -> None:
 
 @kernel(3)
 def scatter(w: VectorWriter, source: Any, target: Any, size: Any) -> None:
-    """target[16 * i] = source[i] for i < size: one lane of a block."""
+    """target[16 * i] = source[i] for i < size: fills one lane of a block."""
 
     def copy(i: Any, carried: list[Any]) -> list[Any]:
         w.store(w.load_float(source, i), target, w.b.mul(i, i64(LANES)))
@@ -239,7 +239,7 @@ def scatter(w: VectorWriter, source: Any, target: Any, size: Any) -> None:
 
 @kernel(2, types.int64)
 def add_atomically(w: VectorWriter, counter: Any, amount: Any) -> Any:
-    """Add to a shared int64; returns what it was before."""
+    """Adds to a shared int64; returns its value before."""
     return w.b.atomic_rmw("add", w.b.inttoptr(counter, _POINTER), amount, "acq_rel")
 
 
@@ -250,7 +250,7 @@ def read_atomically(w: VectorWriter, counter: Any) -> Any:
 
 @kernel(1, types.int64)
 def yield_core(w: VectorWriter, unused: Any) -> Any:
-    """Let another thread have the core. A kernel has at least one argument."""
+    """Yields the core to another thread. The argument is unused: a kernel must have one."""
     function = w.b.module.globals.get("sched_yield")
     if function is None:
         function = ir.Function(w.b.module, ir.FunctionType(I32, []), "sched_yield")

@@ -1,6 +1,6 @@
-"""Products of a layer whose matrices may be stored in different ways: each is multiplied by the code of its kind.
+"""Products of a layer whose matrices may be stored in different formats, each multiplied by the code of its kind.
 
-`weights` and `kinds` [layers, 7] hold the address of each matrix and which row of `codes` [kinds, Code] is for it.
+`weights` and `kinds` [layers, 7] hold each matrix's address, and the row of `codes` [kinds, Code] to multiply it with.
 """
 
 # mypy: allow-untyped-defs
@@ -20,7 +20,7 @@ _GATED, _GATE = int(Code.GATED), int(Code.GATE)
 
 @part
 def project(layer, weights, kinds, codes, x, ready, record, rows, size, out, q_blocks, kv_blocks, first, last):
-    """Blocks first .. last of queries, keys and values, which stand side by side in `out`."""
+    """Blocks first .. last of queries, keys and values, which are next to each other in `out`."""
     width, begin, prepared = (q_blocks + 2 * kv_blocks) * LANES, 0, -1
     for matrix in range(QUERY, VALUE + 1):
         blocks = q_blocks if matrix == QUERY else kv_blocks
@@ -39,7 +39,7 @@ def project(layer, weights, kinds, codes, x, ready, record, rows, size, out, q_b
 def add_product(
     layer, matrix, weights, kinds, codes, x, ready, record, rows, inputs, scratch, outputs, first, last, sums
 ):
-    """Blocks first .. last of x times a matrix are added to `sums`."""
+    """Adds blocks first .. last of x times a matrix to `sums`."""
     kind, one = kinds[layer, matrix], weights[layer, matrix]
     call_routine(codes[kind, _PREPARE], (x, rows, inputs, ready, record))
     call_routine(codes[kind, _ADD_PRODUCT], (x, ready, record, rows, one, inputs, scratch, outputs, first, last, sums))
@@ -54,7 +54,7 @@ def gated_product(layer, weights, kinds, codes, x, ready, record, rows, size, sm
     if kind == other:
         call_routine(codes[kind, _GATED], (x, ready, record, rows, one, two, size, small, out, outputs, first, last))
         return
-    # All gates of this thread first: inputs are prepared for one kind at a time.
+    # Compute all gates of this thread first: inputs are prepared for one kind at a time.
     call_routine(codes[kind, _PRODUCT], (x, ready, record, rows, one, size, out, outputs, first, last))
     call_routine(codes[other, _PREPARE], (x, rows, size, ready, record))
     for block in range(first, last):

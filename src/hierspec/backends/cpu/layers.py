@@ -1,11 +1,11 @@
-"""One pass of the decoder on a CPU as one compiled function, run by all threads together.
+"""One forward pass of the decoder on a CPU as one compiled function that all threads run together.
 
-Between operators of a library lie microseconds of bookkeeping, thirty layers of them half a pass of a small model.
-Here the threads enter once, split each product by its outputs and wait for each other at barriers. Rows never mix:
-whatever else is in the pass, a row's bits are the same.
+A library spends microseconds of bookkeeping per operator; over thirty layers that is half a small model's pass. Here
+the threads enter once, split each product by its outputs, and meet at barriers. Rows never mix, so a row's bits do not
+depend on what else is in the pass.
 
-Numbers that meet one input stand in 16 lanes: weights [outputs / 16, inputs, 16], and likewise keys and values
-(`attention.py`).
+Numbers that are multiplied with the same input are in 16 neighbouring lanes: weights [outputs / 16, inputs, 16], and
+likewise keys and values (`attention.py`).
 """
 
 # mypy: allow-untyped-defs
@@ -39,7 +39,7 @@ from hierspec.backends.cpu.routines import call_routine
 from hierspec.backends.cpu.sharing import barrier, share
 
 _FLOAT = 4  # bytes
-_ROWS_OF_A_THREAD = 64  # with so many rows for each thread they share rows, and each reads all weights
+_ROWS_OF_A_THREAD = 64  # with this many rows per thread, threads split the rows, and each reads all weights
 
 # numba takes constants, not enumerations.
 _PREPARE, _PRODUCT = int(Code.PREPARE), int(Code.PRODUCT)
@@ -62,8 +62,10 @@ def _rotate(x, cos, sin):
 def _place_heads(
     first, last, layer, qkv, cos, sin, shape, slots, drafted, arena, rotary, head_norms, eps, code, tile_code
 ):
-    """Norm and rotate queries and keys, and write keys and values to their slots: items first .. last, a row's heads
-    after each other."""
+    """Norms and rotates queries and keys, and stores keys and values in their slots.
+
+    Handles items first .. last; an item is one head of one row.
+    """
     heads, kv_heads, head_size, _, _ = shape
     every = heads + 2 * kv_heads
     for item in range(first, last):
@@ -79,8 +81,8 @@ def _place_heads(
         if head < heads:
             continue
         if len(drafted) and drafted[row]:
-            # What a row must not see has the weight zero, and zero times NaN is NaN: a bad draft would spoil the text.
-            # Its own row stays NaN, since its layers add to a state that is.
+            # Positions that a row must not see get weight zero, and zero times NaN is NaN: a NaN draft would spoil
+            # other rows. Its own row still ends as NaN, because the layers add to its NaN state.
             for i in range(head_size):
                 if x[i] != x[i]:
                     x[i] = 0
@@ -91,7 +93,7 @@ def _place_heads(
             place(x, is_value, slots[row], layer, kv_head, shape, arena)
 
 
-# Arguments of `run_layers`: its weights, and its memory between parts with what comes after it, up to the taps.
+# Arguments of `run_layers`: its weights, and its scratch memory with what follows up to the taps.
 WEIGHTS = types.Tuple(
     (INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS)
 )
@@ -110,25 +112,25 @@ SCRATCH = types.Tuple((
 )  # fmt: skip
 def run_layers(
     thread, threads, sync, start, stop,
-    hidden, cos, sin,  # [rows, hidden] changed in place; [rows, head_size / 2]
-    positions, slots,  # [rows]: in its text, and where its keys and values go in the arena
+    hidden, cos, sin,  # [rows, hidden], updated in place; [rows, head_size / 2]
+    positions, slots,  # [rows]: position in its text, and slot of its keys and values
     drafted,  # [rows]: 1 for proposed tokens, or empty
-    arena, tables,  # address of all keys and values; [texts, pages]: those of each text
+    arena, tables,  # address of the KV cache; [texts, pages]: pages of each text
     groups, group_texts,  # [groups + 1]: rows that attend together; [groups]: their text
     ends, path_starts, paths,  # a row sees tokens below ends[row], then paths[path_starts[row]:path_starts[row + 1]]
-    weights, kinds, codes,  # of each matrix, see `layer_products.py`
+    weights, kinds, codes,  # address, kind and routines of each matrix, see `layer_products.py`
     norms, head_norms, biases,  # [layers, 2, hidden]; [layers, 2, head_size] or empty; [layers, qkv] or empty
     windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate, layers; [1]
     normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, rooms, scale,
-    tile_code,  # addresses of routines for attention by tiles, see `AttentionCode`; empty where it is in float32
-    attention,  # address of `run_tile_attention`, or of `run_attention`: only the one that is used is compiled
-    taps,  # [n, 2]: layers, and addresses of [slots, hidden] where the states after each go
+    tile_code,  # addresses of routines for tile attention, see `AttentionCode`; empty for float32 attention
+    attention,  # address of `run_tile_attention` or `run_attention`: only the one in use is compiled
+    taps,  # [n, 2]: layer, and address of [slots, hidden] that receives the states after it
     version=0,
 ):  # fmt: skip
-    """Layers start..stop for all rows. Called once by each thread with its number.
+    """Runs layers start..stop for all rows. Every thread calls this once with its number.
 
-    Threads share the outputs of a product, and wait for each other after each. In a wide pass they share the rows: then
-    nothing is computed twice, and only attention needs the rows of others.
+    Threads split the outputs of each product and meet at a barrier after it. In a wide pass they split the rows
+    instead: then nothing is computed twice, and only attention needs rows of other threads.
     """
     size, (heads, kv_heads, head_size, intermediate, _) = hidden.shape[1], shape
     width, inside, every = (heads + 2 * kv_heads) * head_size, heads * head_size, heads + 2 * kv_heads
@@ -143,11 +145,11 @@ def run_layers(
     begun, scratch = hidden.ctypes.data + first_row * row_bytes, delta.ctypes.data + first_row * row_bytes
     qkv_rows, gated_rows = qkv.ctypes.data + first_row * width * _FLOAT, gated[first_row:].ctypes.data
     attended_rows = attended.ctypes.data + first_row * inside * _FLOAT
-    code = codes[0]  # for what is the same for all kinds of weights
+    code = codes[0]  # for routines that are the same for all kinds of weights
     call_routine(code[_BEGIN], (record,))
     for layer in range(start, stop):
         norm = norms[layer, 0].ctypes.data
-        for row in range(rows):  # every thread for itself: cheaper than another barrier
+        for row in range(rows):  # repeated in every thread: cheaper than another barrier
             call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, tail, x + row * row_bytes))
         first, last = share(width // LANES, part_number, parts)
         project(
@@ -173,7 +175,7 @@ def run_layers(
                     group_texts, ends, path_starts, paths, scale, scores, totals, rooms, attended, tile_code,
                 ),
             )  # fmt: skip
-            call_routine(code[_BEGIN], (record,))  # attention has configured tiles and released them
+            call_routine(code[_BEGIN], (record,))  # attention released the tiles
         else:
             _attend(
                 attention,
@@ -205,7 +207,8 @@ def run_layers(
         barrier(sync, parts)
         for tap in range(len(taps)):
             if taps[tap, 0] == layer + 1:
-                # States change next behind a barrier that a thread comes to when it has copied its rows, or by itself.
+                # No race: threads change `hidden` next after a barrier behind this copy, or they split rows and own
+                # them.
                 for row in range(first_row + part_number, last_row, parts):
                     target = taps[tap, 1] + slots[row] * size * _FLOAT
                     for i in range(0, size, LANES):
@@ -219,7 +222,7 @@ def run_layers(
     seconds=1,
 )  # fmt: skip
 def run_head(thread, threads, hidden, norm, eps, weights, code, normed, inputs, records, logits, version=0):
-    """Logits [rows, vocabulary] of hidden states: the last norm and the head."""
+    """Logits [rows, vocabulary] of hidden states, through a norm and the head."""
     (rows, size), outputs = hidden.shape, logits.shape[1]
     x, out = normed[thread].ctypes.data, logits.ctypes.data
     ready, record = inputs[thread].ctypes.data, records[thread].ctypes.data

@@ -1,6 +1,6 @@
-"""Kernels as LLVM code on vectors of 16 float32 lanes, and how functions compiled by numba call them.
+"""Kernels as LLVM code on vectors of 16 float32 lanes, callable from functions that numba compiles.
 
-Importing a module of kernels emits nothing: numba asks for the LLVM code of a kernel when it compiles a caller.
+Importing a module of kernels emits nothing: numba requests a kernel's LLVM code when it compiles a caller.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from numba.extending import intrinsic
 
 LANES = 16
 FLOAT_BYTES = 4
-UNROLLED = 4  # inputs of a product that one iteration takes; sizes are multiples of 16
+UNROLLED = 4  # inputs of a product per iteration; sizes are multiples of 16
 I32 = ir.IntType(32)
 V16F32, V16I32 = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(I32, LANES)
 _I64, _F32, _POINTER = ir.IntType(64), ir.FloatType(), ir.PointerType()
 
 
-# 2**r = the sum of these times r**i for |r| up to 1/2, to within 2.1e-7 (Chebyshev interpolation).
+# Coefficients of 2**r = sum of c[i] * r**i for |r| <= 1/2, to within 2.1e-7 (Chebyshev interpolation).
 _POWER_OF_TWO = (1.0, 0.6931471880293429, 0.24022348940946986, 0.05550357104252815, 0.009666373693208791,
                  0.0013390867351476664)  # fmt: skip
 
@@ -32,7 +32,7 @@ class VectorWriter:
         self.b = builder
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call a function of LLVM or the C library whose arguments and result have one type."""
+        """Calls a function of LLVM or the C library whose arguments and result have the same type."""
         kind = arguments[0].type
         function = self.b.module.globals.get(name)
         if function is None:
@@ -40,7 +40,7 @@ class VectorWriter:
         return self.b.call(function, arguments)
 
     def function(self, name: str, result: Any, *arguments: Any) -> Any:
-        """An intrinsic of this CPU, declared once."""
+        """A CPU-specific intrinsic, declared once per module."""
         declared = self.b.module.globals.get(name)
         return declared or ir.Function(self.b.module, ir.FunctionType(result, arguments), name)
 
@@ -51,7 +51,7 @@ class VectorWriter:
         return self.b.shuffle_vector(vector, undefined, indices)
 
     def concatenate(self, vectors: list[Any]) -> Any:
-        """2, 4, 8 … vectors of one length, end to end."""
+        """Concatenates 2, 4, 8 … vectors of the same length."""
         while len(vectors) > 1:
             count = 2 * vectors[0].type.count
             indices = ir.Constant(ir.VectorType(I32, count), list(range(count)))
@@ -62,7 +62,7 @@ class VectorWriter:
         return self.call("llvm.fma.v16f32", x, y, z)
 
     def at(self, address: Any, index: Any, size: int = FLOAT_BYTES) -> Any:
-        """Pointer to item `index` of `size` bytes."""
+        """Pointer to item `index`, where items have `size` bytes."""
         return self.b.inttoptr(self.b.add(address, self.b.mul(index, i64(size))), _POINTER)
 
     def load(self, address: Any, index: Any) -> Any:
@@ -70,8 +70,7 @@ class VectorWriter:
         return self.b.load(self.at(address, index), typ=V16F32, align=FLOAT_BYTES)
 
     def prefetch(self, address: Any, index: Any, size: int, cache: int = 1) -> None:
-        """Prefetch item `index` of `size` bytes into the nearest cache, or the second or third; an address out of
-        bounds does no harm."""
+        """Prefetches item `index` of `size` bytes into cache level 1, 2 or 3; an address out of bounds is harmless."""
         arguments = (_POINTER, I32, I32, I32)
         function = self.function("llvm.prefetch.p0", ir.VoidType(), *arguments)
         reading, locality, data = 0, 4 - cache, 1
@@ -83,11 +82,11 @@ class VectorWriter:
         return self.b.load(self.at(address, index), typ=_F32, align=FLOAT_BYTES)
 
     def load_unrolled(self, address: Any, index: Any) -> Any:
-        """As many floats as one iteration of a product takes."""
+        """The floats that one iteration of a product reads."""
         return self.b.load(self.at(address, index), typ=ir.VectorType(_F32, UNROLLED), align=FLOAT_BYTES)
 
     def splat_lane(self, unrolled: Any, lane: int) -> Any:
-        """One of the floats of `load_unrolled` in all lanes."""
+        """Broadcasts one of the floats of `load_unrolled` to all lanes."""
         undefined = ir.Constant(unrolled.type, ir.Undefined)
         return self.b.shuffle_vector(unrolled, undefined, ir.Constant(V16I32, [lane] * LANES))
 
@@ -95,12 +94,12 @@ class VectorWriter:
         self.b.store(value, self.at(address, index), align=FLOAT_BYTES)
 
     def splat(self, value: Any) -> Any:
-        """One float in all lanes."""
+        """Broadcasts one float to all lanes."""
         single = self.b.insert_element(ir.Constant(V16F32, ir.Undefined), value, ir.Constant(I32, 0))
         return self.b.shuffle_vector(single, ir.Constant(V16F32, ir.Undefined), ir.Constant(V16I32, [0] * LANES))
 
     def fold(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
-        """Reduce all lanes to one float. Halves are combined with halves, so the order is always the same."""
+        """Reduces all lanes to one float, pairwise by halves, so the order is always the same."""
         width = vector.type.count
         while width > 1:
             width //= 2
@@ -115,7 +114,7 @@ class VectorWriter:
         return self.b.extract_element(vector, ir.Constant(I32, 0))
 
     def loop(self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
-        """`carried` after `count` iterations (at least one) of body(index, carried)."""
+        """Runs body(index, carried) `count` times, at least once; returns `carried` after the last iteration."""
         before = self.b.block
         block, after = self.b.append_basic_block("round"), self.b.append_basic_block("after")
         self.b.branch(block)
@@ -128,7 +127,7 @@ class VectorWriter:
             values[-1].add_incoming(start, before)
         results = body(index, values)
         following = self.b.add(index, i64(1))
-        end = self.b.block  # the body may have loops of its own
+        end = self.b.block  # the body may contain loops
         index.add_incoming(following, end)
         for value, result in zip(values, results, strict=True):
             value.add_incoming(result, end)
@@ -139,7 +138,7 @@ class VectorWriter:
     def loop_perhaps(
         self, count: Any, carried: Sequence[Any], body: Callable[[Any, list[Any]], list[Any]]
     ) -> list[Any]:
-        """`loop` where `count` may be 0."""
+        """As `loop`, but `count` may be 0."""
         before = self.b.block
         with self.b.if_then(self.b.icmp_signed(">", count, i64(0))):
             results = self.loop(count, carried, body)
@@ -152,7 +151,7 @@ class VectorWriter:
         return values
 
     def repeat(self, count: Any, body: Callable[[Any], None]) -> None:
-        """body(index) for every index below `count`, which may be 0."""
+        """Runs body(index) for every index below `count`, which may be 0."""
 
         def once(index: Any, carried: list[Any]) -> list[Any]:
             body(index)
@@ -162,13 +161,13 @@ class VectorWriter:
             self.loop(count, [], once)
 
     def when_equal(self, value: Any, cases: dict[int, Callable[[], None]]) -> None:
-        """Whichever of these cases `value` is; nothing where it is none of them."""
+        """Runs the case that `value` equals, if there is one."""
         for number, body in cases.items():
             with self.b.if_then(self.b.icmp_signed("==", value, i64(number))):
                 body()
 
     def plus(self, start: Any, *factors: Any) -> Any:
-        """start + the product of all factors, which may be Python's numbers."""
+        """start + the product of all factors, which may be Python ints."""
         return self.b.add(start, self.times(*factors))
 
     def times(self, *factors: Any) -> Any:
@@ -202,9 +201,9 @@ class VectorWriter:
         return self.fma(n, splat_f32(0.693359375), b.fadd(f, value))
 
     def exp(self, x: Any) -> Any:
-        """e**x to within two units in the last place; below -87 it is 0.
+        """e**x to within two units in the last place; 0 below -87.
 
-        x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial in r, and n put into the exponent's bits.
+        x = n ln 2 + r with |r| <= ln 2 / 2: a polynomial in r, and n in the exponent's bits.
         """
         b = self.b
         bounded = self.call("llvm.maxnum.v16f32", self.call("llvm.minnum.v16f32", x, splat_f32(88.0)), splat_f32(-87.0))
@@ -215,20 +214,20 @@ class VectorWriter:
         for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
             value = self.fma(value, r, splat_f32(coefficient))
         value = self.fma(self.fma(value, r, splat_f32(1.0)), r, splat_f32(1.0))
-        # The line above is 1 + r (1 + r v): one rounding less than 1 + r + r r v.
+        # The line above is 1 + r (1 + r v): one rounding fewer than 1 + r + r r v.
         power = b.shl(b.add(b.fptosi(n, V16I32), splat_i32(127)), splat_i32(23))
         value = b.fmul(value, b.bitcast(power, V16F32))
         return b.select(b.fcmp_ordered("<", x, splat_f32(-87.0)), splat_f32(0.0), value)
 
     def powers_of_two(self, vectors: Sequence[Any]) -> list[Any]:
-        """2**x for x from 0 down, to within 3e-7 of itself: 2**0 is 1 exactly, at most -127 gives 0 exactly.
+        """2**x for x <= 0, with a relative error below 3e-7; 2**0 is exactly 1, x <= -127 gives exactly 0.
 
-        Step by step for all vectors, since a CPU looks ahead only so far for something that need not wait.
+        All vectors take each step together, because a CPU looks only so far ahead for independent instructions.
         """
         b = self.b
         bounded = [self.call("llvm.maxnum.v16f32", x, splat_f32(-127.0)) for x in vectors]
-        # A float so large that its last digit counts ones: adding it rounds, and the last bits of the sum are the
-        # integer, which go to the exponent.
+        # Adding a float whose last bit counts ones rounds x; the last bits of the sum are the integer, which then goes
+        # into the exponent.
         magic = splat_f32(float(3 << 22))
         shifted = [b.fadd(x, magic) for x in bounded]
         rests = [b.fsub(x, b.fsub(s, magic)) for x, s in zip(bounded, shifted, strict=True)]
@@ -256,9 +255,9 @@ def splat_f32(value: float) -> Any:
 
 
 def kernel(arguments: int, result: Any = types.void) -> Callable[[Callable[..., Any]], Any]:
-    """Make emit(writer, *addresses and sizes) callable from compiled code: its LLVM code is put into the caller.
+    """Makes emit(writer, *addresses and sizes) callable from compiled code by inlining its LLVM code in the caller.
 
-    For small ones. Large kernels are a `Routine`: a copy for every call would be compiled with every caller.
+    Use it for small kernels. A large one should be a `Routine`: inlined, it would be compiled again for every call.
     """
 
     def wrap(emit: Callable[..., Any]) -> Any:
@@ -268,7 +267,7 @@ def kernel(arguments: int, result: Any = types.void) -> Callable[[Callable[..., 
             value = emit(VectorWriter(builder), *values)
             return context.get_dummy_value() if value is None else value
 
-        # numba takes the number of parameters from the function, so there is one typing function for each number.
+        # numba reads the number of parameters from the function, so there is one typing function for each number.
         typing: dict[int, Callable[..., Any]] = {
             1: lambda _, a: (signature, codegen),
             2: lambda _, a, b: (signature, codegen),

@@ -1,4 +1,4 @@
-"""Keys, values and states of all texts on a CPU, as the compiled pass reads them: an arena of pages."""
+"""The KV cache and states of all texts on a CPU, in the layout of the compiled pass: an arena of pages."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hierspec.backends.cpu.attention import PAGE
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.checkpoints.config import DecoderConfig
 
-_FLOAT, _LINE = 4, 64  # bytes of a number, and of a line of the cache
+_FLOAT, _LINE = 4, 64  # bytes of a float, and of a cache line
 
 
 class CpuMemory:
-    """A page holds, for every layer and head, its keys and then its values, in float32 as in `attention.py`, or in
-    bfloat16 and tiles as in `amx_cache.py`.
+    """An arena whose pages hold keys, then values, for every layer and head.
 
-    All of it is reserved at once. The system hands out memory as it is first written to, so what is reserved and not
-    used costs nothing, and nothing ever moves.
+    They are in float32 as in `attention.py`, or in bfloat16 tiles as in `amx_cache.py`. All memory is reserved at once.
+    The system provides a page when it is first written, so reserved memory that is not used costs nothing, and nothing
+    ever moves.
     """
 
     page = PAGE
@@ -43,7 +43,7 @@ class CpuMemory:
         self.address = numbers.ctypes.data
         by_head = numbers.reshape(self.pages, config.layers, kv_heads, of_keys + of_values)
         keys, values = by_head[..., :of_keys], by_head[..., of_keys:]
-        # A word of a key is one number, or two: in either case it stands in 16 lanes.
+        # A word is one float32 or two bfloat16 of a key; either way, the words of 16 keys are adjacent.
         self._keys = _as(keys, np.int32, (PAGE // LANES, of_keys // (_FLOAT * PAGE), LANES))
         if in_tiles:
             shape = (PAGE // CHUNK, head_size // LANES, CHUNK // 2, LANES, 2)
@@ -52,7 +52,7 @@ class CpuMemory:
             self._values = by_tile
         else:
             self._values = _as(values, np.float32, (head_size // LANES, PAGE, LANES))
-        self.state_numbers = states  # as an array
+        self.state_numbers = states  # the numpy array behind `states`
         self.states = torch.from_numpy(states)
         self._addresses: dict[tuple[int, int], np.ndarray] = {}
 
@@ -68,7 +68,7 @@ class CpuMemory:
         self.state_numbers[:, to] = self.state_numbers[:, source]
 
     def tap_addresses(self, start: int, stop: int) -> np.ndarray:
-        """[n, 2]: the taps that layers start..stop come past, and where the states after each begin."""
+        """[n, 2]: the taps after layers start..stop, and the address of the states of each."""
         addresses = self._addresses.get((start, stop))
         if addresses is None:
             passed = [(layer, tap) for tap, layer in enumerate(self.taps) if start < layer <= stop]
@@ -83,5 +83,5 @@ def _as(numbers: np.ndarray, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _in_chunk(slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Chunk, pair and half of the values of slots of a page."""
+    """Chunk, pair and half of the values in these slots of a page."""
     return slots // CHUNK, slots % LANES, slots % CHUNK // LANES

@@ -1,7 +1,7 @@
-"""Weights as the compiled pass reads them: packed once into a file of the cache, and mapped from there ever after.
+"""Weights in the layout of the compiled pass: packed once into a cache file, then memory-mapped.
 
-So a model is held in memory once, as pages that the system may share between processes and take back; what it was
-packed from is not read again. Packing takes one part of one matrix at a time, so it needs no memory of its own.
+So a model is in memory once, in pages that the system may share between processes and reclaim; the original weights
+are not read again. Packing handles one part of one matrix at a time, so it needs little memory.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from hierspec.checkpoints.load import Checkpoint
 
 KINDS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "bfloat16-matrix": BFLOAT16_AMX, "int8": INT8, "int4": INT4}
-FILE = -1  # no kind: each matrix has the one that holds what the GGUF file has
+FILE = -1  # not a kind: each matrix has the kind that stores what the GGUF file has
 _NAMES = {**{kind: form.name for kind, form in FORM_OF_KIND.items()}, **{kind: name for name, kind in KINDS.items()}}
 _KIND_OF_FORM = {form: kind for kind, form in FORM_OF_KIND.items()}
-_LAYOUT = 7  # count up when the same weights would now be packed differently
+_LAYOUT = 7  # increase when the same weights would be packed differently
 _ALIGNED = 64
 _WORTH_A_FILE = 32 << 20  # bytes; smaller models are packed at every start
 _AT_ONCE = 1 << 22  # weights
@@ -48,19 +48,19 @@ _MATRICES = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.ga
 
 @dataclass(frozen=True, eq=False)
 class PackedWeights:
-    name: str  # how they are stored
-    kinds: tuple[int, ...]  # of products that layers need
-    layer_kinds: np.ndarray  # [layers, 7]: which of those each matrix is
-    layers: np.ndarray  # [layers, 7]: addresses
+    name: str  # how weights are stored
+    kinds: tuple[int, ...]  # kinds that the layers use
+    layer_kinds: np.ndarray  # [layers, 7]: index into `kinds` for each matrix
+    layers: np.ndarray  # [layers, 7]: address of each matrix
     head_kind: int
     head: int  # address
-    bytes: int  # of all of it: what a pass over one token reads
-    owner: Any  # keeps the memory
+    bytes: int  # total: what a pass over one token reads
+    owner: Any  # keeps the memory alive
 
 
 @dataclass(frozen=True)
 class _Matrix:
-    """One matrix that is to be packed."""
+    """A matrix to pack."""
 
     name: str
     shape: tuple[int, int]
@@ -72,14 +72,15 @@ class _Matrix:
 
 
 def kind_for(name: str, matrices: bool = True) -> int:
-    """How weights of this name are stored here: bfloat16 as matrix units take it, where there are such and they may."""
+    """The kind for weights in this format: bfloat16 is stored as AMX tiles if the CPU has AMX and `matrices` allows
+    it."""
     if name == "file":
         return FILE
     return BFLOAT16_AMX if name == "bfloat16" and matrices and amx.available() else KINDS[name]
 
 
 def pack_in_memory(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int, head: bool = True) -> PackedWeights:
-    """The weights packed into memory of this process; `head`: with one."""
+    """Packs the weights into this process's memory; `head`: include the output head."""
     matrices = _matrices(config, weights, kind, head)
     starts = _starts(matrices)
     memory = np.empty(starts[-1] + _ALIGNED, np.uint8)
@@ -93,14 +94,14 @@ def pack_in_memory(config: DecoderConfig, weights: Mapping[str, Tensor], kind: i
 
 
 def packed_weights(checkpoint: Checkpoint, kind: int, progress: Progress = silent) -> PackedWeights:
-    """The weights from their file, which is made on the first call."""
+    """The weights from their cache file, which the first call makes."""
     config = checkpoint.config
     matrices = _matrices(config, checkpoint.weights, kind)
     starts = _starts(matrices)
     if starts[-1] < _WORTH_A_FILE:
         return pack_in_memory(config, checkpoint.weights, kind)
     path = cache_folder() / "packed" / f"{folder_name(checkpoint.folder)[:80]}-{_key(checkpoint, kind)}.weights"
-    claim(path)  # before it is looked at: another process may be deleting it
+    claim(path)  # before the file is checked: another process may be deleting it
     if not path.is_file() or path.stat().st_size != starts[-1]:
         try:
             done, total = 0, sum(matrix.bytes for matrix in matrices)
@@ -114,7 +115,7 @@ def packed_weights(checkpoint: Checkpoint, kind: int, progress: Progress = silen
                     if isinstance(checkpoint.weights, GgufWeights):
                         checkpoint.weights.release()
                 file.write(bytes(starts[-1] - file.tell()))
-        except HierspecError:  # a full disk, say: memory will do
+        except HierspecError:  # for example a full disk: use memory instead
             return pack_in_memory(config, checkpoint.weights, kind)
         claim(path)
         keep_within_limit()
@@ -127,18 +128,18 @@ def packed_weights(checkpoint: Checkpoint, kind: int, progress: Progress = silen
 
 
 def _starts(matrices: list[_Matrix]) -> list[int]:
-    """Where each begins, and where the last one ends."""
+    """Where each matrix begins, and where the last one ends."""
     sizes = [-(-matrix.bytes // _ALIGNED) * _ALIGNED for matrix in matrices]
     starts: list[int] = np.cumsum([0, *sizes]).tolist()
     return starts
 
 
 def _addressed(config: DecoderConfig, kind: int, matrices: list[_Matrix], first: int, owner: Any) -> PackedWeights:
-    """Matrices that stand in memory from the address `first` on."""
+    """Packed weights whose matrices are in memory from address `first` on."""
     addresses = [first + start for start in _starts(matrices)]
     count = config.layers * len(_MATRICES)
     layers, head = matrices[:count], matrices[count:]
-    # What all kinds share is taken from the first: the one that may need tiles made ready.
+    # Routines that all kinds share come from the first kind, so the one whose BEGIN configures tiles must be first.
     kinds = tuple(sorted({matrix.kind for matrix in layers}, key=lambda kind: (kind != BFLOAT16_AMX, kind)))
     names = dict.fromkeys(_NAMES[matrix.kind] for matrix in matrices)
     shape = config.layers, len(_MATRICES)
@@ -155,7 +156,7 @@ def _addressed(config: DecoderConfig, kind: int, matrices: list[_Matrix], first:
 
 
 def _head_kind(kind: int) -> int:
-    # Four bits are too few to tell the best token from the second best; GGUF files keep their heads in more, too.
+    # Four bits are too few to tell the best token from the second best; GGUF files also keep more bits for the head.
     return INT8 if kind == INT4 else kind
 
 
@@ -181,7 +182,7 @@ def _matrices(config: DecoderConfig, weights: Mapping[str, Tensor], kind: int, h
 
 
 def _stored_kind(stored: StoredMatrix | None) -> int:
-    """The kind whose numbers are exactly those of the file."""
+    """The kind that stores the file's numbers exactly."""
     if stored is None or stored.quantisation in ("F32", "F16"):
         return FLOAT32
     if stored.quantisation == "BF16":
@@ -199,7 +200,7 @@ def packed_bytes(shape: tuple[int, int], kind: int) -> int:
 
 
 def _parts(weights: Mapping[str, Tensor], matrix: _Matrix) -> Iterator[np.ndarray]:
-    """A matrix as it is packed, some outputs after others."""
+    """Packs a matrix, some outputs at a time."""
     stored = weights.stored(matrix.name) if isinstance(weights, GgufWeights) else None
     if stored is not None and stored.block > 1 and matrix.kind == _stored_kind(stored):
         for rows in stored.chunks():
@@ -214,7 +215,8 @@ def _parts(weights: Mapping[str, Tensor], matrix: _Matrix) -> Iterator[np.ndarra
 
 
 def packed(weight: Tensor, kind: int) -> np.ndarray:
-    """[outputs, inputs] -> [outputs / 16, inputs, 16]: the 16 weights that meet one input are neighbours."""
+    """[outputs, inputs] -> [outputs / 16, inputs, 16]: 16 weights that are multiplied with the same input are
+    adjacent."""
     if kind in (INT8, INT4):
         return quantise_weights(weight.float().numpy(), FORM_OF_KIND[kind])
     if kind == BFLOAT16_AMX:

@@ -1,6 +1,6 @@
 """Sums of products of bytes by ARM's i8mm: one instruction, smmla, multiplies two rows of 8 inputs with two outputs.
 
-That is twice as many products as sdot makes. The sums are integers, so the bits are the same.
+That is twice as many products as sdot computes. The sums are integers, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _V4I32, _V16I8 = ir.VectorType(_I32, 4), ir.VectorType(_I8, 16)
 
 
 def add_by_pairs(w: VectorWriter, totals: Sequence[Any], weights: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-    """Each row's total[o] + the sum over all inputs of a group of weights times inputs, for every output o.
+    """Adds to each row's total[o] the sum of weights times inputs over all inputs of a group, for every output o.
 
     `weights`: for every four inputs [outputs, 4] bytes; `rows`: addresses of the inputs of an even number of rows.
     """
@@ -57,7 +57,7 @@ def _multiply(w: VectorWriter, sums: Any, inputs: Any, weights: Any) -> Any:
         function = w.function("llvm.aarch64.neon.smmla.v4i32.v16i8", _V4I32, _V4I32, _V16I8, _V16I8)
         return w.b.call(function, [sums, inputs, weights])
     reduce = w.function("llvm.vector.reduce.add.v8i32", _I32, ir.VectorType(_I32, 8))
-    for row in range(2):  # the same in more steps: for tests where there is no such instruction
+    for row in range(2):  # the same in more steps, for tests on CPUs without the instruction
         for output in range(2):
             one, two = (
                 w.b.sext(w.lanes(of, 8 * number, 8), ir.VectorType(_I32, 8))

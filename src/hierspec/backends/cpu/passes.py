@@ -1,4 +1,5 @@
-"""Passes of a decoder on a CPU in one call: what an ask and its rows say, as the compiled function takes it."""
+"""Forward passes of a decoder on a CPU in one call: turns an ask and its rows into arguments of the compiled
+function."""
 
 from __future__ import annotations
 
@@ -21,25 +22,25 @@ from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.sampling import NO_TOKEN
 
 _MOST_ROWS = 64
-_CALL_SECONDS = 0.03  # that a call may take: somebody waits for its first token, or wants to stop it
+_CALL_SECONDS = 0.03  # most time per call: somebody waits for its first token, or wants to stop it
 _LEADS = np.array(LEADS)
 _NO_STEPS = np.empty((0, len(LEADS) + 1), np.bool_)
 _ZEROS, _ONE_GROUP, _NO_KEYS = np.zeros(2, np.int64), np.array([0, 1]), np.empty((0, 2), np.int64)
-_UNCHANGED = (1.0, 0.0, 0.0), np.empty(0, np.int32), np.empty(0), np.empty((0, 0))  # no penalties, no biases
+_UNCHANGED = (1.0, 0.0, 0.0), np.empty(0, np.int32), np.empty(0), np.empty((0, 0))  # no penalties or biases
 
 
 class CpuPassWriter:
     """`PassWriter` for one request at a time."""
 
-    instead_of_small_heads = False  # most of a small model's time is its head
+    instead_of_small_heads = False  # a small model spends most of its time in the head
 
     def __init__(self, decoder: CpuDecoder, team: ThreadTeam) -> None:
         self._decoder, self._team = decoder, team
-        self._step_seconds = _CALL_SECONDS  # of a pass over one token, as the last one took
-        self._addresses: dict[bool, np.ndarray] = {}  # by whether it samples: only what is used is compiled
+        self._step_seconds = _CALL_SECONDS  # of a pass over one token, as last measured
+        self._addresses: dict[bool, np.ndarray] = {}  # by whether it samples: only functions in use are compiled
 
     def takes(self, asks: Sequence[Ask], rows: int) -> bool:
-        """Penalties change from token to token."""
+        """Whether it is one small ask without penalties or bias: penalties change with every token."""
         if len(asks) != 1 or rows > _MOST_ROWS or asks[0].distributions:
             return False
         sampling = asks[0].request.sampling
@@ -47,7 +48,7 @@ class CpuPassWriter:
 
     def answers(self, asks: Sequence[Ask], rows: PassRows) -> list[Answer] | None:
         if rows.start:
-            return None  # an exit has been here: the states that it left are where layers read them
+            return None  # continues from an exit's states; this call always starts with embeddings
         [ask], batch, memory, decoder = asks, rows.batch, rows.memory, self._decoder
         assert isinstance(memory, CpuMemory)
         sampling, vocabulary, count = ask.request.sampling, decoder.config.vocabulary, len(rows.tokens)
@@ -94,7 +95,7 @@ class CpuPassWriter:
         return [Answer(answer.picks, leads=answer.leads, ahead=tuple(later))]
 
     def _addresses_of(self, samples: bool) -> np.ndarray:
-        """Of the functions that the compiled one calls."""
+        """Addresses of the functions that `run_text` calls."""
         if samples not in self._addresses:
             functions = run_layers, run_head, sample_rows if samples else greedy_rows
             self._addresses[samples] = np.array([function.address() for function in functions], np.int64)

@@ -1,7 +1,7 @@
-"""Picks and distributions on a CPU, compiled: what `core/sampling.py` does for one row, in few passes over the logits.
+"""Picks and distributions on a CPU, compiled: `core/sampling.py` for rows of logits, in few passes over them.
 
-Answers are those of float64. Vectors of float32 only rule tokens out: a token needs enough noise to beat the best one
-so far, and the bits that its noise is made of show at once whether it has that much.
+Results are those of float64. Float32 vectors only rule tokens out: a token needs enough noise to beat the best score so
+far, and the hashed bits behind its noise show cheaply whether it has that much.
 """
 
 # mypy: allow-untyped-defs
@@ -32,18 +32,18 @@ from hierspec.backends.cpu.llvm import LANES, V16F32, V16I32, VectorWriter, i64,
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _FLOAT = 4  # bytes
-_MAX_NOISE = 22.25  # 31 hashed bits give at least 0.5 / 2**31
+_MAX_NOISE = 22.25  # 31 hashed bits give a uniform number of at least 0.5 / 2**31
 _MIN_TEMPERATURE = 1e-30  # below it nothing changes
 
 
 def _splat_low_half(w: VectorWriter, value: Any) -> Any:
-    """The lower half of an int64 in all lanes."""
+    """Broadcasts the lower half of an int64 to all lanes."""
     single = w.b.insert_element(splat_i32(0), w.b.trunc(value, _I32), ir.Constant(_I32, 0))
     return w.b.shuffle_vector(single, splat_i32(0), splat_i32(0))
 
 
 def _hash_tokens(w: VectorWriter, first: Any, low: Any, high: Any) -> Any:
-    """The 32 bits behind the noise of tokens first .. first + 15."""
+    """The hashed 32 bits behind the noise of tokens first .. first + 15."""
     b = w.b
 
     def mix(h: Any) -> Any:
@@ -58,16 +58,16 @@ def _hash_tokens(w: VectorWriter, first: Any, low: Any, high: Any) -> Any:
 
 @kernel(3, types.int64)
 def _bit_limits(w: VectorWriter, maxima: Any, settings: Any, out: Any) -> Any:
-    """out[j]: how small 31 hashed bits must be for a token of block j to matter, -1 where none can.
+    """out[j]: how small the 31 hashed bits of a token of block j must be for it to matter; -1 if no token can.
 
-    Returns the largest of them. maxima [16]: the blocks' largest values; settings: the row's largest, 1 / temperature,
-    the score to beat, the smallest value that passes the filters.
+    Returns the largest of them. maxima [16]: the blocks' largest values; settings: the row's largest value,
+    1 / temperature, the score to beat, the smallest value that passes the filters.
     """
     b = w.b
     largest, factor, goal, least = (w.splat(w.load_float(settings, i64(index))) for index in range(4))
     values = w.load(maxima, i64(0))
     lacking = b.fsub(goal, b.fmul(b.fsub(values, largest), factor))
-    # Noise above d takes a uniform number below 1 - exp(-exp(-d)), which is below exp(-d).
+    # Noise above d needs a uniform number below 1 - exp(-exp(-d)), which is below exp(-d).
     probability = w.call("llvm.minnum.v16f32", w.exp(b.fsub(splat_f32(-0.0), lacking)), splat_f32(0.999))
     bits = b.fptosi(w.fma(probability, splat_f32(1.00001 * 2.0**31), splat_f32(1.0)), V16I32)
     bits = b.select(b.fcmp_unordered("<", lacking, splat_f32(0.002)), splat_i32(0x7FFFFFFF), bits)
@@ -79,7 +79,7 @@ def _bit_limits(w: VectorWriter, maxima: Any, settings: Any, out: Any) -> Any:
 
 @kernel(3, types.int64)
 def _smallest_bits(w: VectorWriter, first: Any, low: Any, high: Any) -> Any:
-    """The smallest 31 bits behind the noise of 16 tokens: those of the largest noise."""
+    """The smallest 31 hashed bits of 16 tokens: those of the largest noise."""
     return w.b.zext(w.b.lshr(reduce_lanes(w, "umin", _hash_tokens(w, first, low, high)), ir.Constant(_I32, 1)), _I64)
 
 
@@ -94,7 +94,7 @@ def _add_noise(w: VectorWriter, values: Any, settings: Any, first: Any, low: Any
 
     u = uniform(b.lshr(h, splat_i32(1)))
     rest = uniform(b.lshr(b.not_(h), splat_i32(1)))  # 1 - u, but precise where u is almost 1
-    # -log(1 - u): by a series where that would lose the small numbers that make large noise.
+    # -log(1 - u): a series for small u, where the logarithm would lose the digits that make large noise.
     series = splat_f32(0.2)
     for coefficient in (0.25, 1 / 3, 0.5, 1.0):
         series = w.fma(series, u, splat_f32(coefficient))
@@ -122,7 +122,7 @@ def _noise(token, low, high):
 
 @part
 def _insert(token, score, picks, scores):
-    """Insert a token among the best, best first; of equal scores the lowest token first."""
+    """Inserts a token among the best, best first; of equal scores the lowest token first."""
     rank = len(picks)
     while rank > 0 and (score > scores[rank - 1] or (score == scores[rank - 1] and token < picks[rank - 1])):
         rank -= 1
@@ -144,7 +144,7 @@ def _pick_largest(x, maxima, blocks, picks, scores):
 
 @part
 def _insert_block(block, x, largest, temperature, cutoff, low, high, settings, picks, scores):
-    """Insert the tokens of one block that pass the filters and whose scores may be among the best."""
+    """Inserts the tokens of one block that pass the filters and whose scores may be among the best."""
     noisy = np.empty(LANES, np.float32)
     address = x.ctypes.data + block * LANES * _FLOAT
     _add_noise(address, settings.ctypes.data, block * LANES, low, high, noisy.ctypes.data)
@@ -162,13 +162,13 @@ def _sample(x, maxima, blocks, largest, temperature, cutoff, low, high, picks, s
     least, _, floor = cutoff
     settings = np.empty(4, np.float32)
     settings[0], settings[1], settings[2], settings[3] = largest, 1 / temperature, -np.inf, least
-    if floor > -np.inf:  # a little below the floor, for rounding
+    if floor > -np.inf:  # a little below the floor, to allow for rounding
         lowest = floor * temperature
         settings[3] = max(least, np.float32(lowest - 1e-6 * (abs(lowest) + abs(largest))))
     likeliest = 0
     while maxima[likeliest] != largest:
         likeliest += 1
-    # First the block of the likeliest token: its score rules most others out.
+    # Start with the block of the most likely token: its score rules out most others.
     _insert_block(likeliest, x, largest, temperature, cutoff, low, high, settings, picks, scores)
     limits = np.empty(LANES, np.int32)
     for page in range(0, blocks, LANES):
@@ -200,7 +200,7 @@ def _distribution(x, maxima, blocks, temperature, cutoff, weights, distribution)
 
 @part
 def _fill(picks, scores):
-    """Where fewer tokens are possible than were asked for: add the lowest of the others."""
+    """If fewer tokens are possible than were requested, adds the lowest of the others."""
     count, token = 0, 0
     while count < len(picks) and scores[count] > -np.inf:
         count += 1
@@ -288,13 +288,14 @@ def sample_rows(
     distributions,
     version=0,
 ):
-    """picks [rows, candidates] of each row of logits [rows, vocabulary], or distributions [rows, vocabulary] where that
-    has rows. picks[row, 0] = -1: the logits are not numbers. leads [rows], where it has rows: by how much the best
-    score beats the second.
+    """picks [rows, candidates] for logits [rows, vocabulary], or distributions [rows, vocabulary] if that has rows.
 
-    filters: top_k (0: none), top_p, min_p. penalties: repetition, presence, frequency; `context` is empty where there
-    are none. tokens and parents are the proposal's; keys [rows, 2] are `noise_keys` of each row's position. Threads
-    share the rows; rows do not affect each other.
+    picks[row, 0] = -1: the logits are not finite. leads [rows], if it has rows: by how much the best score beats the
+    second best.
+
+    filters: top_k (0: none), top_p, min_p. penalties: repetition, presence, frequency; `context` is empty if there are
+    none. tokens and parents are the proposal's; keys [rows, 2] are `noise_keys` of each row's position. Threads share
+    the rows; rows do not affect each other.
     """
     rows, vocabulary = logits.shape
     blocks = -(-vocabulary // LANES)

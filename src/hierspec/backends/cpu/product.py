@@ -1,6 +1,6 @@
-"""Rows times packed weights, block after block of 16 outputs.
+"""Rows times packed weights, one block of 16 outputs after the other.
 
-Everything here is routines: the code of each way to store weights is compiled when weights of that kind are first used.
+All functions here are routines: the code for a kind of weights is compiled when weights of that kind are first used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hierspec.backends.cpu.tiles import (
 )
 from hierspec.backends.cpu.vector_products import form_vectors
 
-# How weights are stored: as float32, as bfloat16, as bfloat16 in the tiles of `amx.py`, or in a form of `forms.py`.
+# Kinds of weights: float32, bfloat16, a form of `forms.py`, or bfloat16 in the tiles of `amx.py`.
 FLOAT32, BFLOAT16, INT8, INT4, BFLOAT16_AMX = range(5)
 FORM_OF_KIND = {INT8: INT8_FORM, INT4: INT4_FORM, **dict(enumerate(FILE_FORMS, start=5))}
 _NAMES = ("float32", "bfloat16", "int8", "int4", "bfloat16_amx", *(form.name for form in FILE_FORMS))
@@ -47,14 +47,14 @@ _FLOAT = 4  # bytes
 class Code(IntEnum):
     """Indices of `product_code`: addresses of routines."""
 
-    PREPARE = 0  # (x, rows, size, prepared, group_scales): inputs as products take them
+    PREPARE = 0  # (x, rows, size, prepared, group_scales): puts inputs in the product's layout
     PRODUCT = 1  # (x, prepared, group_scales, rows, weights, size, out, out_step, first, last)
     ADD_PRODUCT = 2  # the same and (sums): added to sums [rows, out_step]
     GATED = 3  # (x, prepared, group_scales, rows, gates, ups, size, small, out, out_step, first, last)
     BEGIN = 4  # (scratch): before the products of a thread
     END = 5  # (scratch): after them
-    TILES = 6  # (x, x_step, rows, weights, size, out, out_step): float32, whatever the weights are
-    TILES_ONTO = 7  # the same, added to what is there
+    TILES = 6  # (x, x_step, rows, weights, size, out, out_step): float32, for any kind of weights
+    TILES_ONTO = 7  # the same, added to `out`
     NORMALISE = 8  # (x, weight, size, address of eps, out)
     GATE = 9  # (gates, gates_step, ups, rows): gates[row, 0:16] = silu of itself * ups[row, 0:16]
 
@@ -72,7 +72,7 @@ def _block_bytes(w: VectorWriter, size: Any, kind: int) -> Any:
 def _prepare(kind: int) -> Routine:
     @routine(5)
     def prepare(w: VectorWriter, x: Any, rows: Any, size: Any, prepared: Any, group_scales: Any) -> None:
-        """The inputs of a product as it takes them: as tiles, in 8 bits, or transposed where that helps."""
+        """Puts the inputs of a product in its layout: AMX tiles, 8 bits, or transposed if that helps."""
         if kind == BFLOAT16_AMX:
             w.repeat(rows, lambda row: _round(w, x, row, size, prepared))
         elif form := FORM_OF_KIND.get(kind):
@@ -85,7 +85,7 @@ def _prepare(kind: int) -> Routine:
 
 
 def _round(w: VectorWriter, x: Any, row: Any, size: Any, prepared: Any) -> None:
-    """One row of inputs into its tiles."""
+    """Rounds one row of inputs into its tiles."""
     steps, lanes = amx_steps(w, size), i64(LANES)
     first = w.plus(w.b.srem(row, lanes), w.b.sdiv(row, lanes), steps, LANES)
     target = w.plus(prepared, first, 2 * DEPTH)
@@ -106,7 +106,7 @@ def _by_tiles(w: VectorWriter, form: Form, rows: Any) -> Any:
 
 @contextmanager
 def _configured(w: VectorWriter, kind: int, rows: Any) -> Iterator[None]:
-    """Around products with few bits: whatever calls them need not know that matrix units make them."""
+    """Configures tiles around quantised products, so that their callers need not know whether AMX computes them."""
     form = FORM_OF_KIND.get(kind)
     if form and has_byte_tiles():
         with w.b.if_then(_by_tiles(w, form, rows)):
@@ -150,7 +150,7 @@ def _product(kind: int) -> Routine:
         """Columns 16 * first .. 16 * last of x times packed weights.
 
         `prepared` and `group_scales` are from `_prepare`; with AMX, `group_scales` is AMX_SCRATCH_BYTES of scratch
-        memory, and `begin_tiles` was called.
+        memory, and `begin_tiles` has been called.
         """
         step, count = _block_bytes(w, size, kind), w.b.sub(last, first)
 
@@ -231,7 +231,7 @@ def _gated(kind: int) -> Routine:
 
 @routine(4)
 def _gate(w: VectorWriter, gates: Any, gates_step: Any, ups: Any, rows: Any) -> None:
-    """For gates and ups of different kinds, which `gated` cannot multiply together."""
+    """Applies the gate after products with gates and ups of different kinds, which `gated` cannot combine."""
 
     def gate_row(row: Any) -> None:
         target = w.plus(gates, row, gates_step, _FLOAT)
@@ -242,12 +242,12 @@ def _gate(w: VectorWriter, gates: Any, gates_step: Any, ups: Any, rows: Any) -> 
 
 @routine(1)
 def _nothing(w: VectorWriter, unused: Any) -> None:
-    """For kinds of weights that need no tiles."""
+    """BEGIN and END for kinds of weights that need no tiles."""
 
 
 @cache
 def product_library(kind: int) -> RoutineLibrary:
-    """What passes over weights of one kind call, in the order of `Code`."""
+    """The routines for weights of one kind, in the order of `Code`."""
     amx, product = kind == BFLOAT16_AMX, _product(kind)
     routines = {
         Code.PREPARE: _prepare(kind),
@@ -265,5 +265,5 @@ def product_library(kind: int) -> RoutineLibrary:
 
 
 def product_code(kind: int) -> np.ndarray:
-    """Addresses of those routines, by `Code`; compiled at the first call on a machine."""
+    """Addresses of the routines, by `Code`; the first call on a machine compiles them."""
     return product_library(kind).addresses()

@@ -1,8 +1,8 @@
-"""Floats in few bits: weights, quantised once, and rows of inputs, quantised before every product.
+"""Quantisation of weights, once, and of rows of inputs, before every product.
 
-A row of inputs is quantised to 8 bits, group by group: then its sums of products are integers, which no order of adding
-can change, and only one multiplication by the scales per group is rounded. So these products are the same bits at every
-width, whatever instructions make the sums.
+A row of inputs is quantised to 8 bits, one group at a time. Its sums of products are then integers, which do not depend
+on the order of addition, and only one multiplication by the scales per group is rounded. So these products have the
+same bits at every width, whatever instructions compute the sums.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hierspec.backends.cpu.llvm import LANES, V16F32, V16I32, VectorWriter, i64,
 from hierspec.backends.cpu.routines import Routine, routine
 from hierspec.checkpoints.gguf_blocks import UnpackedBlocks
 
-# Words about one group of a row of inputs: its scale, scale * sum of its integers, -128 * sum as an integer, 0.
+# Words per group of a row of inputs: its scale, scale * sum of its integers, -128 * sum as an integer, 0.
 WORDS_PER_GROUP = 4
 _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 
@@ -25,7 +25,7 @@ _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 def input_quantiser(size: int) -> Routine:
     @routine(4)
     def quantise_inputs(w: VectorWriter, x: Any, groups: Any, out: Any, group_scales: Any) -> None:
-        """The floats of x in 8 bits in `out`, and WORDS_PER_GROUP words about each group in `group_scales`."""
+        """Quantises x to 8 bits in `out`, and stores WORDS_PER_GROUP words per group in `group_scales`."""
 
         def group(g: Any, carried: list[Any]) -> list[Any]:
             first = w.b.mul(g, i64(size))
@@ -44,7 +44,7 @@ def input_quantiser(size: int) -> Routine:
                 total = w.b.add(total, rounded)
                 target = w.at(out, w.b.add(first, i64(number * LANES)), 1)
                 w.b.store(w.b.trunc(rounded, ir.VectorType(_I8, LANES)), target, align=1)
-            # A sum of at most 64 * 127 is exact as a float, whatever the order.
+            # A sum of at most 64 * 127 is exact as a float, in any order.
             summed = w.fold(w.b.sitofp(total, V16F32), w.b.fadd)
             words = [scale, w.b.fmul(scale, summed), w.b.fptosi(w.b.fmul(summed, ir.Constant(_F32, -128.0)), _I32)]
             for index, word in enumerate(words):
@@ -61,7 +61,7 @@ quantise_for = {group: input_quantiser(group) for group in sorted({form.group fo
 
 
 def quantise_weights(weight: np.ndarray, form: Form) -> np.ndarray:
-    """[outputs, inputs] floats as blocks [outputs / 16, bytes of a block], as INT8 or INT4."""
+    """Quantises [outputs, inputs] floats to blocks [outputs / 16, bytes of a block], as INT8 or INT4."""
     outputs, inputs = weight.shape
     assert form in (INT8, INT4)
     groups = np.ascontiguousarray(weight, np.float32).reshape(outputs * inputs // form.group, form.group)
@@ -69,15 +69,18 @@ def quantise_weights(weight: np.ndarray, form: Form) -> np.ndarray:
 
 
 def _to_int8(groups: np.ndarray) -> UnpackedBlocks:
-    """Symmetric: the largest becomes 127. Weights that came from such groups come back exactly."""
+    """Symmetric: the largest becomes 127. Weights that came from such groups are recovered exactly."""
     scales = (np.abs(groups).max(axis=1) / np.float32(127)).astype(np.float16)
     integers = np.clip(np.rint(groups / _divisor(scales)), -127, 127).astype(np.int8)
     return UnpackedBlocks(integers, scales)
 
 
 def _to_int4(groups: np.ndarray) -> UnpackedBlocks:
-    """16 levels from the smallest to the largest. Weights that came from such blocks (GGUF Q4_0, Q4_1) come back
-    exactly: their values lie on a grid, perhaps one that does not use all 16 levels, and we search for that grid."""
+    """16 levels from the smallest to the largest weight of a group.
+
+    Weights that came from such blocks (GGUF Q4_0, Q4_1) are recovered exactly: their values lie on a grid, which may
+    not use all 16 levels, so we search for that grid.
+    """
     offsets = groups.min(axis=1).astype(np.float16)
     above = groups - offsets.astype(np.float32)[:, None]
     largest = above.max(axis=1)
@@ -95,7 +98,7 @@ def _to_int4(groups: np.ndarray) -> UnpackedBlocks:
 def _on_grid(above: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Whether all numbers of a group are integer multiples of its scale."""
     divisor, fits = _divisor(scales), np.ones(len(above), bool)
-    for part in (slice(0, 4), slice(4, None)):  # few numbers show that most groups do not fit
+    for part in (slice(0, 4), slice(4, None)):  # the first few numbers already rule out most groups
         steps = above[fits, part] / divisor[fits]
         fits[fits] = (np.abs(steps - np.rint(steps)) < 2e-4).all(axis=1)
     return fits

@@ -1,7 +1,7 @@
-"""Functions that are LLVM code alone: compiled without numba, kept as object code, called by their addresses.
+"""Functions written in LLVM code alone: compiled without numba, cached as object code, called by address.
 
-numba optimises and compiles whatever a function calls once for each of its callers, and for each of theirs. A library
-of routines is compiled once, in tenths of a second, and only if something calls it.
+numba optimises and compiles a callee again for each of its callers, and for each of theirs. A library of routines is
+compiled once, in tenths of a second, and only if something calls it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from hierspec.core.errors import HierspecError
 from hierspec.paths import whole_file
 
 _I64 = ir.IntType(64)
-_OPTIMISATION = 3  # as numba's
+_OPTIMISATION = 3  # as in numba
 _MADE_BY = f"llvmlite {llvmlite.__version__}, LLVM {binding.llvm_version_info}"
 
 
 class Routine:
-    """A function of addresses and sizes. Called with a writer it emits a call, and itself into that module first."""
+    """A function of addresses and sizes. Called with a writer it emits a call, defining itself in that module if
+    needed."""
 
     def __init__(self, emit: Callable[..., None], arguments: int, optimised: Callable[[], bool]) -> None:
         self.__doc__ = emit.__doc__
@@ -58,7 +59,7 @@ class Routine:
 
     @cached_property
     def from_python(self) -> Callable[..., None]:
-        """The routine as a function that Python can call: for tests."""
+        """The routine as a Python callable, for tests."""
         library = RoutineLibrary("", {"only": self})
         function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(self._type.args))(int(library.addresses()[0]))
 
@@ -70,7 +71,8 @@ class Routine:
 
 
 def routine(arguments: int, optimised: Callable[[], bool] = lambda: True) -> Callable[[Callable[..., None]], Routine]:
-    """A routine that emit(writer, *arguments) writes. `optimised` is asked when it is emitted: not all need be fast."""
+    """A routine that emit(writer, *arguments) writes. `optimised`, asked when it is emitted: whether it must be
+    fast."""
     return lambda emit: Routine(emit, arguments, optimised)
 
 
@@ -78,15 +80,15 @@ class RoutineLibrary:
     """Routines that are compiled together, by name."""
 
     def __init__(self, name: str, routines: Mapping[str, Routine], file: Callable[[str], Path | None] | None = None):
-        """`file`: the file of object code, from a key of everything that it depends on but the routines' source."""
+        """`file`: maps a key of everything but the routines' source to the path of the object file."""
         self.name, self._routines, self._file = name, routines, file
 
     def addresses(self) -> np.ndarray:
-        """Of the routines, in order: [routines] int64."""
+        """Addresses of the routines, in order: [routines] int64."""
         return self._loaded[0]
 
     def cached(self) -> bool:
-        """Whether it need not be compiled."""
+        """Whether it is already loaded or cached on disk."""
         return "_loaded" in vars(self) or self._read() is not None
 
     @cached_property
@@ -95,7 +97,7 @@ class RoutineLibrary:
         if code is None:
             code = self._compiled()
             if (path := self._path) is not None:
-                with suppress(HierspecError), whole_file(path) as temporary:  # nowhere to keep it: compiled every time
+                with suppress(HierspecError), whole_file(path) as temporary:  # else compiled every time
                     temporary.write_bytes(hashlib.sha256(code).digest() + code)
         engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine())
         engine.add_object_file(binding.ObjectFileRef.from_data(code))
@@ -112,7 +114,7 @@ class RoutineLibrary:
         return self._file(hashlib.sha256(repr((self.name, machine, _MADE_BY)).encode()).hexdigest()[:20])
 
     def _read(self) -> bytes | None:
-        """Object code from its file; none where that is missing or damaged."""
+        """Object code from its file; None if the file is missing or damaged."""
         if self._path is None or not self._path.is_file():
             return None
         content = self._path.read_bytes()
@@ -136,16 +138,16 @@ class RoutineLibrary:
 
 
 def _target_machine() -> binding.TargetMachine:
-    """For the CPU and features that numba compiles for."""
+    """A target machine for the CPU and features that numba compiles for."""
     triple, cpu, features = cpu_target.target_context.codegen().magic_tuple()
-    relocation = "static" if triple.startswith("x86") else "default"  # as the JIT needs it
+    relocation = "static" if triple.startswith("x86") else "default"  # required by the JIT
     return binding.Target.from_triple(binding.get_process_triple()).create_target_machine(
         cpu=cpu, features=features, opt=_OPTIMISATION, reloc=relocation, codemodel="jitdefault", jit=True
     )
 
 
 def _call_routine(typing_context: Any, address: Any, arguments: Any) -> Any:
-    """Call the routine at an address with a tuple of int64, from a function that numba compiles."""
+    """Calls the routine at an address with a tuple of int64, from a function that numba compiles."""
     signature = types.void(types.int64, types.UniTuple(types.int64, len(arguments)))
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Products of many rows with weights in few bits by sdot: the bits of `vector_products.py`, with less work.
+"""Products of many rows with quantised weights by sdot: the bits of `vector_products.py`, with less work.
 
-What all rows have in common is made once for them: integers of 4 bits as bytes, scales and offsets as float32. Of three
-rows and 16 outputs the registers of NEON just hold a group's integer sums beside the float sums that they are added to;
-with more, each group would store and load them, and a store takes a slot of the multipliers too. Weights are those of
-ARM: each group's scales follow its integers (`scales_apart` in `forms.py`).
+Work that all rows share is done once: unpacking 4-bit integers to bytes, and converting scales and offsets to float32.
+NEON's registers just hold a group's integer sums and float sums for three rows and 16 outputs. With more rows, each
+group would spill them, and a store also takes a slot of the multipliers. Weights have ARM's layout: each group's scales
+follow its integers (`scales_apart` in `forms.py`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hierspec.backends.cpu.llvm import I32, LANES, VectorWriter, i64, splat_f32
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.routines import Routine, routine
 
-ROWS = 3  # of a tile
-_INPUTS = 1536  # whose weights are in the nearest cache together: 24 KB
+ROWS = 3  # per tile
+_INPUTS = 1536  # inputs per pass over the rows: their weights, 24 KB, stay in the L1 cache
 _FLOAT, _HALF, _REGISTER = 4, 2, 16  # bytes
 _STEP = 4 * LANES  # bytes of weights for 4 inputs
-_QUARTERS = LANES // 4  # registers of 16 floats
+_QUARTERS = LANES // 4  # registers per 16 floats
 _REGISTERS = [(row, quarter) for row in range(ROWS) for quarter in range(_QUARTERS)]  # of a tile's sums
 _F32 = ir.FloatType()
 _INTEGERS, _FLOATS = ir.VectorType(I32, 4), ir.VectorType(_F32, 4)
@@ -30,7 +30,7 @@ _OCTETS, _HALVES = ir.VectorType(ir.IntType(8), 16), ir.VectorType(ir.HalfType()
 
 
 def _numbers(form: Form) -> int:
-    """For an output and group: its scale, and perhaps its offset."""
+    """Numbers per output and group: a scale, and perhaps an offset."""
     return form.half_bytes // (LANES * _HALF)
 
 
@@ -47,7 +47,7 @@ def _splat(w: VectorWriter, vector: Any, lane: int) -> Any:
 
 
 def _load_splat(w: VectorWriter, address: Any) -> Any:
-    """One float in four lanes."""
+    """Broadcasts one float to four lanes."""
     single = w.b.insert_element(ir.Constant(_FLOATS, ir.Undefined), _load(w, address, _F32, 4), ir.Constant(I32, 0))
     return _splat(w, single, 0)
 
@@ -57,7 +57,7 @@ def _as_bytes(form: Form) -> Routine:
 
     @routine(3)
     def as_bytes(w: VectorWriter, packed: Any, groups: Any, out: Any) -> None:
-        """Integers of 4 bits as bytes, [group, inputs / 4, 16 outputs, 4 inputs]."""
+        """Unpacks integers of 4 bits to bytes, [group, inputs / 4, 16 outputs, 4 inputs]."""
 
         def group(g: Any) -> None:
             source, target = w.plus(packed, g, form.unit_bytes), w.plus(out, g, 2 * half)
@@ -76,7 +76,7 @@ def _as_floats(form: Form) -> Routine:
 
     @routine(3)
     def as_floats(w: VectorWriter, block: Any, groups: Any, out: Any) -> None:
-        """The scales of groups, and their offsets, as float32."""
+        """Converts the scales of groups, and their offsets, to float32."""
 
         def group(g: Any) -> None:
             halves = w.plus(w.plus(block, form.integer_bytes), g, form.unit_bytes)
@@ -91,7 +91,7 @@ def _as_floats(form: Form) -> Routine:
 
 def _tile(form: Form) -> Routine:
     numbers = _numbers(form)
-    step_of_group = form.unit_bytes if form.bits == 8 else form.group * LANES  # bytes of 4 bits are unpacked
+    step_of_group = form.unit_bytes if form.bits == 8 else form.group * LANES  # 4 bits were unpacked to bytes
 
     @routine(13)
     def tile(
@@ -110,10 +110,10 @@ def _tile(form: Form) -> Routine:
         out: Any,
         out_step: Any,
     ) -> None:
-        """out[row, 0:16] = before[row, 0:16] + the product of three 8-bit rows with one block of weights, by groups.
+        """out[row, 0:16] = before[row, 0:16] + the product of three 8-bit rows with one block of weights.
 
-        `sixteens` is how often a group has 16 inputs. Were it known when this is compiled, LLVM would unroll the loop,
-        and compute output after output with all weights of a group on the stack.
+        `sixteens` is the number of 16 inputs per group. If it were a compile-time constant, LLVM would unroll the loop
+        and compute one output after the other with all weights of a group on the stack.
         """
         b = w.b
         sdot = w.function("llvm.aarch64.neon.sdot.v4i32.v16i8", _INTEGERS, _INTEGERS, _OCTETS, _OCTETS)
@@ -134,7 +134,7 @@ def _tile(form: Form) -> Routine:
                             totals[index] = b.call(sdot, [totals[index], weights, b.bitcast(four, _OCTETS)])
                 return totals
 
-            # From memory: a load costs no slot of the multipliers, a copy of a register does.
+            # Load from memory: a load takes no slot of the multipliers, a register copy does.
             begin = [_load(w, w.plus(initial, n * _REGISTER), _INTEGERS, 16) for n in range(len(_REGISTERS))]
             return w.loop(sixteens, begin, sixteen)
 
@@ -164,8 +164,10 @@ def _tile(form: Form) -> Routine:
 
 
 def by_three(form: Form) -> Routine | None:
-    """One block of 16 outputs for all rows, a multiple of three; arguments as for `over_quantised_rows`. None where a
-    group's scale is a product, or its integers are stored larger than they are."""
+    """One block of 16 outputs for all rows, whose number is a multiple of three; arguments as in `over_quantised_rows`.
+
+    None for forms whose scales are products, or whose integers have a zero point.
+    """
     if form.multiplied or form.zero:
         return None
     size, most = form.group, _INPUTS // form.group  # groups at a time

@@ -1,4 +1,4 @@
-"""How the threads of a pass share work and wait for each other: parts of compiled functions."""
+"""Work sharing and barriers for the threads of a pass, inlined in compiled functions."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -7,12 +7,12 @@ from hierspec.backends.cpu.compiled import part
 from hierspec.backends.cpu.kernels import add_atomically, read_atomically, yield_core
 from hierspec.backends.cpu.threads import ARRIVED, BROKEN, GENERATION
 
-_PATIENCE = 20_000  # looks at a barrier before the core is offered to others
+_PATIENCE = 20_000  # polls of a barrier before the thread yields its core
 
 
 @part
 def barrier(sync, threads):
-    """Wait until all threads are here, unless the barrier is broken. See `ThreadTeam`."""
+    """Waits until all threads have arrived, unless the barrier is broken. See `ThreadTeam`."""
     if threads == 1:
         return
     start = sync.ctypes.data
@@ -33,5 +33,5 @@ def barrier(sync, threads):
 
 @part
 def share(count, thread, threads):
-    """First and last of this thread's part of `count` things."""
+    """First and last of this thread's part of `count` items."""
     return count * thread // threads, count * (thread + 1) // threads

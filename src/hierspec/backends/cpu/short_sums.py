@@ -1,8 +1,8 @@
 """Sums of products of bytes on x86 CPUs without VNNI (before 2019, and AMD's before Zen 4).
 
-One instruction, vpmaddubsw, multiplies unsigned bytes with signed ones and adds each two products in 16 bits, where
-it saturates. So as many steps are added in 16 bits as cannot reach that, then their sums go to 32 bits: nothing is
-ever cut off, and the bits are those of every other way.
+One instruction, vpmaddubsw, multiplies unsigned bytes by signed ones and adds pairs of products in 16 bits, with
+saturation. So only as many steps are added in 16 bits as cannot saturate; then the sums are widened to 32 bits.
+Nothing is ever cut off, and the bits are those of all other instructions.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def register_bytes() -> int:
 
 
 def steps_in_16_bits(form: Form) -> int:
-    """How many steps of four inputs can be added before a sum might not fit."""
+    """How many steps of four inputs can be added before a sum might overflow."""
     return _LARGEST_SUM // (2 * form.largest * _LARGEST_INPUT)
 
 
 def add_in_16_bits(
     w: VectorWriter, totals: Sequence[Any], weights: Sequence[Any], rows: Sequence[Any], form: Form
 ) -> list[Any]:
-    """Each row's total[o] + the sum over all inputs of a group of weights times inputs, for every output o.
+    """Adds to each row's total[o] the sum of weights times inputs over all inputs of a group, for every output o.
 
     `weights`: for every four inputs [outputs, 4] bytes; `rows`: addresses of the inputs.
     """
@@ -63,7 +63,8 @@ def _add(w: VectorWriter, form: Form, totals: Sequence[Any], weights: Sequence[A
 
 
 def _four_inputs(w: VectorWriter, row: Any, step: int, kind: Any) -> Any:
-    """The same four inputs for every output. Read where they are used: a broadcast from memory takes no multiplier."""
+    """The same four inputs for every output. Loaded where they are used: a broadcast from memory takes no
+    multiplier."""
     words = ir.VectorType(_I32, kind.count // 4)
     word = w.b.load(w.at(row, i64(4 * step), 1), typ=_I32, align=1)
     single = w.b.insert_element(ir.Constant(words, ir.Undefined), word, ir.Constant(_I32, 0))
@@ -72,13 +73,13 @@ def _four_inputs(w: VectorWriter, row: Any, step: int, kind: Any) -> Any:
 
 
 def _sizes(w: VectorWriter, weight: Any) -> Any:
-    """Without their signs, as unsigned bytes."""
+    """Absolute values, as unsigned bytes."""
     zeros = ir.Constant(weight.type, [0] * weight.type.count)
     return w.b.select(w.b.icmp_signed("<", weight, zeros), w.b.sub(zeros, weight), weight)
 
 
 def _with_sign_of(w: VectorWriter, weight: Any, inputs: Any) -> Any:
-    """Inputs, negative where the weight is negative: times its size that is the product."""
+    """Inputs with the sign of the weight: times the weight's absolute value they give the product."""
     kind = weight.type
     if kind.count == 32:
         return w.call("llvm.x86.avx2.psign.b", inputs, weight)
@@ -95,7 +96,7 @@ def _pairs_of_bytes(w: VectorWriter, unsigned: Any, signed: Any) -> Any:
 
 
 def _pairs_of_words(w: VectorWriter, sums: Any) -> Any:
-    """Each two neighbours added, in 32 bits."""
+    """Adds pairs of neighbours, in 32 bits."""
     kind = sums.type
     name = "llvm.x86.avx512.pmaddw.d.512" if kind.count == 32 else "llvm.x86.avx2.pmadd.wd"
     function = w.function(name, ir.VectorType(_I32, kind.count // 2), kind, kind)

@@ -1,8 +1,8 @@
-"""Passes of a decoder for one text as one compiled function: layers, head and picks, token after token.
+"""Forward passes for one text as one compiled function: layers, head and picks, one token after the other.
 
-Between two passes lie some tenths of a millisecond of Python and of waking threads, which is much of a small model's
-pass. So the threads enter once for several tokens, where nothing is drafted for them. Each step is made of the
-functions that make it alone, so it has their bits.
+Between two passes, Python and waking threads take some tenths of a millisecond, much of a small model's pass. So the
+threads enter once for several tokens, as long as nothing is drafted for them. Each step calls the functions of a
+separate pass, so it has their bits.
 """
 
 # mypy: allow-untyped-defs
@@ -35,20 +35,20 @@ from hierspec.backends.cpu.sharing import barrier
 
 _layers, _head, _greedy, _sample = (calls(function) for function in (run_layers, run_head, greedy_rows, sample_rows))
 
-# Arguments that belong together.
+# Groups of arguments.
 _ROTARY = types.UniTuple(FLOATS_2D, 2)  # cosines and sines
-# Of the first pass: positions, slots and drafted; what each row sees up to, the starts of paths, and paths; rows that
-# attend together, and their texts. As `run_layers` has them.
+# The first pass: positions, slots, drafted, lengths, starts of paths, paths, attention groups, and their texts, as in
+# `run_layers`.
 _BATCH = types.UniTuple(INTS, 8)
-# [steps] each: positions, slots, and what a row sees up to; then [0, 1], and zeros.
+# Later passes: positions, slots and lengths, [steps] each; then [0, 1], and zeros.
 _LATER = types.UniTuple(INTS, 5)
-_MEMORY = types.Tuple((INT, INTS_2D, INTS_2D))  # its address, the pages of the text, and taps, as `run_layers` has them
-_EMBEDDING = types.Tuple((FLOATS_2D, SHORTS_2D, BOOLS))  # as `EmbeddingTable` has it
+_MEMORY = types.Tuple((INT, INTS_2D, INTS_2D))  # its address, the text's pages, and taps as in `run_layers`
+_EMBEDDING = types.Tuple((FLOATS_2D, SHORTS_2D, BOOLS))  # as in `EmbeddingTable`
 _HEAD = types.Tuple((FLOATS, FLOATS, INT, INTS, FLOATS_2D))  # norm, eps, weights, routines; [rows, vocabulary] logits
-# Temperature, filters and keys as `sample_rows` has them, and what it takes where there are no penalties and biases.
+# Temperature, filters and keys as in `sample_rows`, and its arguments for no penalties and no biases.
 _SAMPLING = types.Tuple((DOUBLE, types.Tuple((INT, DOUBLE, DOUBLE)), INTS_2D, TRIPLE, INT32S, DOUBLES, DOUBLES_2D))
 _ENDS = types.Tuple((INTS, DOUBLES, BOOLS_2D))  # stop tokens, bounds of the classes of leads, `Ask.ahead`
-_OUT = types.Tuple((INTS_2D, DOUBLES, INTS))  # [rows + steps, candidates] picks; [rows + steps] leads; [1] rows done
+_OUT = types.Tuple((INTS_2D, DOUBLES, INTS))  # picks [rows + steps, candidates]; leads [rows + steps]; [1] rows done
 
 
 @compiled(
@@ -61,11 +61,11 @@ def run_text(
     thread, threads, sync, addresses, layers, hidden, rotary, rotary_table, batch, later, memory, embedding, weights,
     scratch, head, sampling, ending, out, version=0,
 ):  # fmt: skip
-    """Picks for the rows `hidden`, and after the only one of them for each of its own picks, while `ending` says so and
-    the embedding of the pick is there. The first so many `layers` run.
+    """Picks for the rows `hidden`; if there is one row, also for each of its own picks, while `ending` allows it.
 
-    `addresses` are those of `run_layers`, of `run_head`, and of `greedy_rows`, or `sample_rows` where the temperature
-    is not 0. Called once by each thread with its number.
+    It stops at a pick whose embedding is missing. Runs the first `layers` layers. `addresses` are those of
+    `run_layers`, `run_head`, and `greedy_rows`, or `sample_rows` if the temperature is not 0. Every thread calls this
+    once with its number.
     """
     (arena, tables, taps), (floats, halves, made), (cos, sin) = memory, embedding, rotary
     positions, slots, drafted, ends, path_starts, paths, groups, group_texts = batch
@@ -110,7 +110,7 @@ def run_text(
         barrier(sync, threads)
         if thread == 0:
             written[0] = done
-        # All threads decide the same. Where the barriers are broken, a pick may be anything.
+        # All threads decide the same. After a broken barrier a pick may be garbage, hence the range check.
         token = picks[done - 1, 0]
         if step == len(ahead) or token < 0 or token >= vocabulary or not made[token]:
             return
@@ -126,9 +126,9 @@ def run_text(
         x, begin = hidden[:1], done
         if thread == 0:
             if len(floats):
-                for i in range(size):  # one by one: what assigns an array takes seconds to compile
+                for i in range(size):  # element by element: array assignment takes numba seconds to compile
                     x[0, i] = floats[token, i]
-            else:  # the upper half of a float32
+            else:  # a bfloat16 is the upper half of a float32
                 bits = x[0].view(np.int32)
                 for i in range(size):
                     bits[i] = np.int32(halves[token, i]) << 16

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-# Indices of `sync`, the state of a barrier: threads that have arrived; a cache line further, barriers passed so far and
-# whether the barrier is broken.
+# Indices into `sync`, the state of a barrier: the number of threads that have arrived and, in the next cache line, the
+# number of barriers passed and whether the barrier is broken.
 ARRIVED, GENERATION, BROKEN = 0, 8, 9
 
-_Jobs = SimpleQueue[Any]  # (job, function, arguments), or None: the end
+_Jobs = SimpleQueue[Any]  # (job, function, arguments), or None to end the thread
 _Answers = SimpleQueue[tuple[object, int, BaseException | None]]
 
 
 class ThreadTeam:
     """Runs function(number, threads, *arguments) on all its threads at once; the function releases the GIL.
 
-    The caller is number 0: one thread less to wake and to wait for saves a tenth of a millisecond. `sync` is for the
-    function's barriers. Control-C can reach the caller just before it joins the others, who would wait for it forever:
-    so a barrier can be broken, which lets all threads pass, and the exception discards what was computed.
+    The caller is thread 0: one thread less to wake and to wait for saves a tenth of a millisecond. `sync` is for the
+    function's barriers. Control-C can reach the caller just before it joins the others, which would wait for it
+    forever. So a barrier can be broken: all threads pass it, and the exception discards the results.
     """
 
     def __init__(self, threads: int) -> None:
@@ -35,9 +35,9 @@ class ThreadTeam:
             threading.Thread(target=_run_jobs, args=(number, threads, jobs, self._answers), daemon=True).start()
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
-        with self._busy:  # one job at a time, from whatever thread
+        with self._busy:  # one job at a time, from any thread
             job, error = object(), None
-            self.sync[:] = 0  # Ctrl-C may have left a barrier broken behind
+            self.sync[:] = 0  # Ctrl-C may have left a barrier broken
             try:
                 for jobs in self._jobs:
                     jobs.put((job, function, arguments))
@@ -55,12 +55,12 @@ class ThreadTeam:
             raise error
 
     def _stop(self) -> None:
-        """Wait until no thread is working, whatever happens: the memory they write to must not be freed before."""
+        """Waits until no thread is working, whatever happens: their memory must not be freed before."""
         job, waiting = object(), set(range(1, self.threads))
         while waiting:
             try:
                 self.sync[BROKEN] = 1
-                for number in waiting:  # jobs run in order, so an empty one runs last; two do no harm
+                for number in waiting:  # jobs run in order, so an empty job runs last; a second one is harmless
                     self._jobs[number - 1].put((job, _no_op, ()))
                 while waiting:
                     answered, number, _ = self._answers.get()
@@ -75,7 +75,8 @@ class ThreadTeam:
 
 
 def _run_jobs(number: int, threads: int, jobs: _Jobs, answers: _Answers) -> None:
-    """What a thread runs. It holds no reference to the team, so that an unused team is freed and its threads end."""
+    """The main function of a thread. It holds no reference to the team, so an unused team is freed and its threads
+    end."""
     while (entry := jobs.get()) is not None:
         job, function, arguments = entry
         error: BaseException | None = None
@@ -83,9 +84,9 @@ def _run_jobs(number: int, threads: int, jobs: _Jobs, answers: _Answers) -> None
             function(number, threads, *arguments)
         except BaseException as raised:  # raised again in the caller
             error = raised
-        entry = function = arguments = None  # the caller may want to free them
+        entry = function = arguments = None  # release them: the caller may want to free them
         answers.put((job, number, error))
 
 
 def _no_op(number: int, threads: int) -> None:
-    """A job that only shows that those before it are done."""
+    """A job that only signals that the jobs before it are done."""

@@ -1,6 +1,6 @@
 """One block of 16 outputs for all rows of a product, in tiles as large as the registers allow.
 
-Whatever tile a row is in, each of its outputs is the same chain of steps, so its bits do not depend on the other rows.
+In any tile, each output of a row is the same chain of steps, so its bits do not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from hierspec.backends.cpu.routines import Routine, routine
 from hierspec.backends.cpu.sdot_tiles import ROWS as ROWS_BY_SDOT
 
 _FLOAT = 4  # bytes
-_LEAST_BY_SDOT = 4 * ROWS_BY_SDOT  # with fewer rows, what is made once for all of them does not pay
+_LEAST_BY_SDOT = 4 * ROWS_BY_SDOT  # with fewer rows, the work shared by all rows (`sdot_tiles.py`) does not pay off
 
 
 def over_rows(four: Routine, three: Routine, two: Routine, one: Routine, eight: Routine | None = None) -> Routine:
-    """One block of 16 outputs for all rows, in tiles of four, and one tile for the rest.
+    """One block of 16 outputs for all rows, in tiles of four rows, and one tile for the rest.
 
-    With `eight`, in tiles of eight first, where four chains of sums do not fill the multipliers.
+    With `eight`, tiles of eight come first on CPUs where four chains of sums do not fill the multipliers.
     """
 
     @routine(7)
@@ -67,7 +67,7 @@ def over_rows(four: Routine, three: Routine, two: Routine, one: Routine, eight: 
 def _by_eight(  # type: ignore[no-untyped-def]
     w: VectorWriter, rows: Any, eight: Callable[[Any], None], four: Callable[[Any], None], rest, tile
 ) -> None:
-    """eight(first row) for each eight rows, then as `_by_four`."""
+    """eight(first row) for every eight rows, then continues as `_by_four`."""
     eights = w.b.sdiv(rows, i64(8))
     w.repeat(eights, lambda number: eight(w.times(number, 8)))
     _by_four(w, rows, four, rest, tile, w.times(eights, 8))
@@ -81,7 +81,7 @@ def _by_four(
     tile: Callable[..., None],
     done: Any = None,
 ) -> None:
-    """four(first row) for each four rows after `done`, then tile(routine, first row) with the routine for the rest."""
+    """four(first row) for every four rows after `done`, then tile(routine, first row) with the routine for the rest."""
     done = i64(0) if done is None else done
     fours = w.b.sdiv(w.b.sub(rows, done), i64(4))
     w.repeat(fours, lambda number: four(w.plus(done, number, 4)))
@@ -90,7 +90,7 @@ def _by_four(
 
 
 def over_transposed_rows(sixteen: Routine, eight: Routine, rest: Routine) -> Routine:
-    """The same where `transposed` holds as many rows as possible transposed, 16 by 16 and perhaps 8 more."""
+    """The same, if `transposed` holds as many rows as possible transposed: 16 at a time, and perhaps 8 more."""
 
     @routine(7)
     def over(w: VectorWriter, x: Any, transposed: Any, rows: Any, weights: Any, size: Any, out: Any, out_step: Any):  # type: ignore[no-untyped-def]
@@ -109,7 +109,7 @@ def over_transposed_rows(sixteen: Routine, eight: Routine, rest: Routine) -> Rou
 
 
 def _over_wide(w: VectorWriter, rows: Any, sixteen: Callable[[Any], None], eight: Callable[[Any], None]) -> Any:
-    """sixteen(first row) for each 16 rows, eight(first row) for 8 more; the row after them."""
+    """sixteen(first row) for every 16 rows, eight(first row) for 8 more; returns the row after them."""
     sixteens = w.b.sdiv(rows, i64(16))
     w.repeat(sixteens, lambda number: sixteen(w.times(number, 16)))
     row = w.times(sixteens, 16)
@@ -119,7 +119,7 @@ def _over_wide(w: VectorWriter, rows: Any, sixteen: Callable[[Any], None], eight
 
 
 tiles = over_rows(tile_4, tile_3, tile_2, tile_1, tile_8)
-tiles_onto = over_rows(onto_4, onto_3, onto_2, onto_1, onto_8)  # sums go on from what is there
+tiles_onto = over_rows(onto_4, onto_3, onto_2, onto_1, onto_8)  # sums continue from `out`
 bfloat16_tiles = over_rows(bfloat16_tile_4, bfloat16_tile_3, bfloat16_tile_2, bfloat16_tile_1)
 transposed_tiles = over_transposed_rows(transposed_tile_16, transposed_tile_8, tiles)
 transposed_bfloat16_tiles = over_transposed_rows(
@@ -128,8 +128,7 @@ transposed_bfloat16_tiles = over_transposed_rows(
 
 
 def over_quantised_rows(group: int, tiles: dict[int, Routine], by_three: Routine | None = None) -> Routine:
-    """The same for inputs of 8 bits: `tiles` of 8, 4, 3, 2 and 1 rows. `by_three`: for many rows, a multiple of three,
-    by sdot."""
+    """The same for inputs of 8 bits: `tiles` of 8, 4, 3, 2 and 1 rows; `by_three` handles many rows by sdot."""
 
     @routine(7)
     def over(w: VectorWriter, x: Any, rows: Any, group_scales: Any, weights: Any, size: Any, out: Any, out_step: Any):  # type: ignore[no-untyped-def]
@@ -172,9 +171,9 @@ def amx_tiles(
     second_offset: Any,
     scratch: Any,
 ) -> None:
-    """One block of 16 outputs, or two at once, for all rows, in tiles of 16 rows and two of those where possible.
+    """One block of 16 outputs, or two at once, for all rows, in tiles of 16 rows, two at a time if possible.
 
-    Arguments as in `ProductArguments`. Tiles that rows do not fill go to `scratch` first.
+    Arguments as in `ProductArguments`. Partly filled tiles are stored in `scratch` first.
     """
     b, steps = w.b, amx_steps(w, size)
 

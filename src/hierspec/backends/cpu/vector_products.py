@@ -1,7 +1,7 @@
-"""Products of weights in few bits by vectors, in every form: one block of 16 outputs, some rows at a time.
+"""Products of quantised weights by vectors, for every form: one block of 16 outputs, some rows at a time.
 
-Each group's sum of products is an integer. Groups are added to float sums one after the other, by the same steps
-whatever the number of rows, here and in `byte_tiles.py`: products have the same bits at every width.
+Each group's sum of products is an integer. Groups are added to float sums in order, by the same steps for any number of
+rows, here and in `byte_tiles.py`: products have the same bits at every width.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from hierspec.backends.cpu.sdot_tiles import by_three
 from hierspec.backends.cpu.short_sums import add_in_16_bits
 from hierspec.backends.cpu.tiles import over_quantised_rows
 
-# Bytes from weights that are read to those that are prefetched, on x86 (0: none are). As tiles of int8 do it: few rows
-# need less time for their products than for reading the weights, and the hardware's own prefetching ends at a page.
+# Prefetch distance in bytes on x86 (0: no prefetching), as in `byte_tiles.py`. With few rows, products take less time
+# than reading the weights, and the hardware's prefetching stops at a page boundary.
 AHEAD = 32 << 10
 _I8, _I32, _F32 = ir.IntType(8), ir.IntType(32), ir.FloatType()
 _V64I8 = ir.VectorType(_I8, 4 * LANES)
@@ -60,7 +60,7 @@ def _dot(w: VectorWriter, total: Any, weights: Any, four: Any, lane: int) -> Any
 
 
 def _add_by_fours(w: VectorWriter, totals: Sequence[Any], weights: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
-    """Each row's total[o] + the sum over all inputs of a group of weights times inputs, for every output o."""
+    """Adds to each row's total[o] the sum of weights times inputs over all inputs of a group, for every output o."""
     results = [*totals]
     inputs: list[Any] = []
     for step, weight in enumerate(weights):
@@ -77,15 +77,18 @@ def _multiply(form: Form, in_pairs: bool) -> Callable[..., list[Any]]:
 
 
 def _registers_are_few(rows: int) -> bool:
-    """For sums of all 16 outputs of so many rows, as integers and as floats."""
+    """Whether the registers cannot hold the integer and float sums of all 16 outputs of this many rows."""
     if dot_instruction() == "vpmaddubsw":
         return rows > 2 and not has_wide_bytes()
     return dot_instruction() == "sdot" and rows > 4
 
 
 def _apart(w: VectorWriter, address: Any) -> Any:
-    """The same address, of which LLVM does not know how it was made. It would make each row's address from that of the
-    row before, for every step again, on a unit that multiplies too."""
+    """The same address, opaque to LLVM.
+
+    Otherwise LLVM would compute each row's address from that of the row before, at every step, on a unit that also
+    multiplies.
+    """
     return w.b.asm(ir.FunctionType(address.type, [address.type]), "", "=r,0", [address], side_effect=False)
 
 
@@ -102,7 +105,7 @@ def vector_tile(rows: int, form: Form, by_pairs: bool | None = None) -> Routine:
         out: Any,
         out_step: Any,
     ) -> None:
-        """out[row, 0:16] = the product of 8-bit rows with the weights of 16 outputs, group after group."""
+        """out[row, 0:16] = the product of 8-bit rows with the weights of 16 outputs, one group after the other."""
         _Tile(w, rows, form, by_pairs, x, x_step, group_scales, scales_step).store(weights, groups, out, out_step)
 
     return tile
@@ -115,12 +118,11 @@ class _Tile:
         self, w: VectorWriter, rows: int, form: Form, by_pairs: bool | None, x, x_step, group_scales, scales_step
     ) -> None:
         self.w, self.rows, self.form = w, rows, form
-        # All 16 outputs at once, although the registers of NEON do not hold two sums of each for 4 rows: half of them
-        # at a time would read everything from memory in the first half and nothing in the second. Of 8 rows they hold
-        # few.
+        # All 16 outputs at once, although NEON's registers do not hold both kinds of sums for 4 rows: with two halves,
+        # the first would read all weights from memory and the second none. With 8 rows too many sums would spill.
         self.lanes = LANES // 2 if _registers_are_few(rows) else LANES
         self.integers, self.floats = ir.VectorType(_I32, self.lanes), ir.VectorType(_F32, self.lanes)
-        self.unsigned = dot_instruction() == "vpdpbusd"  # weights are unsigned there
+        self.unsigned = dot_instruction() == "vpdpbusd"  # vpdpbusd takes unsigned weights
         self.multiply = _multiply(form, has_pair_products() and rows % 2 == 0 if by_pairs is None else by_pairs)
         self.start = initial_sum()
         self.x_rows = [w.b.add(x, w.b.mul(x_step, i64(row))) for row in range(rows)]
@@ -144,7 +146,7 @@ class _Tile:
                     if AHEAD and not is_arm():
                         reader.prefetch(index, AHEAD)
                     totals = self._totals(index, steps)
-                    # After the integers, as they stand in memory: then the CPU sees one stream.
+                    # Read after the integers, as they are stored: the CPU then sees one stream.
                     numbers = reader.of_group(number, g, reader.of_unit(number) if shared is None else shared)
                     return self._scaled(carried, totals, index, *numbers)
 
@@ -157,14 +159,14 @@ class _Tile:
                 w.store(total, out, w.b.add(w.b.mul(out_step, i64(row)), i64(first)))
 
     def _totals(self, number: Any, steps: list[Any]) -> list[Any]:
-        """Each row's sums of integers for a group, `number` of its row of inputs."""
+        """Each row's integer sums for group `number`."""
         w = self.w
         word = w.times(number, WORDS_PER_GROUP)
         inputs = [w.plus(row, number, self.form.group) for row in self.x_rows]
         return self.multiply(w, [self._initial(scales, word) for scales in self.scale_rows], steps, inputs)
 
     def _scaled(self, sums: list[Any], totals: list[Any], number: Any, scale: Any, offset: Any) -> list[Any]:
-        """The sums after one more group."""
+        """Adds one more group to the sums."""
         w = self.w
         word = w.times(number, WORDS_PER_GROUP)
         results = []
@@ -178,7 +180,7 @@ class _Tile:
         return results
 
     def _steps(self, start: Any, first: int) -> list[Any]:
-        """The integers of a group, for 4 inputs each."""
+        """The integers of a group, four inputs at a time."""
         w, form = self.w, self.form
         octets = ir.VectorType(_I8, 4 * self.lanes)
         count = form.group * form.bits // 8 // _INPUTS_PER_STEP
@@ -191,7 +193,8 @@ class _Tile:
         return low + [w.b.lshr(step, ir.Constant(octets, [4] * 4 * self.lanes)) for step in loaded]
 
     def _initial(self, scales: Any, word: Any) -> Any:
-        """Where the integer sum of a group begins: at minus what the stored integers are too large by, in all."""
+        """The start value of a group's integer sum: minus the zero point of the stored integers times the sum of
+        inputs."""
         w = self.w
         above = 128 if self.form.bits == 8 and self.unsigned else self.form.zero
         if not above:

@@ -1,1 +1,1 @@
-"""The decoder on an NVIDIA GPU: kernels in Triton whose bits do not depend on what else is in a pass."""
+"""The decoder on an NVIDIA GPU: Triton kernels whose bits do not depend on what else is in a pass."""

@@ -1,4 +1,4 @@
-"""How far a request goes on by itself: several tokens in one graph, of which the host drops what was not wanted."""
+"""How many tokens one graph writes for a request; the host drops those that turn out to be unwanted."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hierspec.backends.cuda.work import bucket
 from hierspec.core.foresight import SUREST, lead_class
 from hierspec.core.interfaces import Ask
 
-# Few numbers: each has a graph of its own, and a step too many takes less than another call.
+# Few values: each has its own graph, and a surplus step takes less time than another call.
 _STEPS = (0, 1, 2, 3, 4, 5, 7, 11, 15)
 
 
 def steps_allowed(asks: Sequence[Ask], room: int, most: int, likely: int) -> Sequence[np.ndarray]:
-    """What the one ask says about going on after each of the next tokens; nothing where several are answered.
+    """For a single ask, whether to continue after each of the next tokens, by class of lead; empty for several asks.
 
-    Of steps that only some leads allow, so many tokens at most: all steps run, whatever the leads turn out to be, and
-    most blocks are short. Another call for the others takes less than steps that are mostly dropped.
+    Steps that only some leads allow are limited to `likely` tokens: all steps run, whatever the leads turn out to be,
+    and most blocks are short. Another call takes less time than steps that are mostly dropped.
     """
     if len(asks) != 1 or asks[0].ahead is None or not room:
         return ()
@@ -31,12 +31,12 @@ def steps_allowed(asks: Sequence[Ask], room: int, most: int, likely: int) -> Seq
 
 
 def _leading(allowed: np.ndarray) -> int:
-    """How many come before the first that is not allowed."""
+    """How many entries come before the first that is not allowed."""
     return len(allowed) if allowed.all() else int(allowed.argmin())
 
 
 def steps_wanted(ask: Ask, picks: np.ndarray, leads: np.ndarray, ahead: Sequence[np.ndarray]) -> int:
-    """How many steps are answered: up to the first that ends the text, or after which the ask wants no more."""
+    """How many steps to answer: up to the first that ends the text, or after which the ask allows no more."""
     least = SUREST
     for step, allowed in enumerate(ahead):
         token = int(picks[step])

@@ -1,12 +1,11 @@
-"""Attention over pages, for chains and trees, whose bits depend on a row's own text alone.
+"""Paged attention for chains and trees, whose bits depend on a row's own text alone.
 
-Keys are taken by position, in blocks of `KEYS` that begin at multiples of it: position j of a row's text is on a page
-of the text, or, behind what the row sees of the text, on the row's path. So a token that is a node of a tree now and a
-token of the text later multiplies the same keys in the same places of the same blocks. Each block is one piece of work
-(`work.py`); results of blocks are merged in order. A block or a step that a row does not see changes nothing, not even
-the last bit.
+Keys are taken by position, in blocks of `KEYS` that start at multiples of KEYS. Position j is on a page of the text or,
+beyond what the row sees of the text, on the row's path. So a token that is a tree node now and part of the text later
+multiplies the same keys at the same places of the same blocks. Each block is one piece of work (`work.py`); the results
+of blocks are merged in order. A block or step that a row does not see changes nothing, not even the last bit.
 
-Queries of all heads that share a key head are rows of one tile, of several tokens where their keys are the same ones.
+The query heads that share a KV head are rows of one tile, for several tokens if their keys are the same.
 """
 
 # mypy: allow-untyped-defs
@@ -28,28 +27,28 @@ from hierspec.backends.cuda.launching import (
 )
 from hierspec.backends.cuda.memory import PAGE
 
-KEYS = 256  # of a block
-ROWS = 16  # of a tile
-# Of a tile in a pass over many tokens after a long context, so that fewer tiles read the same keys. Sums of a row are
-# made in the same order in either: an H200 gave the same bits for tiles of 16, 32 and 64 rows. 64 tokens after 2,048,
-# heads of an 8B model: 36 us with tiles of 16 rows, 25 with 64; after 128 tokens 7.6 and 10.1.
+KEYS = 256  # per block
+ROWS = 16  # per tile
+# Rows per tile in a pass over many tokens after a long context, so that fewer tiles read the same keys. The sums of a
+# row have the same order either way: an H200 gave the same bits for tiles of 16, 32 and 64 rows. 64 tokens after 2,048
+# with the heads of an 8B model: 36 us with tiles of 16 rows, 25 with 64; after 128 tokens 7.6 and 10.1.
 WIDE_ROWS = 64
-WIDE_FROM = 1024  # positions, from which on tiles are wide
-_PARTS_AT_ONCE = 8  # results of blocks that are read together, in a tile of 16 rows; fewer where it has more
-# A piece of work: its first row, how many, the block, whether it is a row's own; then of the tile that it belongs to:
-# first row, rows, first piece, first block, last block, pieces, its number; then the pages of the block.
+WIDE_FROM = 1024  # position from which tiles are wide
+_PARTS_AT_ONCE = 8  # blocks whose results are loaded together, in a tile of 16 rows; fewer in larger tiles
+# Fields of a piece of work: first row, number of rows, block, whether it belongs to one row's path; then of its tile:
+# first row, rows, first piece, first block, last block, pieces, number; then the pages of the block.
 FIELDS = 16
 _FIRST, _COUNT, _BLOCK, _OWN = (tl.constexpr(n) for n in range(4))
 _TILE_FIRST, _TILE_COUNT, _TILE_PIECE, _TILE_BLOCK, _TILE_LAST, _TILE_PIECES, _TILE = (
     tl.constexpr(n) for n in range(4, 11)
 )
 _PAGES = tl.constexpr(11)
-FIRST_PAGE = 11  # of the fields
-_COLUMNS = tl.constexpr(16)  # the fewest that matrix units take
-LARGEST_GROUP = ROWS  # heads that share a key head
+FIRST_PAGE = 11  # index of the first page among the fields
+_COLUMNS = tl.constexpr(16)  # the fewest that tensor cores take
+LARGEST_GROUP = ROWS  # query heads per KV head
 
 
-# Views of one buffer begin anywhere in it: one kernel for all of them, instead of one for each alignment.
+# Views of one buffer start at any alignment: compile one kernel for all of them, not one per alignment.
 _VIEWS = ["work", "positions", "limits", "lengths", "path_starts", "own_pieces", "paths"]
 
 
@@ -61,9 +60,9 @@ def attend_kernel(
     ROWS: tl.constexpr, FIELDS: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, AT_ONCE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys for the rows of one piece of work, and one key head. `scale` is for powers of two."""
+    """One block of keys for the rows of one piece of work and one KV head. `scale` includes log2(e), for exp2."""
     kv, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    # The work was there before the first kernel of the pass, and so was all of the cache but its own tokens.
+    # The work list, and all of the KV cache but this pass's tokens, were written before the pass's first kernel.
     fields = work + piece * FIELDS
     count = tl.load(fields + _COUNT)
     if OVERLAP:
@@ -82,12 +81,12 @@ def attend_kernel(
             alone = tl.load(fields + _FIRST)
             length = tl.load(lengths + alone)
             path = paths + tl.load(path_starts + alone) - length
-            path_from = tl.where(own != 0, length, 1 << 30)  # the first position on it
+            path_from = tl.where(own != 0, length, 1 << 30)  # the first position on the path
         lines = q + ((row.to(tl.int64) * KH + kv) * G + r % G)[:, None] * D + d[None, :]
         queries = tl.load(lines, mask=live[:, None], other=0.0)
         best = tl.full((ROWS,), NOT_SEEN, tl.float32)
-        # The softmax's denominator, by tensor cores like the numerator, the same in every column: one order of sums,
-        # whatever the layout of a tile.
+        # The denominator of the softmax, computed by tensor cores like the numerator, the same in every column: one
+        # order of additions for any tile layout.
         ones = tl.full((STEP, _COLUMNS), 1.0, tl.float32).to(tl.bfloat16)
         totals = tl.zeros((ROWS, _COLUMNS), tl.float32)
         acc = tl.zeros((ROWS, D), tl.float32)
@@ -115,7 +114,7 @@ def attend_kernel(
             best = new
         release_next(OVERLAP)
         total, pieces = tl.max(totals, 1), tl.load(fields + _TILE_PIECES)
-        if pieces == 1:  # nothing to merge, which would multiply by one
+        if pieces == 1:  # nothing to merge: merging would multiply by one
             places = out + ((row.to(tl.int64) * KH + kv) * G + r % G)[:, None] * D + d[None, :]
             tl.store(places, (acc / total[:, None]).to(tl.bfloat16), mask=live[:, None])
         else:
@@ -132,7 +131,7 @@ def attend_kernel(
 
 @triton.jit
 def prefetch_block(numbers, fields, count, head, D: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr):
-    """Keys or values of a block, on its pages, where the piece of work is not empty."""
+    """Prefetches keys or values of a block, unless the piece of work is empty."""
     LINES: tl.constexpr = D // 64 if D >= 64 else 1
     place, line = tl.arange(0, PAGE), tl.arange(0, LINES) * 64
     if count > 0:
@@ -147,8 +146,10 @@ def merge(
     KH: tl.constexpr, G: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr,
     TREE: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Results of all blocks for the rows of a tile, in order of the blocks, `AT_ONCE` of them read together. A block
-    that a row does not see changes nothing."""
+    """Merges the results of all blocks for the rows of a tile, in order; `AT_ONCE` of them are loaded together.
+
+    A block that a row does not see changes nothing.
+    """
     r, d = tl.arange(0, ROWS), tl.arange(0, D)
     row = tl.load(fields + _TILE_FIRST) + r // G
     live = r // G < tl.load(fields + _TILE_COUNT)
@@ -158,7 +159,7 @@ def merge(
         own_piece = tl.load(own_pieces + row, mask=live, other=-1)
         own_block = tl.load(lengths + row, mask=live, other=0) // KEYS
     else:
-        own_piece, own_block = position, position  # not looked at
+        own_piece, own_block = position, position  # not used
     last_block = tl.load(fields + _TILE_LAST)
     best = tl.full((ROWS,), NOT_SEEN, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
@@ -169,7 +170,7 @@ def merge(
                 start + block, last_block, r, live, position, own_piece, own_block, first_piece - first_block, kv,
                 KH, G, KEYS, ROWS, WINDOW, TREE,
             )  # fmt: skip
-            # Other multiprocessors wrote these: not from this one's cache.
+            # Other multiprocessors wrote these: bypass this one's L1 cache.
             theirs = tl.load(stats + at * 2, mask=seen, other=NOT_SEEN, cache_modifier=".cg")
             count = tl.load(stats + at * 2 + 1, mask=seen, other=0.0, cache_modifier=".cg")
             lines = partial + at[:, None] * D + d[None, :]
@@ -189,7 +190,7 @@ def places_of_blocks(
     KH: tl.constexpr, G: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr,
     TREE: tl.constexpr,
 ):  # fmt: skip
-    """Which rows of a tile see which blocks, and where their results are."""
+    """Which rows of a tile see a block, and where their results are."""
     seen = live & (block <= last_block) & (block * KEYS <= position)
     if WINDOW > 0:
         seen = seen & (position - (block * KEYS + KEYS - 1) < WINDOW)
@@ -210,23 +211,25 @@ class AttentionScratch:
 
 @dataclass(frozen=True, eq=False)
 class Places:
-    """The rows of a pass as kernels read them, int32 on the device: views of one buffer."""
+    """The rows of a pass as int32 arrays on the device: views of one buffer."""
 
     positions: Tensor
     slots: Tensor
     drafted: Tensor
-    limits: Tensor  # what rows see of the text together with others
+    limits: Tensor  # how much of the text a row sees in pieces that it shares with other rows
     lengths: Tensor
     path_starts: Tensor
-    own_pieces: Tensor  # first piece of work of a row with a path; -1 without
+    own_pieces: Tensor  # first piece of work of a row's path; -1 if it has none
     work: Tensor  # [pieces * FIELDS]
     paths: Tensor
 
 
 def _keys_of_step(head_size: int) -> int:
-    """Keys that are multiplied at once: by the model alone, since sums of a row follow it. An H200, us for one token
-    after 2,047, with 64 and 128: heads of 64 numbers 7.5 and 6.4, heads of 128 10.6 and 9.9; but 64 tokens there 26
-    and 35."""
+    """Keys per multiplication; depends on the model alone, because it fixes the order of a row's sums.
+
+    H200, us for one token after 2,047 with 64 and 128 keys: 7.5 and 6.4 with heads of 64, 10.6 and 9.9 with heads of
+    128; but 64 tokens took 26 and 35 there.
+    """
     return 2 * PAGE if head_size <= 64 else PAGE
 
 
@@ -244,8 +247,10 @@ def attend(
     warps: int = 4,
     stages: int = 2,
 ) -> None:
-    """out[row, head] for the queries [row, head, head_size]. `pieces`: of work, some of them empty; `tile`: rows of
-    each."""
+    """out[row, head] for queries [row, head, head_size].
+
+    `pieces`: pieces of work, some of them empty; `tile`: rows per tile.
+    """
     kv_heads, slots, size = cache[0].shape
     step = _keys_of_step(size)
     scale = size**-0.5 * 1.4426950408889634  # log2(e)

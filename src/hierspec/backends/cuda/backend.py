@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hierspec.checkpoints.load import Checkpoint
 
 _HEAD_SIZES = (32, 64, 128, 256)
-_OLDEST = (8, 0)  # compute capability: bfloat16 in matrix units
+_OLDEST = (8, 0)  # compute capability with bfloat16 tensor cores
 
 
 class CudaBackend:
@@ -37,7 +37,7 @@ class CudaBackend:
     formats: tuple[str, ...] = ("bfloat16", "int8")
 
     def __init__(self, device: torch.device | str = "cuda") -> None:
-        self.device = torch.device(device)  # a CPU only where kernels are interpreted, for tests
+        self.device = torch.device(device)  # a CPU only if kernels are interpreted, for tests
 
     @property
     def preparing(self) -> float:
@@ -71,7 +71,7 @@ class CudaBackend:
         return CudaDecoder(self, config, weights, format)
 
     def layers(self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str) -> Decoder:
-        # Some drafters have a layer without its first norm, and some have sizes of their own: torch runs any.
+        # Some drafters have a layer without its first norm, and some have sizes that are refused: torch runs them all.
         if self.refuses(config, format) or "model.layers.0.input_layernorm.weight" not in weights:
             return TorchBackend(self.device).layers(config, weights, "float32")
         return CudaDecoder(self, config, weights, format)
@@ -114,7 +114,7 @@ class CudaBackend:
 
 
 def why_not_here(device: torch.device) -> str:
-    """Why kernels do not run on this device; nothing where they do."""
+    """Why kernels do not run on this device; "" if they do."""
     if device.type != "cuda":
         return "" if interpreted() else "it runs on an NVIDIA GPU only"
     if torch.version.cuda is None:

@@ -1,6 +1,6 @@
-"""The decoder on a GPU: the same answers as torch's, in five kernels a layer, recorded as graphs.
+"""The decoder on a GPU: the results of torch's decoder, with five kernels per layer, recorded as CUDA graphs.
 
-Weights are bfloat16 or int8; hidden states are float32, so that a token may stop at any tap and go on later with the
+Weights are bfloat16 or int8. Hidden states are float32, so that a token may stop at any tap and continue later with the
 same bits. A row's bits depend on its own text alone: not on the width of the pass, on other requests, on chain or tree,
 on pages, or on where layer ranges or prompts were cut.
 """
@@ -29,7 +29,7 @@ from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.rotary import rotary_table
 
 _ADD, _ADD_AND_TAP = ADD.value, ADD_AND_TAP.value
-_TOKENS = 1024  # that are embedded without a copy of their own
+_TOKENS = 1024  # up to this many tokens use a persistent input buffer
 _LOGIT_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _FEWEST_POSITIONS = (
     4096  # of the rotary table: graphs are recorded again when it moves, so it has a whole context at once
@@ -48,12 +48,12 @@ class Layer:
 
     @property
     def weights(self) -> tuple[tuple[Weight, int], ...]:
-        """With the number of tiles of each that are multiplied at once."""
+        """The weights, each with the number of its tiles that a program multiplies at once."""
         return (self.qkv, 2), (self.output, 1), (self.gate_up, 2), (self.down, 1)
 
 
 class CudaDecoder:
-    """Holds weights and scratch memory, nothing of any text."""
+    """Holds weights and scratch memory, and no state of any text."""
 
     def __init__(self, backend: Backend, config: DecoderConfig, weights: Mapping[str, Tensor], format: str) -> None:
         self.backend, self.config, self.device = backend, config, backend.device
@@ -66,17 +66,17 @@ class CudaDecoder:
             self.head_weight = weights["lm_head.weight"].to(self.device, torch.bfloat16)
         self.norm = weights["model.norm.weight"].to(self.device, torch.float32)
         self.layers = [self._layer(number, weights, format) for number in range(config.layers)]
-        # A decoder of layers beside a checkpoint's embeds nothing and has no head.
+        # Extra layers beside a checkpoint have no embedding and no head.
         self.head = weight(HEAD, self.head_weight, format, self.device) if len(self.embedding) else None
         used = [each for layer in self.layers for each, _ in layer.weights]
         self.weight_bytes = sum(each.bytes for each in used) + (self.head.bytes if self.head else 0)
         multiplied = [*self.layers[0].weights, *([(self.head, 1)] if self.head else [])]
         self.scratch = Scratch(config, multiplied, self.device)
-        self._positions = max(config.context, _FEWEST_POSITIONS)  # that there are cosines and sines for
+        self._positions = max(config.context, _FEWEST_POSITIONS)  # positions of the rotary table
         self.rotary = self._rotary(self._positions)
         self.graphs = Graphs(self.device)
-        self._made = 0  # memories so far
-        self._memories: WeakKeyDictionary[CudaMemory, int] = WeakKeyDictionary()  # numbers, for keys of graphs
+        self._made = 0  # number of memories so far
+        self._memories: WeakKeyDictionary[CudaMemory, int] = WeakKeyDictionary()  # numbers of memories, for graph keys
         self._norms: dict[int, tuple[Tensor, Tensor]] = {}
         self._logits: dict[int, Tensor] = {}  # by rows
         self._tokens = Inbox(_TOKENS, torch.int64, self.device)
@@ -119,13 +119,14 @@ class CudaDecoder:
         )
 
     def _rotary(self, size: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of so many positions."""
+        """Cosines and sines of `size` positions."""
         table = rotary_table(self.config.rotary, self.config.head_size, size)
         cos, sin = (torch.from_numpy(values).to(self.device) for values in table)
         return cos, sin
 
     def have_positions(self, count: int) -> None:
-        """Let there be cosines and sines for so many positions. Graphs have the addresses of the old ones."""
+        """Makes the rotary table cover `count` positions. Graphs hold the old table's addresses, so they are
+        dropped."""
         if count > self._positions:
             self._positions = 2 * count
             self.rotary = self._rotary(self._positions)
@@ -156,13 +157,13 @@ class CudaDecoder:
         return hidden
 
     def replay(self, memory: CudaMemory, work: Work, start: int, stop: int) -> None:
-        """Layers start..stop over the rows whose numbers and states are in the scratch memory."""
+        """Runs layers start..stop over the rows whose numbers and states are in the scratch memory."""
         key = self.number_of(memory), start, stop, work.width, work.pieces, work.tree, work.tile
         places = self.scratch.places
         self.graphs.run(key, lambda: self.launch(memory, work, start, stop, places(work.width, work.pieces)))
 
     def number_of(self, memory: CudaMemory) -> int:
-        """Of a memory, for keys of graphs: they have its addresses in them."""
+        """The memory's number, for graph keys: a graph holds the addresses of its memory."""
         number = self._memories.get(memory)
         if number is None:
             self._made += 1
@@ -178,8 +179,10 @@ class CudaDecoder:
         places: Places,
         head_gain: Tensor | None = None,
     ) -> None:
-        """Layers start..stop over the rows whose states are in the scratch memory. `head_gain`: of the norm before the
-        head, where that comes next (`launch_head`)."""
+        """Runs layers start..stop over the rows whose states are in the scratch memory.
+
+        `head_gain`: gain of the norm before the head, if the head comes next (`launch_head`).
+        """
         first = self.layers[start].attention_norm if start < stop else head_gain
         if first is not None:
             self.launch_entry(first, work.width)
@@ -199,7 +202,8 @@ class CudaDecoder:
         tap: tuple[Tensor, Tensor] | None,
         next_gain: Tensor | None,
     ) -> None:
-        """States that have entered its first norm; they leave entering the next one, if any."""
+        """Runs one layer on states that have entered its first norm; they leave having entered the next norm, if
+        any."""
         layer, scratch, config, rows = self.layers[number], self.scratch, self.config, work.width
         cache = memory.keys[number], memory.values[number]
         entering, splitting = scratch.entering, scratch.splitting
@@ -225,7 +229,7 @@ class CudaDecoder:
         product(scratch.gated, layer.down, scratch.hidden, rows, splitting, end, tap, enters=outer)
 
     def launch_keys(self, memory: CudaMemory, number: int, rows: int, places: Places, first_head: int = 0) -> None:
-        """Queries, keys and values of a layer, from the head `first_head` on, of states that have entered its norm."""
+        """Queries, keys and values of a layer from head `first_head` on, for states that have entered its norm."""
         layer, scratch = self.layers[number], self.scratch
         queries_keys_values(
             scratch.entering.scaled,
@@ -242,16 +246,16 @@ class CudaDecoder:
         )
 
     def launch_entry(self, gain: Tensor, rows: int) -> None:
-        """Let the states in the scratch memory enter a norm, where no product before does it."""
+        """Applies the first half of a norm to the states in the scratch memory, if no product did so (`norms.py`)."""
         enter_norm(self.scratch.hidden, gain, self.scratch.entering, rows)
 
     @property
     def norm_left(self) -> Norm:
-        """Of states that have entered a norm."""
+        """The second half of the norm that the states have entered, for the next product."""
         return Norm(self.scratch.entering.squares, self.config.norm_eps)
 
     def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:
-        """Good until the next call, unless there are many rows."""
+        """Logits as in `Decoder`; with few rows they are valid only until the next call."""
         gain, rows, most = self.gain(norm), states.shape[0], _LOGIT_ROWS[-1]
         if rows <= most:
             return self._head(states, gain)
@@ -271,25 +275,25 @@ class CudaDecoder:
         return out[:rows]
 
     def launch_head(self, rows: int, out: Tensor) -> None:
-        """Logits of states that have entered the norm before it."""
+        """Logits of states that have entered the norm before the head."""
         assert self.head is not None
         product(self.scratch.entering.scaled, self.head, out, rows, self.scratch.splitting, norm=self.norm_left)
 
     def room_for_logits(self, rows: int) -> Tensor:
-        """Memory for the logits of so many rows, always the same."""
+        """A buffer for the logits of this many rows, always at the same address."""
         most = bucket(rows, (_LOGIT_ROWS[-1], MOST_ROWS))
         if most not in self._logits:
             self._logits[most] = torch.zeros((most, self.head_weight.shape[0]), device=self.device)
         return self._logits[most]
 
     def gain(self, norm: Tensor | None) -> Tensor:
-        """A norm before the head, by default the last one, as kernels read it."""
+        """The gain of a norm before the head, by default the final norm, in the form that kernels read."""
         return self._floats(self.norm if norm is None else norm)
 
     def _floats(self, norm: Tensor) -> Tensor:
-        """A norm as kernels read it, always at the same address."""
+        """A norm weight in float32, always at the same address."""
         known = self._norms.get(id(norm))
-        if known is None:  # the tensor is held too, so that no other one gets its id
+        if known is None:  # hold the tensor too, so that no other gets its id
             known = self._norms[id(norm)] = norm, norm.to(self.device, torch.float32).contiguous()
         return known[1]
 

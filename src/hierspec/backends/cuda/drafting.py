@@ -1,7 +1,7 @@
-"""A drafter's next tokens on a GPU: join, layers, head and pick, token after token, in one graph.
+"""A drafter's next tokens on a GPU: join, layers, head and pick, one token after the other, in one graph.
 
-A step of a small drafter takes less than waiting for its pick does. So the kernel that picks writes the token where the
-next step reads it, and all steps run that an ask allows; where it would have ended earlier, the host drops the rest.
+A step of a small drafter takes less time than waiting for its pick. So the pick kernel writes the token where the next
+step reads it, and all steps that an ask allows run; if the draft should have ended earlier, the host drops the rest.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from hierspec.backends.cuda.work import (
 from hierspec.backends.torch.pick import picks_wanted
 from hierspec.core.interfaces import Answer, Ask
 
-_NormedJoin = tuple[CudaJoin, Tensor | None]  # and the norms of its features
+_NormedJoin = tuple[CudaJoin, Tensor | None]  # a join and the norms of its features
 _MOST_STEPS = 16
-_COUNTS = (4, 8)  # picks of a step: two at least, since how far the first is ahead decides whether to go on
-_WORDS = 2  # of 32 bits in a number of 64
+_COUNTS = (4, 8)  # picks per step: at least two, because the lead of the first decides whether to continue
+_WORDS = 2  # 32-bit words per 64-bit number
 _NO_PATHS = np.zeros(0, np.int64)
 
 
 class CudaDraftWriter:
-    """`DraftWriter`: a drafter's parts, and memory between them."""
+    """`DraftWriter`: a drafter's parts, and scratch memory."""
 
     most_rows = 16
-    at_once = 4  # an H200, default model: 0.27 ms for one token, 0.51 for four, of which a call itself takes 0.2
+    at_once = 4  # H200, default model: 0.27 ms for one token, 0.51 for four; the call itself takes 0.2
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class CudaDraftWriter:
         self._shortlist, self._norm, self._picker = shortlist, norm, picker
         device, (vocabulary, hidden) = layers.device, shortlist.table.shape
         self._x = torch.zeros((1, hidden), dtype=torch.bfloat16, device=device)
-        self._state = torch.zeros((1, hidden), device=device)  # of the last row of several
+        self._state = torch.zeros((1, hidden), device=device)  # state of the last of several rows
         self._logits = torch.full((1, vocabulary), -math.inf, device=device)
         given = _MOST_STEPS * (PARAMETERS * _WORDS + ROW_ARRAYS + MOST_PIECES * FIELDS) + MOST_NUMBERS
         self._exchange = Exchange(rounded_up(given), _MOST_STEPS * (_COUNTS[-1] + 1), device)
@@ -93,7 +93,8 @@ class CudaDraftWriter:
         memory, features, layers, count = rows.memory, rows.features, self._layers, len(rows.tokens)
         assert isinstance(memory, CudaMemory)
         assert isinstance(features, CudaMemory)
-        # What needs more than the largest of logit and noise is picked afterwards, and then there is one token a call.
+        # The fused kernel only takes the argmax of logits and noise; anything else is picked afterwards, one token per
+        # call.
         picked = not (ask.distributions or changes_logits(ask) or picks_wanted(ask) > _COUNTS[-1])
         ahead = steps_allowed([ask], len(rows.slots) - count, _MOST_STEPS, self.at_once) if picked else ()
         layers.have_positions(rows.first + count + len(ahead) + 1)
@@ -126,7 +127,7 @@ class CudaDraftWriter:
         return Answer(parts[0].picks, leads=parts[0].leads, ahead=tuple(parts[1:]))
 
     def _work(self, rows: DraftRows, count: int, memory: CudaMemory) -> Work:
-        """Of the first rows of the text, of which each sees all before it."""
+        """The work of the first rows; each sees all tokens before it."""
         positions = np.arange(rows.first, rows.first + count)
         config = self._layers.config
         batch = Batch(
@@ -143,14 +144,16 @@ class CudaDraftWriter:
         return work_of(batch, config.heads // config.kv_heads, window, memory.spare)
 
     def _put(self, ask: Ask, rows: DraftRows, work: Work, later: Steps | None, picked: bool) -> int:
-        """All that a call copies to the device: what picks need, tokens, slots of features, which row is the last and
-        its slot, the rows of all steps. How many numbers those are, rounded up."""
+        """Writes everything that a call copies to the device; returns how many numbers that is, rounded up.
+
+        Order: parameters of picks, tokens, slots of features, index and slot of the last row, the rows of all steps.
+        """
         steps, count = 1 if later is None else 1 + len(later.numbers), work.rows
         keys = np.zeros((steps, PARAMETERS), np.int64)
         if picked:
             keys[:] = parameters_of_steps(ask, len(ask.context), steps)
         joined = np.zeros((2, work.width), np.int32)
-        joined[1] = -1  # rows that only fill up follow nothing
+        joined[1] = -1  # padding rows have no features
         joined[0, :count], joined[1, :count] = rows.tokens, rows.feature_slots
         last = np.array((count - 1, rows.slots[count - 1]), np.int32)
         parts = [keys.ravel().view(np.int32), joined.ravel(), last, work.numbers]
@@ -163,11 +166,11 @@ class CudaDraftWriter:
         return rounded_up(at)
 
     def _use_extras(self, extra: ExtraRows) -> None:
-        """Let these be the extra tokens, at the addresses that graphs have."""
+        """Makes these the extra tokens, at the addresses that graphs hold."""
         if extra is self._extra:
             return
         assert isinstance(extra.rows, Tensor)
-        self._logits.fill_(-math.inf)  # other tokens had logits there
+        self._logits.fill_(-math.inf)  # clear the logits of the previous extra tokens
         self._extras[: len(extra.rows)].copy_(extra.rows)
         self._extra_count.copy_(extra.rows[-1:])
         self._extra = extra
@@ -189,7 +192,7 @@ class CudaDraftWriter:
             places, at = places_at(numbers, at, work.width, work.pieces)
             layers.launch(memory, work, 0, layers.config.layers, places)
             state = hidden[:1]
-            if work.width > 1:  # how many of them are rows differs from call to call
+            if work.width > 1:  # the number of real rows differs from call to call
                 gather_rows(numbers[last:], hidden, self._state, 1)
                 state = self._state
             self._launch_head(state, most)

@@ -1,7 +1,7 @@
-"""Penalties, bias and filters on the device, in float64 as in the reference, for requests that have them.
+"""Penalties, bias and filters on the device, in float64 as in the reference, for requests that use them.
 
-Nothing waits for the host. Sums over probabilities are of whole numbers, so that they do not depend on the order in
-which a library adds.
+Nothing waits for the host. Sums of probabilities are sums of integers, so that they do not depend on a library's order
+of additions.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 from hierspec.backends.cuda.graphs import on_device
 from hierspec.core.interfaces import Ask
 
-_ONE = 2.0**45  # a probability of one as a whole number: sums over any vocabulary have room in 63 bits
+_ONE = 2.0**45  # a probability of one as an integer: sums over any vocabulary fit in 63 bits
 
 
 def changes_logits(ask: Ask) -> bool:
-    """Whether more is done to the logits than dividing them by the temperature."""
+    """Whether the ask changes its logits by more than dividing them by the temperature."""
     sampling = ask.request.sampling
     filtered = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
     return filtered or sampling.penalised or bool(sampling.logit_bias)
@@ -48,13 +48,14 @@ def adjust(z: Tensor, ask: Ask) -> Tensor:
 
 
 def distributions(z: Tensor, ask: Ask) -> Tensor:
-    """Of adjusted logits; at temperature 0 all of it is on the best token. NaN where those are not numbers."""
+    """Distributions of adjusted logits; at temperature 0 all mass is on the best token. NaN if logits are not
+    finite."""
     best = z.amax(dim=1, keepdim=True)
     if ask.request.sampling.temperature > 0:
         e = (z - best).exp_()
         probabilities = e / e.sum(dim=1, keepdim=True)
     else:
-        # Of equal ones the first: the largest rank that counts down.
+        # Among equal logits take the first: ranks count down, so it has the largest rank.
         ranks = torch.arange(z.shape[1], 0, -1, device=z.device)
         first = torch.where(z == best, ranks, 0).argmax(dim=1, keepdim=True)
         probabilities = torch.zeros_like(z).scatter_(1, first, 1.0)
@@ -62,7 +63,7 @@ def distributions(z: Tensor, ask: Ask) -> Tensor:
 
 
 def _keep_most_likely(z: Tensor, share: float) -> None:
-    """top-p: tokens stay whose better ones have less than this share together."""
+    """Top-p: keeps a token if the tokens before it have less than this share of the probability."""
     order = z.sort(dim=1, descending=True, stable=True)
     weights = ((order.values - order.values[:, :1]).exp_() * _ONE).nan_to_num_(0.0).to(torch.int64)
     sums = weights.cumsum(dim=1)
@@ -71,7 +72,7 @@ def _keep_most_likely(z: Tensor, share: float) -> None:
 
 
 def _penalise(z: Tensor, ask: Ask) -> None:
-    """Penalties on tokens that a row's text holds already: they are few, so only those are touched."""
+    """Penalises tokens that already occur in a row's text; there are few, so only those are touched."""
     sampling = ask.request.sampling
     rows, tokens, written = _occurrences(ask)
     index = on_device(np.stack((rows, tokens)), z.device)
@@ -83,7 +84,7 @@ def _penalise(z: Tensor, ask: Ask) -> None:
 
 
 def _occurrences(ask: Ask) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows and tokens that occur in the text before them, and how often each occurs in its written part."""
+    """Rows, tokens that occur in the text before them, and how often each occurs after the prompt."""
     context, prompt, proposal = ask.context, len(ask.request.prompt), ask.proposal
     rows, tokens, written = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     for row in range(1 + len(proposal)):

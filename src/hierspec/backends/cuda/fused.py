@@ -1,5 +1,7 @@
-"""What stands around products: rotary embedding and the cache behind queries, keys and values; the activation behind
-gate and up. Each is one kernel with the product that it belongs to."""
+"""Products fused with the work after them, in one kernel each.
+
+Queries, keys and values get rotary embedding and go to the KV cache; gate and up get the activation.
+"""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -31,7 +33,7 @@ from hierspec.backends.cuda.tiling import tokens_together
 
 @triton.jit(do_not_specialize_on_alignment=["index"])
 def gather_kernel(index, table, out, H, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
-    """out[row] = table[index[row]]; -1 is no token, and nobody reads what follows it."""
+    """out[row] = table[index[row]]; -1 is no token, and nothing reads its result."""
     wait_for_last(OVERLAP)
     row, h = tl.program_id(0), tl.arange(0, WIDTH)
     line = tl.maximum(tl.load(index + row), 0).to(tl.int64)
@@ -40,7 +42,7 @@ def gather_kernel(index, table, out, H, WIDTH: tl.constexpr, OVERLAP: tl.constex
 
 
 def gather_rows(index: Tensor, table: Tensor, out: Tensor, rows: int) -> None:
-    """So many rows of a table [any, hidden], as float32."""
+    """Gathers `rows` rows of a table [any, hidden], as float32."""
     size = table.shape[-1]
     width = triton.next_power_of_2(size)
     gather_kernel[(rows,)](index, table, out, size, width, **options(8 if width > 1024 else 4, 1, size))
@@ -112,7 +114,7 @@ def gated(
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """What is done with queries, keys and values of one layer after the product."""
+    """What happens to queries, keys and values of one layer after the product."""
 
     heads: int
     kv_heads: int
@@ -125,8 +127,11 @@ class Heads:
 
 @triton.jit
 def numbers_only(x, drafted):
-    """Keys and values without the NaN of drafted tokens: a row that must not see them has weight zero for them, and
-    zero times NaN is NaN. Their own rows stay NaN, since layers add to a state that is."""
+    """Keys and values with zeros instead of NaN and infinity, for drafted tokens.
+
+    Rows that must not see a drafted token give it weight zero, and zero times NaN is NaN. Its own row stays NaN,
+    because the layers add to its NaN state.
+    """
     return tl.where((drafted != 0)[None, :] & ((x != x) | (tl.abs(x) == float("inf"))), 0.0, x)
 
 
@@ -137,7 +142,7 @@ def finish_heads(
     QH: tl.constexpr, KH: tl.constexpr, D: tl.constexpr, P: tl.constexpr, LOG_P: tl.constexpr, TOK: tl.constexpr,
     SCALED: tl.constexpr, BIASED: tl.constexpr, NORMED: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """The two halves a, b [P, TOK] of a head: bias, norm, rotation; then to the queries or into the cache."""
+    """Bias, norm and rotation of the two halves a, b [P, TOK] of a head; then stores queries, or keys and values."""
     HALF: tl.constexpr = D // 2
     live = tokens < M
     if NORM:
@@ -187,7 +192,7 @@ def qkv_kernel(
     BIASED: tl.constexpr, NORMED: tl.constexpr, ROTARY: tl.constexpr, NORM: tl.constexpr, EVEN: tl.constexpr,
     SPLITS: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """A program has P numbers of the first half of a head, and their partners in the second half."""
+    """A program computes P elements of the first half of a head, and their partners in the second half."""
     PER_HEAD: tl.constexpr = D // 2 // P
     block, split, group = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     head = FIRST + block // PER_HEAD
@@ -233,8 +238,10 @@ def queries_keys_values(
     first_head: int = 0,
 ) -> None:
     """Queries [rows, heads, head_size], and keys and values into the cache, each [kv_heads, slots, head_size].
-    `places`: positions, slots, and which rows are drafted. `first_head`: of the heads of the weights; the number of
-    `heads` leaves out queries, of which nobody needs an answer."""
+
+    `places`: positions, slots, and which rows are drafted. `first_head`: first head to compute; the number of query
+    heads skips all queries, if nothing needs them.
+    """
     tiles, inputs, together = weight.tiles, weight.matrix.shape[1], tokens_together(rows)
     squares, eps = norm or (q, 0.0)
     pairs = heads.head_size // 2 if heads.norms else min(tiles.outputs, heads.head_size // 2)

@@ -1,7 +1,8 @@
-"""Sequences of kernels as CUDA graphs: launched one by one the first time, recorded the second, replayed ever after.
+"""Sequences of kernels as CUDA graphs: launched kernel by kernel the first time, recorded the second, then replayed.
 
-A graph has addresses in it: everything that its kernels read and write stays where it is. Numbers of a pass come in by
-one copy into a buffer that all graphs read. Where a graph ends with picks, that copy and the one back are part of it.
+A graph contains addresses, so everything that its kernels read and write must stay in place. The numbers of a pass
+arrive by one copy into a buffer that all graphs read. If a graph ends with picks, it contains that copy and the one
+back.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_MOST = 512  # graphs that are kept; then all are dropped and recorded again as they are needed
-_WAITING = 8  # copies that may be on their way at once
+_MOST = 512  # graphs to keep; beyond that all are dropped and recorded again when needed
+_WAITING = 8  # copies that may be in flight at once
 
 
 class Graphs:
-    """Graphs by what they do."""
+    """Graphs by key."""
 
-    preparing = 0.0  # seconds in which kernels were compiled and graphs recorded, of all decoders
+    preparing = 0.0  # seconds spent compiling kernels and recording graphs, for all decoders
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: was launched once
-        self._stream: torch.cuda.Stream | None = None  # on which graphs are recorded
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}  # None: launched once, not recorded
+        self._stream: torch.cuda.Stream | None = None  # stream for recording
 
     def run(self, key: Hashable, launch: Callable[[], None]) -> None:
-        """Do what `launch` does. It must do the same for every call with this key."""
+        """Runs `launch`, or replays its graph. Every call with the same key must launch the same work."""
         if self._device.type != "cuda":
             launch()
             return
@@ -38,7 +39,7 @@ class Graphs:
             return
         began = time.perf_counter()
         if key not in self._graphs:
-            launch()  # compiles what was not compiled yet, which must not happen while a graph is recorded
+            launch()  # compiles missing kernels, which must not happen during recording
             self._graphs[key] = None
         else:
             graph = self._recorded(launch)
@@ -49,8 +50,11 @@ class Graphs:
         Graphs.preparing += time.perf_counter() - began
 
     def _recorded(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """A graph of what is launched. `torch.cuda.graph` would collect garbage first, which takes longer than many
-        passes; nothing is allocated here, so there is nothing to collect."""
+        """Records a graph of what is launched.
+
+        `torch.cuda.graph` would collect garbage first, which takes longer than many passes. Nothing is allocated here,
+        so there is nothing to collect.
+        """
         graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)
@@ -69,9 +73,9 @@ class Graphs:
 
 
 class Inbox:
-    """Numbers on their way to the device: one copy into a buffer that stays where it is.
+    """Copies numbers to a buffer on the device that never moves.
 
-    The copy is not waited for, so what is copied from must not change until it is done: a few buffers take turns.
+    `put` does not wait for the copy, so its source must not change until the copy is done: a few sources take turns.
     """
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -82,11 +86,11 @@ class Inbox:
         self._sources = [torch.zeros(size, dtype=dtype, pin_memory=self._on_gpu) for _ in range(count)]
         self._arrays: list[np.ndarray] = [source.numpy() for source in self._sources]
         self._copied = [torch.cuda.Event() for _ in range(count)] if self._on_gpu else []
-        self._index = device.index or 0  # a number is looked up faster
+        self._index = device.index or 0  # an index is faster to look up than a device
         self._used = [False] * count
 
     def put(self, numbers: np.ndarray) -> None:
-        """The first entries of the buffer become these numbers."""
+        """Copies these numbers to the beginning of the buffer."""
         turn, size = self._turn, len(numbers)
         if self._on_gpu and self._used[turn]:
             self._copied[turn].synchronize()
@@ -99,13 +103,13 @@ class Inbox:
 
 
 class Exchange:
-    """Numbers that a graph copies in when it begins, and those that it copies out when it ends.
+    """Numbers that a graph copies in at its start, and results that it copies out at its end.
 
-    The host's memory for both stays where it is, so one call at a time: `wait` comes before the next numbers.
+    The host memory for both is fixed, so only one call may be in flight: call `wait` before writing the next numbers.
     """
 
     def __init__(self, given: int, answered: int, device: torch.device) -> None:
-        """Room for so many numbers of 32 bits in, and of 64 bits out."""
+        """Room for `given` 32-bit numbers in and `answered` 64-bit numbers out."""
         on_gpu = device.type == "cuda"
         self.given = torch.zeros(given, dtype=torch.int32, device=device)
         self.answered = torch.zeros(answered, dtype=torch.int64, device=device)
@@ -113,29 +117,29 @@ class Exchange:
         self._target = torch.zeros(answered, dtype=torch.int64, pin_memory=on_gpu)
         self.numbers: np.ndarray = self._source.numpy()
         self._answers: np.ndarray = self._target.numpy()
-        self._index = (device.index or 0) if on_gpu else None  # a number is looked up faster
+        self._index = (device.index or 0) if on_gpu else None  # an index is faster to look up than a device
 
     def copy_in(self, size: int) -> None:
-        """Part of a graph: the first so many numbers of the host come to the device."""
+        """Part of a graph: copies the first `size` numbers to the device."""
         self.given[:size].copy_(self._source[:size], non_blocking=True)
 
     def copy_out(self, size: int) -> None:
-        """Part of a graph: the first so many answers go to the host."""
+        """Part of a graph: copies the first `size` answers to the host."""
         self._target[:size].copy_(self.answered[:size], non_blocking=True)
 
     def wait(self, size: int) -> np.ndarray:
-        """The first so many answers, when they are there; a copy."""
+        """Waits for the first `size` answers and returns a copy of them."""
         if self._index is not None:
             torch.cuda.current_stream(self._index).synchronize()
         return self._answers[:size].copy()
 
 
 def rounded_up(size: int, least: int = 2048) -> int:
-    """To a power of two, so that few graphs copy numbers of all sizes."""
+    """Rounds up to a power of two, so that few graphs cover all sizes."""
     return max(least, 1 << (size - 1).bit_length())
 
 
 def on_device(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """An array as a tensor of its own on the device, without waiting."""
+    """A new tensor on the device with these numbers, without waiting for the copy."""
     tensor = torch.from_numpy(np.ascontiguousarray(numbers))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -1,4 +1,4 @@
-"""Kernels of drafters' heads and joins: rows of a head that a list names, and tokens beside features."""
+"""Kernels for heads and joins of drafters: products with listed rows of a head, and inputs of joins."""
 
 # mypy: allow-untyped-defs
 from __future__ import annotations
@@ -39,7 +39,7 @@ def listed_kernel(
 
 
 def listed_product(x: Tensor, weight: Weight, listed: Tensor, out: Tensor, rows: int) -> None:
-    """Logits of the tokens whose rows these weights are, in their columns of `out` [rows, vocabulary]."""
+    """Logits of the listed tokens, whose rows these weights are, in their columns of `out` [rows, vocabulary]."""
     tiles, (outputs, inputs), together = weight.tiles, weight.matrix.shape, tokens_together(rows)
     listed_kernel[(triton.cdiv(outputs, tiles.outputs), triton.cdiv(rows, together))](
         x, weight.matrix, weight.scales, listed, listed, out, inputs, rows, out.stride(0), outputs,
@@ -48,13 +48,13 @@ def listed_product(x: Tensor, weight: Weight, listed: Tensor, out: Tensor, rows:
     )  # fmt: skip
 
 
-_EXTRA_ROWS, _EXTRA_DEPTH = 32, 64  # of a tile: extra tokens are few
+_EXTRA_ROWS, _EXTRA_DEPTH = 32, 64  # tile sizes: extra tokens are few
 
 
 def gathered_product(
     x: Tensor, table: Tensor, listed: Tensor, count: Tensor, out: Tensor, rows: int, most: int
 ) -> None:
-    """Logits of the first `count` of the listed tokens, of at most `most`, from their rows of the whole head."""
+    """Logits of the first `count` listed tokens, at most `most`, from their rows of the whole head."""
     inputs, together = table.shape[1], tokens_together(rows)
     listed_kernel[(triton.cdiv(most, _EXTRA_ROWS), triton.cdiv(rows, together))](
         x, table, x, listed, count, out, inputs, rows, out.stride(0), most,
@@ -72,7 +72,7 @@ def join_inputs_kernel(
     row, part, h = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDTH)
     at = out + (row.to(tl.int64) * PARTS + part) * H + h
     if part == 0:
-        token = tl.maximum(tl.load(tokens + row), 0).to(tl.int64)  # -1: no token, and nobody reads what follows it
+        token = tl.maximum(tl.load(tokens + row), 0).to(tl.int64)  # -1 is no token, and nothing reads its result
         tl.store(at, tl.load(embedding + token * H + h, mask=h < H, other=0.0), mask=h < H)
     else:
         slot = tl.load(slots + row).to(tl.int64)

@@ -1,4 +1,4 @@
-"""What drafters need on a GPU: the head of a draft vocabulary, and what joins tokens and features."""
+"""What drafters need on a GPU beside layers: the head of a draft vocabulary, and the join of tokens and features."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from hierspec.backends.cuda.products import Weight, parts_needed, product, weigh
 from hierspec.backends.cuda.tiling import HEAD, JOIN, Tiles, guessed
 from hierspec.backends.cuda.work import MOST_ROWS
 
-_EXTRA_COUNTS = (32, 256, 1024, 4096)  # room for extra tokens; with more, for all of the vocabulary
+_EXTRA_COUNTS = (32, 256, 1024, 4096)  # sizes for extra tokens; beyond the last, the whole vocabulary
 
 
 def room_for(extras: int, vocabulary: int) -> int:
-    """Extra tokens that the kernel has programs for."""
+    """The number of extra tokens that the kernel gets programs for."""
     return next((size for size in _EXTRA_COUNTS if size >= extras), vocabulary)
 
 
 class CudaShortlist:
-    """Some rows of a head as a matrix of their own; a request's own tokens are read where they are, in the whole
-    head."""
+    """Some rows of a head as their own matrix; a request's extra tokens use the rows of the whole head in place."""
 
     def __init__(self, decoder: CudaDecoder, tokens: np.ndarray, format: str) -> None:
         self.tokens, self.device = tokens, decoder.device
@@ -61,16 +60,16 @@ class CudaShortlist:
         return out
 
     def launch_norm(self, states: Tensor, norm: Tensor | None, x: Tensor, rows: int) -> None:
-        """States as the products read them."""
+        """Writes normed states to `x`, as the products read them."""
         if norm is None:
             x[:rows].copy_(states[:rows])
         else:
             launch_norm(states, self.floats(norm), x, rows, self.eps)
 
     def floats(self, norm: Tensor) -> Tensor:
-        """A norm as kernels read it, always at the same address."""
+        """A norm weight in float32, always at the same address."""
         known = self._norms.get(id(norm))
-        if known is None:  # the tensor is held too, so that no other one gets its id
+        if known is None:  # hold the tensor too, so that no other gets its id
             known = self._norms[id(norm)] = norm, norm.to(self.device, torch.float32).contiguous()
         return known[1]
 
@@ -113,7 +112,7 @@ class CudaJoin:
     def launch(
         self, tokens: Tensor, states: Tensor, taps: Tensor, slots: Tensor, gains: Tensor | None, out: Tensor, rows: int
     ) -> None:
-        """As kernels read it: tokens and slots [rows], taps and norms on the device."""
+        """Launches the join; tokens and slots [rows], taps and norms are on the device."""
         join_inputs(tokens, self.embedding, states, taps, slots, gains, self.x, rows, self.eps)
         product(self.x, self.weight, out, rows, self._splitting, bias=self._bias)
 
@@ -124,7 +123,7 @@ class CudaJoin:
         return known
 
     def floats(self, norms: Tensor | None) -> Tensor | None:
-        """Norms as kernels read them, always at the same address."""
+        """Norm weights in float32, always at the same address."""
         known = self._norms.get(id(norms))
         if known is None:
             floats = None if norms is None else norms.to(self._decoder.device, torch.float32).contiguous()

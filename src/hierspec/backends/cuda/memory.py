@@ -1,4 +1,4 @@
-"""Keys, values and states of all texts on a GPU: one arena of pages, and a page that no text has."""
+"""The KV cache and states of all texts on a GPU: one arena of pages, and a spare page that belongs to no text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hierspec.backends.cuda.graphs import Graphs, Inbox
 from hierspec.backends.cuda.moves import COUNTS, MOST_MOVES, move_rows
 from hierspec.checkpoints.config import DecoderConfig
 
-PAGE = 64  # slots of a page
+PAGE = 64  # slots per page
 
 
 class CudaMemory:
     """Keys and values [layers, kv_heads, slots, head_size] in bfloat16, states [taps, slots, hidden] in float32.
 
-    It is reserved at once, so that nothing ever moves: graphs have addresses in them. Rows that only fill up a pass
-    write to `spare`, a slot of a page that texts never get.
+    All memory is reserved at once and never moves, because graphs contain its addresses. Padding rows of a pass write
+    to `spare`, a slot of a page that texts never get.
     """
 
     page = PAGE

@@ -1,9 +1,10 @@
-"""The norm before a product, without a kernel of its own.
+"""The norm before a product, without its own kernel.
 
-What adds to the hidden states also writes them times the gain of the next norm, and sums of their squares; the product
-that reads these divides its sums by the root mean square in the end. So a norm costs neither a launch nor a wait.
+The kernel that adds to the hidden states also writes them times the gain of the next norm, and sums of their squares:
+the states "enter" the norm. The product that reads them divides its sums by the root mean square at the end. So a norm
+costs neither a launch nor a wait.
 
-Squares are added up by groups of `GROUP` neighbours, and the groups in one order, whatever tiles the kernels have.
+Squares are summed in groups of `GROUP` neighbours, and the groups in one order, for any tile size.
 """
 
 # mypy: allow-untyped-defs
@@ -17,20 +18,20 @@ from torch import Tensor
 
 from hierspec.backends.cuda.launching import options, ordered_sum, sums_of_neighbours, wait_for_last
 
-GROUP = 16  # neighbours whose squares are added up first: rows of the smallest tile
+GROUP = 16  # neighbours whose squares are summed first: rows of the smallest tile
 _GROUP, _GROUP_STEPS = tl.constexpr(GROUP), tl.constexpr(GROUP.bit_length() - 1)
-_TOGETHER, _TOGETHER_STEPS = tl.constexpr(64), tl.constexpr(6)  # groups that are read at once
+_TOGETHER, _TOGETHER_STEPS = tl.constexpr(64), tl.constexpr(6)  # groups that are loaded at once
 
 
 class Entering(NamedTuple):
-    """Hidden states on their way into a product."""
+    """Hidden states that have entered a norm."""
 
-    scaled: Tensor  # [rows, hidden] bfloat16: times the gain of the norm, not divided yet
+    scaled: Tensor  # [rows, hidden] bfloat16: times the gain of the norm, not yet divided
     squares: Tensor  # [rows, groups] float32
 
 
 class Norm(NamedTuple):
-    """What is left of a norm for the product."""
+    """The rest of a norm, which the product applies."""
 
     squares: Tensor
     eps: float
@@ -42,7 +43,7 @@ def groups_of(hidden: int) -> int:
 
 @triton.jit
 def enter(states, gain, scaled, squares, outputs, tokens, N, M, BN: tl.constexpr, TOK: tl.constexpr):
-    """States [BN, TOK], of which the first output is a multiple of BN, for the norm with this gain."""
+    """Lets states [BN, TOK] enter the norm with this gain; the first output is a multiple of BN."""
     real = outputs < N
     inside = real[:, None] & (tokens < M)[None, :]
     gains = tl.load(gain + outputs, mask=real, other=0.0)
@@ -58,7 +59,7 @@ def enter(states, gain, scaled, squares, outputs, tokens, N, M, BN: tl.constexpr
 
 @triton.jit
 def norm_scales(squares, tokens, M, K, eps, TOK: tl.constexpr):
-    """What the sums of a product over K normed inputs are multiplied with, for each token."""
+    """For each token, the factor for the sums of a product over K normed inputs."""
     groups, g = tl.cdiv(K, _GROUP), tl.arange(0, _TOGETHER)
     total = tl.zeros((TOK, _TOGETHER), tl.float32)
     for first in range(0, groups, _TOGETHER):
@@ -77,11 +78,11 @@ def enter_kernel(hidden, gain, scaled, squares, N, M, BN: tl.constexpr, TOK: tl.
     enter(states, gain, scaled, squares, outputs, tokens, N, M, BN, TOK)
 
 
-_OUTPUTS, _TOKENS = 64, 16  # of a program
+_OUTPUTS, _TOKENS = 64, 16  # per program
 
 
 def enter_norm(hidden: Tensor, gain: Tensor, entering: Entering, rows: int) -> None:
-    """Hidden states [rows, hidden] that no product wrote just now."""
+    """Lets hidden states [rows, hidden] enter a norm, if no product has just written them."""
     size = hidden.shape[-1]
     grid = triton.cdiv(size, _OUTPUTS), triton.cdiv(rows, _TOKENS)
     enter_kernel[grid](hidden, gain, *entering, size, rows, _OUTPUTS, _TOKENS, **options(2, 1, size))
@@ -89,7 +90,7 @@ def enter_norm(hidden: Tensor, gain: Tensor, entering: Entering, rows: int) -> N
 
 @triton.jit
 def norm_kernel(hidden, gain, out, H, eps, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
-    """out = hidden / root mean square * gain, one token a program: its sums never depend on other tokens."""
+    """out = hidden / root mean square * gain, one token per program: its sums never depend on other tokens."""
     wait_for_last(OVERLAP)
     token, h = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     numbers = tl.load(hidden + token * H + h, mask=h < H, other=0.0)
@@ -99,7 +100,7 @@ def norm_kernel(hidden, gain, out, H, eps, WIDTH: tl.constexpr, OVERLAP: tl.cons
 
 
 def norm(hidden: Tensor, gain: Tensor, out: Tensor, rows: int, eps: float) -> None:
-    """A whole norm, where what follows is no product of this decoder."""
+    """A complete norm, for results that no product of this decoder reads."""
     size = hidden.shape[-1]
     width = triton.next_power_of_2(size)
     norm_kernel[(rows,)](hidden, gain, out, size, eps, width, **options(8 if width > 1024 else 4, 1, size))

@@ -1,7 +1,7 @@
-"""Passes of a decoder on a GPU in one graph: a copy in, embeddings, layers, head, picks, a copy out.
+"""Forward passes on a GPU in one graph: copy in, embeddings, layers, head, picks, copy out.
 
-Where a request may go on by itself, the kernel that picks writes the token where the next pass reads it, and several
-passes are one graph. Everything that differs from call to call is in the numbers that are copied in.
+If a request may continue by itself, the pick kernel writes the token where the next pass reads it, and several passes
+form one graph. Everything that differs from call to call is in the numbers that are copied in.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from hierspec.backends.cuda.work import MOST_NUMBERS, MOST_ROWS, Work, bucket, f
 from hierspec.backends.torch.pick import picks_wanted
 from hierspec.core.interfaces import Answer, Ask
 
-_MOST_STEPS = 8  # passes of a graph
-_COUNTS = (1, 4, 8)  # picks of a row: few, since each has graphs of its own
-_WORDS = 2  # of 32 bits in a number of 64
+_MOST_STEPS = 8  # passes per graph
+_COUNTS = (1, 4, 8)  # picks per row: few values, since each has its own graphs
+_WORDS = 2  # 32-bit words per 64-bit number
 
 
 class CudaPassWriter:
-    """`PassWriter`: memory for what goes in and out, and for picks."""
+    """`PassWriter`: memory for numbers in and out, and for picks."""
 
-    instead_of_small_heads = True  # most of a small model's time lies between its kernels
+    instead_of_small_heads = True  # a small model spends most of its time between kernels
 
     def __init__(self, decoder: CudaDecoder) -> None:
         self._decoder = decoder
@@ -46,7 +46,8 @@ class CudaPassWriter:
         self._scratch = PickScratch(MOST_ROWS, _COUNTS[-1], vocabulary, decoder.device)
 
     def takes(self, asks: Sequence[Ask], rows: int) -> bool:
-        """Filters, penalties and distributions are made of whole logits; many picks are sorted."""
+        """Whether the fused picks suffice: filters, penalties and distributions need whole logits, many picks a
+        loop."""
         return rows <= MOST_ROWS and not any(
             ask.distributions or changes_logits(ask) or picks_wanted(ask) > _COUNTS[-1] for ask in asks
         )
@@ -91,20 +92,22 @@ class CudaPassWriter:
         stop: int,
         ahead: Sequence[np.ndarray],
     ) -> Answer:
-        """The answer to an ask that went on by itself, as far as it wanted to."""
-        written = [work.rows - 1, *range(work.width, work.width + len(ahead))]  # rows, one for each token
+        """The answer to an ask that continued by itself, cut to the steps that it wanted."""
+        written = [work.rows - 1, *range(work.width, work.width + len(ahead))]  # one row for each token
         more = written[1 : steps_wanted(ask, picks[written, 0], leads[written], ahead)]
         self._decoder.layer_rows += len(more) * stop
         later = tuple(_answer(ask, picks[row : row + 1], leads[row : row + 1]) for row in more)
         return Answer(first.picks, leads=first.leads, ahead=later)
 
     def _put(self, asks: Sequence[Ask], rows: PassRows, work: Work, later: np.ndarray | None) -> int:
-        """What the graph copies in: what picks need, tokens, the rows of the pass, the rows of those that follow. How
-        many numbers those are, rounded up."""
+        """Writes what the graph copies in; returns how many numbers that is, rounded up.
+
+        Order: parameters of picks, tokens, the rows of the first pass, the rows of the passes that follow.
+        """
         numbers, steps = self._exchange.numbers, 0 if later is None else len(later)
         ends = (work.width + steps) * PARAMETERS * _WORDS
         keys = numbers[:ends].view(np.int64).reshape(-1, PARAMETERS)
-        keys[:] = 0  # rows that only fill up
+        keys[:] = 0  # for padding rows
         row = 0
         for ask in asks:
             keys[row : row + 1 + len(ask.proposal)] = parameters(ask, False)
@@ -153,7 +156,7 @@ class CudaPassWriter:
         exchange.copy_out((work.width + later) * (wanted + 1))
 
     def _launch_picks(self, width: int, keys: Tensor, out: Tensor, wanted: int) -> None:
-        """Head and picks of states that have entered the norm before the head."""
+        """Head and picks for states that have entered the norm before the head."""
         logits = self._decoder.room_for_logits(width)
         self._decoder.launch_head(width, logits)
         launch_picks(logits, keys, self._scratch.arrays, out, width, wanted)

@@ -18,12 +18,12 @@ from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.sampling import NO_TOKEN, noise_keys
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_COUNTS = (1, 2, 4, 8)  # picks of a row; who wants more has them sorted
+_COUNTS = (1, 2, 4, 8)  # picks per row; more are picked in several rounds
 _ONE_AS_BITS = struct.unpack("<q", struct.pack("<d", 1.0))[0]
 
 
 class PickScratch:
-    """Memory of the kernel for so many rows and picks of a vocabulary."""
+    """Scratch memory of the pick kernel for this many rows, picks and tokens."""
 
     def __init__(self, rows: int, count: int, vocabulary: int, device: torch.device) -> None:
         listed = rows * blocks_of(vocabulary) * count
@@ -75,23 +75,23 @@ class Picker:
         return answers
 
     def _plain_answer(self, ask: Ask, logits: Tensor) -> Answer:
-        """The most frequent case, in which every microsecond counts: one request, and logits as they are."""
+        """The fast path for the most frequent case: one request with unchanged logits."""
         wanted = min(picks_wanted(ask), logits.shape[1])
         pick = self._sorted if wanted > _COUNTS[-1] else self._best
         picks, leads = pick(logits, parameters(ask, False), wanted)
         return Answer(picks=picks[:, :wanted], leads=leads if ask.leads else None)
 
     def _best(self, z: Tensor, keys: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
-        """Picks [rows, wanted or more], and leads."""
+        """Picks [rows, at least `wanted`], and leads."""
         rows, vocabulary = z.shape
         count, width = bucket(wanted, _COUNTS), bucket(rows, _ROWS)
-        # Rows that only fill up are marked as such by zeros.
+        # Padding rows have zeros as parameters.
         self._inbox.put(np.concatenate((keys.ravel(), np.zeros((width - rows) * PARAMETERS, np.int64))))
         scratch = self._scratch.get(vocabulary)
         if scratch is None:
             scratch = self._scratch[vocabulary] = PickScratch(_ROWS[-1], _COUNTS[-1], vocabulary, self._device)
         given, arrays, out = self._inbox.buffer, scratch.arrays, self._out
-        if z.dtype == torch.float64:  # adjusted logits are somewhere else each time
+        if z.dtype == torch.float64:  # adjusted logits have a new address each time, so there is no graph
             launch_picks(z, given, arrays, out, width, count)
         else:
             self._graphs.run(
@@ -101,7 +101,7 @@ class Picker:
         return unpacked(out[: rows * (count + 1)].to("cpu", copy=True).numpy().reshape(rows, count + 1))
 
     def _sorted(self, z: Tensor, keys: np.ndarray, wanted: int) -> tuple[np.ndarray, np.ndarray]:
-        """The same for many picks, one after the other: each pass of the kernel leaves out what was picked."""
+        """The same for many picks: each round of the kernel leaves out what was already picked."""
         z = z.clone()
         found: list[np.ndarray] = []
         leads: np.ndarray | None = None
@@ -117,12 +117,12 @@ class Picker:
 
 
 def unpacked(out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Picks and leads, as the kernel writes them side by side."""
+    """Splits the kernel's output into picks and leads."""
     return out[:, :-1], np.ascontiguousarray(out[:, -1]).view(np.float64)
 
 
 def parameters_of_steps(ask: Ask, first: int, steps: int) -> np.ndarray:
-    """[steps, PARAMETERS] of tokens that an ask without a proposal writes by itself, the first at position `first`."""
+    """[steps, PARAMETERS] for tokens that an ask without a proposal writes by itself, the first at position `first`."""
     rows = np.repeat(parameters(ask, False), steps, axis=0)
     if ask.request.sampling.temperature > 0:
         rows[:, :2] = [noise_keys(ask.request.seed, first + step) for step in range(steps)]
@@ -130,7 +130,7 @@ def parameters_of_steps(ask: Ask, first: int, steps: int) -> np.ndarray:
 
 
 def parameters(ask: Ask, adjusted: bool) -> np.ndarray:
-    """[rows, PARAMETERS]: what the kernel is to do with the rows of an ask."""
+    """[rows, PARAMETERS]: parameters of the pick kernel for the rows of an ask."""
     rows = np.zeros((1 + len(ask.proposal), PARAMETERS), np.int64)
     temperature = ask.request.sampling.temperature
     rows[:, 2] = GREEDY if temperature == 0 else SAMPLED

@@ -1,8 +1,8 @@
 """The best tokens of a row, in one kernel: the largest logits, or the largest of logit + keyed noise.
 
-Everything is float64, as in the reference (`core/sampling.py`): on a data centre's GPU that costs nothing beside
-reading the logits, and a float32 would tie or turn around where the reference does not. Equal scores go to the smaller
-token, as in numpy.
+Everything is float64, as in the reference (`core/sampling.py`). On a data centre GPU that costs nothing beside reading
+the logits, and float32 could tie or reorder scores that differ in the reference. Equal scores go to the smaller token,
+as in numpy.
 """
 
 # mypy: allow-untyped-defs
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hierspec.backends.cuda.launching import arrives_last, options, wait_for_last
 
-BLOCK = 1024  # tokens of a program
-PARAMETERS = 4  # of a row: two words of the noise's key, what is done with it, and the temperature's bits
-NOTHING, GREEDY, SAMPLED = 0, 1, 2  # what is done with a row
+BLOCK = 1024  # tokens per program
+PARAMETERS = 4  # per row: two words of the noise key, what to do, and the bits of the temperature
+NOTHING, GREEDY, SAMPLED = 0, 1, 2  # what to do with a row
 _SAMPLED = tl.constexpr(SAMPLED)
 _NO_TOKEN = tl.constexpr(1 << 30)
 
@@ -30,7 +30,7 @@ def mixed(h):
 
 @triton.jit
 def keyed_noise(token, low, high):
-    """`core.sampling.gumbel`. 1 - uniform has no rounding, so its logarithm is what log1p gives there."""
+    """`core.sampling.gumbel`. 1 - uniform is exact, so its logarithm equals log1p(-uniform)."""
     h = mixed(mixed(token.to(tl.uint32) * 0x9E3779B1 + low) ^ high)
     uniform = ((h >> 1).to(tl.float64) + 0.5) / 2147483648.0
     return -tl.log(-tl.log(1.0 - uniform))
@@ -38,7 +38,7 @@ def keyed_noise(token, low, high):
 
 @triton.jit
 def best_of(scores, tokens, taken):
-    """The largest score and its token; of equal ones the smallest token. `taken` are out."""
+    """The largest score and its token, the smallest among equals; `taken` entries are excluded."""
     left = tl.where(taken, float("-inf"), scores)
     best = tl.max(left)
     token = tl.min(tl.where((left == best) & (taken == 0), tokens, _NO_TOKEN))
@@ -47,11 +47,11 @@ def best_of(scores, tokens, taken):
 
 @triton.jit
 def best_of_blocks(scores, tokens, out, row, COUNT: tl.constexpr, BLOCKS: tl.constexpr, LISTED: tl.constexpr):
-    """The answer of a row, from the best tokens of its blocks."""
+    """The answer for a row, from the best tokens of its blocks."""
     listed = tl.arange(0, LISTED)
     inside = listed < BLOCKS * COUNT
     at = row * BLOCKS * COUNT + listed
-    # Other multiprocessors wrote these: not from this one's cache.
+    # Other multiprocessors wrote these: bypass this one's L1 cache.
     z = tl.load(scores + at, mask=inside, other=float("-inf"), cache_modifier=".cg")
     token = tl.load(tokens + at, mask=inside, other=_NO_TOKEN, cache_modifier=".cg")
     taken = token >= _NO_TOKEN
@@ -72,8 +72,11 @@ def pick_kernel(
     logits, stride, parameters, scores, tokens, counters, out, V,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, LISTED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """out[row] = COUNT tokens, best first, and the bits of how far the first is ahead of the second. -1 where the
-    largest logit is not a number. BLOCKS: programs of a row; LISTED: a power of two, from COUNT * BLOCKS up."""
+    """out[row] = COUNT tokens, best first, then the bits of the lead of the first over the second.
+
+    The tokens are -1 if the largest logit is not finite. BLOCKS: programs per row; LISTED: a power of two, at least
+    COUNT * BLOCKS.
+    """
     wait_for_last(OVERLAP)
     row, block = tl.program_id(0), tl.program_id(1)
     use = tl.load(parameters + row * 4 + 2)
@@ -84,7 +87,7 @@ def pick_kernel(
             low = tl.load(parameters + row * 4).to(tl.uint32)
             high = tl.load(parameters + row * 4 + 1).to(tl.uint32)
             z = z / tl.load(parameters + row * 4 + 3).to(tl.float64, bitcast=True) + keyed_noise(token, low, high)
-        z = tl.where(z != z, float("inf"), z)  # what is not a number shows in the end
+        z = tl.where(z != z, float("inf"), z)  # NaN becomes infinity, which is found at the end
         taken = token >= V
         for place in tl.static_range(COUNT):
             best, which = best_of(z, token, taken)

@@ -1,8 +1,7 @@
-"""The numbers of a pass as kernels read them: its rows, and attention's work in pieces (which rows see which block of
-keys).
+"""The numbers of a pass for the kernels: its rows, and pieces of attention work (which rows see which block of keys).
 
-Rows of one text that follow each other are a tile. Of each tile first come the blocks that its rows see together, then
-those that rows with paths see alone. Compiled: between two passes the GPU waits for this.
+Consecutive rows of one text form a tile. A tile's pieces are first the blocks that its rows share, then those that rows
+with paths see alone. This is compiled, because the GPU waits for it between passes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS
 from hierspec.backends.cuda.memory import PAGE
 from hierspec.compiled import compiled_brief
 
-ROW_ARRAYS = 7  # positions, slots, drafted, limits, lengths, path starts, own pieces: as `Places` names them
+ROW_ARRAYS = 7  # positions, slots, drafted, limits, lengths, path starts, own pieces, as in `Places`
 _PAGES_OF_BLOCK = KEYS // PAGE
 
 
@@ -21,11 +20,11 @@ _PAGES_OF_BLOCK = KEYS // PAGE
 def pieces_of(  # type: ignore[no-untyped-def]
     positions, lengths, path_starts, text_starts, tables, together, window
 ):
-    """[pieces, FIELDS], and the first own piece of each row: -1 without a path. `together`: tokens of a tile."""
+    """[pieces, FIELDS], and the first own piece of each row, -1 without a path. `together`: tokens per tile."""
     rows = len(positions)
     own = np.full(rows, -1, np.int64)
     most = 0
-    for row in range(rows):  # as if each were a tile: more than enough
+    for row in range(rows):  # upper bound, as if each row were a tile
         most += positions[row] // KEYS + 2
     pieces = np.zeros((most, FIELDS), np.int32)
     count = tile = 0
@@ -54,7 +53,7 @@ def pieces_of(  # type: ignore[no-untyped-def]
                 piece = pieces[number]
                 piece[4], piece[5], piece[6], piece[7] = first, last - first, begin, first_block
                 piece[8], piece[9], piece[10] = highest // KEYS, count - begin, tile
-                for page in range(_PAGES_OF_BLOCK):  # where the text has ended: any page
+                for page in range(_PAGES_OF_BLOCK):  # beyond the end of the text: any page
                     at = piece[2] * _PAGES_OF_BLOCK + page
                     piece[FIRST_PAGE + page] = tables[text, at] if at < tables.shape[1] else 0
             tile += 1
@@ -77,8 +76,10 @@ def numbers_of(  # type: ignore[no-untyped-def]
     widths,
     sizes,
 ):
-    """Seven arrays of `width`, pieces times FIELDS, then the paths; the width and the number of pieces that the kernels
-    run. Those are the smallest of `widths` and `sizes` that are enough; rows that only fill up write to `spare`."""
+    """The numbers of a pass: seven arrays of `width`, `pieces` times FIELDS, then the paths; and width and pieces.
+
+    Width and number of pieces are the smallest sufficient ones of `widths` and `sizes`; padding rows write to `spare`.
+    """
     pieces, own = pieces_of(positions, lengths, path_starts, text_starts, tables, together, window)
     rows, width, count = len(positions), 0, 0
     for size in widths:

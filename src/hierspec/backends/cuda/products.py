@@ -1,8 +1,8 @@
-"""Products with weights: out[token, output] = sum over inputs, in an order that the shape of the weights decides.
+"""Products with weights: out[token, output] = sum over inputs, in an order that only the weights' shape determines.
 
 Weights are the left operand and tokens the right one, so a token is a column and its sums do not depend on how many
-columns there are. Weights are bfloat16, or 8-bit integers with a scale for every output: those are multiplied as
-bfloat16 too, which holds them exactly, and the scale comes last.
+columns there are. Weights are bfloat16, or 8-bit integers with a scale per output: those are multiplied as bfloat16,
+which represents them exactly, and the scale is applied last.
 """
 
 # mypy: allow-untyped-defs
@@ -28,7 +28,7 @@ from hierspec.backends.cuda.tiling import Tiles, tiles_for, tokens_together
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A matrix [outputs, inputs] as kernels read it."""
+    """A matrix [outputs, inputs] in the form that kernels read."""
 
     matrix: Tensor  # bfloat16 or int8, on the device
     scales: Tensor  # [outputs] float32, or empty
@@ -40,7 +40,7 @@ class Weight:
 
 
 def weight(what: str, matrix: Tensor, format: str, device: torch.device, widest: int = 64) -> Weight:
-    """A matrix in this format, with the tiles of its shape."""
+    """A matrix in this format, with the tiles for its shape."""
     outputs, inputs = matrix.shape
     if format == "int8":
         placed, scales = quantised(matrix.to(device))
@@ -52,7 +52,7 @@ def weight(what: str, matrix: Tensor, format: str, device: torch.device, widest:
 
 
 def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """8-bit integers and a scale for every row: the largest weight of a row becomes 127."""
+    """8-bit integers and a scale per row: the largest weight of a row becomes 127."""
     floats = matrix.float()
     scales = floats.abs().amax(dim=1).clamp(min=1e-30) / 127
     return (floats / scales[:, None]).round().to(torch.int8).contiguous(), scales.contiguous()
@@ -60,7 +60,7 @@ def quantised(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def as_bfloat16(weights):
-    """Weights as they are multiplied; 8-bit integers are the same numbers."""
+    """Weights as bfloat16; 8-bit integers keep their values."""
     if weights.dtype == tl.int8:
         weights = weights.to(tl.float32)
     return weights.to(tl.bfloat16)
@@ -93,7 +93,7 @@ def multiplied_twice(
     w, outputs, others, x, live, tokens, first, last, K,
     BN: tl.constexpr, TOK: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """The same for two tiles of outputs, whose inputs are read once."""
+    """The same for two tiles of outputs, whose inputs are loaded once."""
     k = tl.arange(0, BK)
     rows = w + outputs[:, None].to(tl.int64) * K
     other_rows = w + others[:, None].to(tl.int64) * K
@@ -117,7 +117,7 @@ def multiplied_twice(
 
 @triton.jit
 def range_of_split(split, K, SPLITS: tl.constexpr, BK: tl.constexpr):
-    """The inputs that a split sums over, whole steps of BK."""
+    """The inputs that a split sums over, in whole steps of BK."""
     per = tl.cdiv(tl.cdiv(K, BK), SPLITS) * BK
     return split * per, tl.minimum(split * per + per, tl.cdiv(K, BK) * BK)
 
@@ -130,7 +130,7 @@ def keep_part(parts, part, acc, BN: tl.constexpr, TOK: tl.constexpr):
 
 @triton.jit
 def sum_of_parts(parts, first, stride, BN: tl.constexpr, TOK: tl.constexpr, SPLITS: tl.constexpr):
-    """Partial sums of all splits, added in order. They come from other multiprocessors: not from this one's cache."""
+    """Partial sums of all splits, added in order. Other multiprocessors wrote them: bypass this one's L1 cache."""
     n, t = tl.arange(0, BN), tl.arange(0, TOK)
     acc = tl.zeros((BN, TOK), tl.float32)
     for split in tl.static_range(SPLITS):
@@ -144,7 +144,7 @@ STORE, ADD, ADD_AND_TAP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 @triton.jit
 def sums_so_far(out, outputs, tokens, N, M, BN: tl.constexpr, TOK: tl.constexpr, END: tl.constexpr):
-    """What sums are added to. Asked for before weights are, it is there when they are summed up."""
+    """What the sums are added to. Loaded before the weights, so that it has arrived when the sums are done."""
     before = tl.zeros((BN, TOK), tl.float32)
     if END != STORE:
         inside = (outputs < N)[:, None] & (tokens < M)[None, :]
@@ -158,8 +158,7 @@ def finish(
     END: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr, ENTERS: tl.constexpr, BN: tl.constexpr,
     TOK: tl.constexpr,
 ):  # fmt: skip
-    """What becomes of the sums: stored, or added to the hidden states, which a tap keeps too, and which may enter the
-    next product."""
+    """Stores the sums, or adds them to the hidden states, which may also go to a tap and enter the next norm."""
     inside = (outputs < N)[:, None] & (tokens < M)[None, :]
     if SCALED:
         acc = acc * tl.load(scales + outputs, mask=outputs < N, other=0.0)[:, None]
@@ -225,9 +224,11 @@ def product(
     enters: tuple[Tensor, Entering] | None = None,
     bias: Tensor | None = None,
 ) -> None:
-    """out[row] = weight x[row], or out[row] += it (`end`), for so many rows. `tap`: states [slots, outputs] and the
-    slots of rows. `norm`: of the inputs. `enters`: where the sums are to enter the next norm, and its gain.
-    `splitting`: scratch for partial sums, and zeros."""
+    """out[row] = weight x[row], or out[row] += weight x[row] (`end`), for `rows` rows.
+
+    `tap`: states [slots, outputs] and the slots of rows. `norm`: of the inputs. `enters`: gain of the next norm, and
+    where the sums enter it. `splitting`: scratch for partial sums, and counters that are zero.
+    """
     tiles, (outputs, inputs), together = weight.tiles, weight.matrix.shape, tokens_together(rows)
     states, slots = tap or (out, splitting[1])
     gain, entering = enters or (out, Entering(out, out))
@@ -243,7 +244,7 @@ def product(
 
 
 def parts_needed(outputs: int, tiles: Tiles, rows: int, halves: int = 1) -> tuple[int, int]:
-    """Floats and counters that the splits of a product need for so many rows."""
+    """Floats and counters that the splits of a product need for this many rows."""
     if tiles.splits == 1:
         return 0, 0
     together = tokens_together(rows)

@@ -1,4 +1,4 @@
-"""Memory between the kernels of a pass. All passes of a decoder share it: they run one after the other."""
+"""Memory between the kernels of a pass. All passes of a decoder share it, because they run one at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hierspec.checkpoints.config import DecoderConfig
 
 class Scratch:
     def __init__(self, config: DecoderConfig, weights: Iterable[tuple[Weight, int]], device: torch.device) -> None:
-        """`weights`: with the number of tiles of each that are multiplied at once."""
+        """`weights`: each with the number of its tiles that a program multiplies at once."""
         queries, pieces = config.heads * config.head_size, MOST_PIECES
 
         def room(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -42,12 +42,12 @@ class Scratch:
         self.inbox = Inbox(MOST_NUMBERS, torch.int32, device)
 
     def places(self, width: int, pieces: int) -> Places:
-        """The numbers of a pass with so many rows and pieces of work, as views of the inbox."""
+        """The numbers of a pass with this width and number of pieces, as views of the inbox."""
         return places_at(self.inbox.buffer, 0, width, pieces)[0]
 
 
 def places_at(numbers: torch.Tensor, at: int, width: int, pieces: int) -> tuple[Places, int]:
-    """The numbers of a pass that begin there, and where they end, without paths."""
+    """The numbers of a pass that start at `at`, and where they end, paths not counted."""
     middle = at + ROW_ARRAYS * width
     end = middle + pieces * FIELDS
     positions, slots, drafted, limits, lengths, path_starts, own_pieces = numbers[at:middle].view(ROW_ARRAYS, width)

@@ -1,7 +1,7 @@
 """Tiles and splits of products: chosen by the shape of the weights alone, never by the number of tokens.
 
-That is what makes bits independent of the width of a pass: a token's sums run over the inputs in one order, in as
-many parts as the shape says. More tokens are more columns of the same tiles, or more tiles.
+So bits do not depend on the width of a pass: a token's sums run over the inputs in one order, in as many parts as the
+shape determines. More tokens mean more columns of the same tiles, or more tiles.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tiles:
-    """How one product is cut. `outputs`: rows of weights that a program multiplies with (of each half, where it has
-    two: gate and up, or the two halves of a head)."""
+    """How one product is cut.
+
+    `outputs`: rows of weights per program (of each half, if there are two: gate and up, or the halves of a head).
+    """
 
     outputs: int = 64
     inputs: int = 128
-    splits: int = 1  # of the inputs; partial sums are added in order by whoever comes last
+    splits: int = 1  # of the inputs; the last program to arrive adds the partial sums in order
     stages: int = 4
     warps: int = 4
 
 
 QKV, OUTPUT, GATED, DOWN, HEAD, JOIN = "qkv", "output", "gated", "down", "head", "join"
 
-# Measured on an H200 in graphs over many layers' weights, by what the product is, outputs, inputs and bits of a weight;
-# with what is left of the norm before it and what enters the next one. In us for 1 / 16 / 64 tokens, 8B shape: qkv
-# 17.6 / 18.5 / 22.2, output 12.0 / 12.3 / 14.4, gated 58.7 / 60.0 / 65.8 (with 128 inputs in 3 stages 58.0 / 58.9 /
-# 72.1), down 31.8 / 32.4 / 35.5; default model: qkv 3.5 / 3.8 / 6.4, output 2.6 / 2.7 / 3.5, gated 3.7 / 3.9 / 6.8,
-# down 3.5 / 3.8 / 6.6.
+# Measured on an H200 in graphs over many layers' weights, by product, outputs, inputs and bits per weight, including
+# both halves of the norms around the product. In us for 1 / 16 / 64 tokens, 8B shape: qkv 17.6 / 18.5 / 22.2, output
+# 12.0 / 12.3 / 14.4, gated 58.7 / 60.0 / 65.8 (with 128 inputs in 3 stages 58.0 / 58.9 / 72.1), down 31.8 / 32.4 /
+# 35.5; default model: qkv 3.5 / 3.8 / 6.4, output 2.6 / 2.7 / 3.5, gated 3.7 / 3.9 / 6.8, down 3.5 / 3.8 / 6.6.
 MEASURED: dict[tuple[str, int, int, int], Tiles] = {
     (QKV, 6144, 4096, 16): Tiles(64, 128, 2, 4),
     (OUTPUT, 4096, 4096, 16): Tiles(64, 128, 2, 5),
@@ -40,20 +41,20 @@ MEASURED: dict[tuple[str, int, int, int], Tiles] = {
     (DOWN, 576, 1536, 16): Tiles(16, 128, 6, 3, 2),
     (HEAD, 49152, 576, 16): Tiles(128, 64, 1, 3),
 }
-_MULTIPROCESSORS = 132  # of the GPU that the rule below suits
-_FEWEST = 16  # rows of the smallest tile that matrix units take
+_MULTIPROCESSORS = 132  # of the GPU that the rule below is tuned for
+_FEWEST = 16  # rows of the smallest tile for tensor cores
 
 
 def tiles_for(what: str, outputs: int, inputs: int, bits: int, widest: int = 64) -> Tiles:
-    """The tiles of a product. `widest`: most outputs of a tile, where something else limits them."""
+    """The tiles of a product. `widest`: upper limit of outputs per tile."""
     if known := MEASURED.get((what, outputs, inputs, bits)):
         return known
     return guessed(what, outputs, inputs, widest)
 
 
 def guessed(what: str, outputs: int, inputs: int, widest: int = 64) -> Tiles:
-    """Tiles for a shape that was not measured: enough programs for every multiprocessor, then tiles as large as may
-    be."""
+    """Tiles for a shape that was not measured: enough programs for all multiprocessors, then tiles as large as
+    possible."""
     deep = 128 if inputs % 128 == 0 and inputs >= 512 else 64
     halves = 2 if what in (QKV, GATED) else 1
     rows = min(widest, 64)
@@ -67,5 +68,5 @@ def guessed(what: str, outputs: int, inputs: int, widest: int = 64) -> Tiles:
 
 
 def tokens_together(rows: int) -> int:
-    """Tokens of a tile: a pass over more has more tiles."""
+    """Tokens per tile; a pass over more tokens has more tiles."""
     return 16 if rows <= 16 else 32 if rows <= 32 else 64

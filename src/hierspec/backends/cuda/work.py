@@ -1,4 +1,4 @@
-"""A batch as the kernels take it: rows and pieces of attention's work, in one array of numbers to be copied at once."""
+"""A batch for the kernels: rows and pieces of attention work, in one array that is copied at once."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS, ROWS, WID
 from hierspec.backends.cuda.memory import PAGE
 from hierspec.backends.cuda.pieces import ROW_ARRAYS, numbers_of
 
-MOST_ROWS = 256  # of a pass
-MOST_PIECES = 2048  # of attention's work in a pass
-MOST_PATHS = 64 * MOST_ROWS  # slots of all paths of a pass
-MOST_NUMBERS = ROW_ARRAYS * MOST_ROWS + MOST_PIECES * FIELDS + MOST_PATHS  # of a pass
+MOST_ROWS = 256  # per pass
+MOST_PIECES = 2048  # pieces of attention work per pass
+MOST_PATHS = 64 * MOST_ROWS  # slots of all paths per pass
+MOST_NUMBERS = ROW_ARRAYS * MOST_ROWS + MOST_PIECES * FIELDS + MOST_PATHS  # numbers per pass
 _PAGES_OF_BLOCK = KEYS // PAGE
-# Few sizes: a graph is launched kernel by kernel once and recorded once before it is fast, and rows or pieces that only
-# fill up take next to no time: products multiply 16 rows at once.
+# Few sizes: before a graph is fast, it is launched kernel by kernel once and recorded once, and padding rows or pieces
+# take almost no time, because products multiply 16 rows at once.
 _WIDTHS = (1, 16, 32, 64, 128, MOST_ROWS)
-_PIECES = (4, 16, 64, 256, 1024, MOST_PIECES)  # of one row
+_PIECES = (4, 16, 64, 256, 1024, MOST_PIECES)  # for one row
 _PIECES_OF_MORE = _PIECES[2:]
-_MOST_AS_TREE = 64  # rows that may be a tree or none in one graph: drafts are now the one, now the other
+_MOST_AS_TREE = 64  # up to this many rows, passes with and without trees share a graph: drafts alternate
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Work:
-    """Rows of a pass, and the pieces of attention's work for them."""
+    """Rows of a pass, and their pieces of attention work."""
 
     rows: int
-    width: int  # rows that the kernels run: some only fill up
-    pieces: int  # that the kernels run, likewise
+    width: int  # rows that the kernels run, with padding
+    pieces: int  # pieces that the kernels run, with padding
     tree: bool  # whether rows may have paths
-    tile: int  # rows of a tile
+    tile: int  # rows per tile
     numbers: np.ndarray  # int32: seven arrays of `width`, `pieces` times FIELDS, then the paths
 
 
 def bucket(size: int, sizes: tuple[int, ...]) -> int:
-    """The smallest of the sizes that is enough."""
+    """The smallest sufficient size."""
     return next(each for each in sizes if each >= size)
 
 
 def in_passes(batch: Batch, group: int) -> Iterator[tuple[slice, Batch]]:
-    """A batch in pieces that fit into a pass, in order: later rows see what earlier ones have written."""
+    """Splits a batch into passes that fit, in order: later rows see what earlier ones have written."""
     rows, most = len(batch.positions), _rows_of_a_pass(batch, group)
     if rows <= most:
         yield slice(0, rows), batch
@@ -53,12 +53,12 @@ def in_passes(batch: Batch, group: int) -> Iterator[tuple[slice, Batch]]:
 
 
 def fits(batch: Batch, group: int) -> bool:
-    """Whether all of it is one pass."""
+    """Whether the whole batch fits in one pass."""
     return len(batch.positions) <= _rows_of_a_pass(batch, group)
 
 
 def _rows_of_a_pass(batch: Batch, group: int) -> int:
-    """As many as have room even if each is a tile of its own, or has two blocks of its own."""
+    """Rows that fit even if each is its own tile, or has two blocks of its own."""
     longest = int(batch.positions.max()) + 1 if len(batch.positions) else 0
     blocks = -(-longest // KEYS)
     most = min(MOST_ROWS, max(MOST_PIECES // (blocks + 2), 1))
@@ -70,7 +70,7 @@ def _rows_of_a_pass(batch: Batch, group: int) -> int:
 
 
 def _cut(batch: Batch, first: int, last: int) -> Batch:
-    """The batch of some of its rows."""
+    """The batch of rows first .. last."""
     texts = [
         text
         for text in range(len(batch.tables))
@@ -91,8 +91,11 @@ def _cut(batch: Batch, first: int, last: int) -> Batch:
 
 
 def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
-    """The work of a batch of at most MOST_ROWS rows. `group`: heads that share a key head; `window`: the widest one of
-    the layers, 0 where one sees everything; `spare`: a slot for rows that only fill up."""
+    """The work of a batch of at most MOST_ROWS rows.
+
+    `group`: query heads per KV head; `window`: the widest window of the layers, 0 if a layer sees everything; `spare`:
+    a slot for padding rows.
+    """
     rows = len(batch.positions)
     wide = rows * group >= 2 * WIDE_ROWS and int(batch.positions.max()) >= WIDE_FROM
     tile = WIDE_ROWS if wide else ROWS
@@ -116,9 +119,9 @@ def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Steps:
-    """Passes over one row each, one after the other: a text that grows by a token a pass."""
+    """Passes over one row each: a text that grows by one token per pass."""
 
-    pieces: int  # of each
+    pieces: int  # per pass
     numbers: np.ndarray  # [steps, numbers of a `Work` of one row]
 
 
@@ -139,13 +142,13 @@ def steps_of(position: int, slots: np.ndarray, table: np.ndarray, windows: tuple
     _put_pages(one, table, first)
     work[:] = one
     work[:, :, 8], work[:, :, 9] = lasts[:, None], lasts[:, None] + 1 - first
-    if lasts[0] != lasts[-1]:  # what the first steps do not see yet is no work
+    if lasts[0] != lasts[-1]:  # blocks that the first steps do not see yet are no work
         work[one[None, :, 2] > lasts[:, None]] = 0
     return Steps(pieces, numbers)
 
 
 def _put_pages(pieces: np.ndarray, table: np.ndarray, first: int) -> None:
-    """The pages of so many blocks of a text, from the block `first` on. Where the text has ended: its first page."""
+    """Sets the pages of blocks of a text from block `first` on; beyond the table, page 0."""
     pages = np.zeros(len(pieces) * _PAGES_OF_BLOCK, np.int64)
     here = table[first * _PAGES_OF_BLOCK : first * _PAGES_OF_BLOCK + len(pages)]
     pages[: len(here)] = here

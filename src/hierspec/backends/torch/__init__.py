@@ -1,1 +1,1 @@
-"""Every layer through torch, on any device: what the other backends are compared with."""
+"""All layers through torch, on any device: the reference for the other backends."""

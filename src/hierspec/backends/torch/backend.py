@@ -1,4 +1,4 @@
-"""The torch backend: any device, any sizes; what the others are compared with."""
+"""The torch backend: any device, any sizes; the reference for the other backends."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 class TorchBackend:
     name = "torch"
-    exact = False  # libraries choose other kernels for other widths
+    exact = False  # libraries choose different kernels for different widths
     formats: tuple[str, ...] = ("float32", "bfloat16", "float16")
     preparing = 0.0
 
     def __init__(self, device: torch.device | str = "cpu", pick: Callable[[Ask, Tensor], Answer] = answer) -> None:
         self.device = torch.device(device)
-        self._pick = pick  # another way to the same answers, if there is a faster one
+        self._pick = pick  # a faster function with the same results, if there is one
 
     def refuses(self, config: DecoderConfig, format: str) -> str:
         return "" if format in self.formats else "only the compiled backend, on a CPU, has such weights"
@@ -79,6 +79,6 @@ class TorchBackend:
 
 
 def _tensor(rows: Rows) -> Tensor:
-    """A table that is one, as those of this backend's decoders are."""
+    """A table that is a tensor, as in all decoders of this backend."""
     assert isinstance(rows, Tensor)
     return rows

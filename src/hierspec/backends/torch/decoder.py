@@ -1,4 +1,4 @@
-"""One decoder for the Llama family through torch, on any device: what every other one is compared with."""
+"""One decoder for the Llama family through torch, on any device: the reference for all other decoders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hierspec.checkpoints.rotary import rotary_table
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one layer; what an architecture lacks is None."""
+    """The weights of one layer; None for weights that an architecture lacks."""
 
     attention_norm: Tensor | None
     q: Tensor
@@ -68,20 +68,20 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class _Text:
-    """What attention needs of one text of a batch, on the device."""
+    """What attention needs to know of one text of a batch, on the device."""
 
     rows: slice
-    keys: slice | Tensor  # slots of all that some row sees: the text's tokens, then its proposed ones
-    masks: dict[int, Tensor | None]  # by window: [rows, keys], True where a row sees a key; None: it sees all
+    keys: slice | Tensor  # slots of everything that some row sees: the text's tokens, then its proposed tokens
+    masks: dict[int, Tensor | None]  # by window: [rows, keys], True if the row sees the key; None: all True
 
 
-# On recent GPUs the first choice is cuDNN's attention, which plans again for every key length: at each new token
-# this takes longer than the pass. The others need no plans.
+# On recent GPUs torch prefers cuDNN's attention, which plans again for every key length: that takes longer than the
+# pass, at each new token. The others need no plans.
 NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class TorchDecoder:
-    """Holds weights and nothing of any text: what was computed before is in a memory."""
+    """Holds weights and no state of any text; a memory holds what was computed before."""
 
     def __init__(self, backend: Backend, config: DecoderConfig, weights: Mapping[str, Tensor]) -> None:
         self.backend = backend
@@ -98,8 +98,8 @@ class TorchDecoder:
             for number in range(config.layers)
         ]
         nothing = torch.empty(0, config.head_size // 2, device=self.device)
-        self._rotary_table = nothing, nothing  # cosines and sines by position; one pair, so that both are there or none
-        self.layer_rows = 0  # rows times layers run so far: what reuse saves shows here
+        self._rotary_table = nothing, nothing  # cosines and sines by position; one tuple, so both change at once
+        self.layer_rows = 0  # rows times layers run so far; reuse of cached states keeps it low
         read = [tensor for name, tensor in placed.items() if config.tied or name != "model.embed_tokens.weight"]
         self.weight_bytes = sum(tensor.numel() * tensor.element_size() for tensor in read)
 
@@ -136,7 +136,7 @@ class TorchDecoder:
         return functional.linear(self._normed(states, self.norm if norm is None else norm), self.head_weight).float()
 
     def _entering(self, hidden: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-        """What a layer adds to, and what its attention reads."""
+        """The states that a layer adds to, and the input of its attention."""
         return hidden, self._normed(hidden, layer.attention_norm)
 
     def _attention(
@@ -150,7 +150,7 @@ class TorchDecoder:
             q, k = self._normed(q, layer.q_norm), self._normed(k, layer.k_norm)
         if config.rotary_layers[number]:
             q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        # Queries that share a key head are one block, so that keys are read once and never repeated.
+        # Query heads that share a KV head form one block, so that keys are read once and never repeated.
         group = config.heads // config.kv_heads
         q = q.view(rows, config.kv_heads, group, config.head_size)
         parts = []
@@ -201,7 +201,7 @@ class TorchDecoder:
         return functional.rms_norm(x, (x.shape[-1],), weight, self.config.norm_eps)
 
     def _rotary(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [rows, 1, head_size / 2] of the positions, from tables that grow as text does."""
+        """Cosines and sines [rows, 1, head_size / 2] of the positions, from a table that grows with the text."""
         needed = int(positions.max()) + 1
         cos, sin = self._rotary_table
         if needed > len(cos):
@@ -214,7 +214,7 @@ class TorchDecoder:
 
 
 def _drafted_rows(batch: Batch) -> list[slice]:
-    """Of each text that has some: the rows of drafted tokens, which come after those of its context."""
+    """For each text with drafted tokens, their rows, which follow the rows of its context."""
     drafts: list[slice] = []
     if not len(batch.drafted):
         return drafts
@@ -226,10 +226,10 @@ def _drafted_rows(batch: Batch) -> list[slice]:
 
 
 def _numbers_only(x: Tensor, drafts: Sequence[slice]) -> Tensor:
-    """What attention reads, without the NaN of drafted tokens.
+    """The input of attention with zeros instead of NaN for drafted tokens.
 
-    A token that a row must not see has the weight zero, and zero times NaN is NaN: one bad draft would spoil the text
-    that plain decoding writes. Its own row stays NaN, since its layers add to a state that is.
+    Rows that must not see a token give it weight zero, and zero times NaN is NaN: one bad draft would spoil the text
+    that plain decoding writes. Its own row stays NaN, because the layers add to its NaN state.
     """
     x = x.clone()
     for rows in drafts:

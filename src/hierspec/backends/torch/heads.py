@@ -14,7 +14,7 @@ from hierspec.backends.base import Decoder, ExtraRows
 
 
 class TorchShortlist:
-    """Some rows of a head as a matrix of their own."""
+    """Some rows of a head as their own matrix."""
 
     def __init__(self, weight: Tensor, tokens: np.ndarray, eps: float) -> None:
         self._weight, self.tokens, self._eps = weight, tokens, eps

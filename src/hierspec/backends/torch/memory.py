@@ -1,4 +1,4 @@
-"""Keys, values and states of all texts as torch reads them: an arena in the plain layout."""
+"""The KV cache and states of all texts in torch tensors: an arena in the plain layout."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from torch import Tensor
 from hierspec.backends.arena import reserve
 from hierspec.checkpoints.config import DecoderConfig
 
-PAGE = 64  # slots of a page
+PAGE = 64  # slots per page
 
 
 class TorchMemory:
-    """Keys and values [layers, 2, kv_heads, slots, head_size]. Reserved at once: on a CPU the system hands memory out
-    as it is first written to; on a GPU it is taken, at most half of what is free."""
+    """Keys and values [layers, 2, kv_heads, slots, head_size], all reserved at once.
+
+    On a CPU the system provides memory when it is first written; on a GPU at most half of the free memory is taken.
+    """
 
     page = PAGE
 
@@ -46,12 +48,12 @@ class TorchMemory:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
-    # torch writes its zeros; numpy has them from the system, page by page as they are used.
+    # torch writes its zeros; numpy gets zeroed memory from the system, page by page as it is used.
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 def index_of(slots: np.ndarray, device: torch.device) -> slice | Tensor:
-    """An index for these slots: a slice where they are neighbours, which copies nothing."""
+    """An index for these slots: a slice if they are consecutive, which copies nothing."""
     first, last = int(slots[0]), int(slots[-1])
     if last - first + 1 == len(slots) and (len(slots) < 3 or (np.diff(slots) == 1).all()):
         return slice(first, last + 1)

@@ -1,4 +1,4 @@
-"""Picks and distributions through torch: what `core/sampling.py` does for one row, for all rows of an ask."""
+"""Picks and distributions through torch: `core/sampling.py` for all rows of an ask."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def answer(ask: Ask, logits: Tensor) -> Answer:
 
 
 def picks_wanted(ask: Ask) -> int:
-    """Picks of each row: a lead is the distance to the second."""
+    """Picks per row: a lead is the distance to the second, so it needs two."""
     return max(ask.candidates, 2) if ask.leads else ask.candidates
 
 
 def perturbed(logits: Tensor, ask: Ask) -> Tensor:
-    """Adjusted logits, with the keyed noise where sampled: the largest in a row is the pick."""
+    """Adjusted logits, plus the keyed noise if the ask samples: the largest in a row is the pick."""
     z = adjust(logits, ask)
     return z + _noise(ask, z) if ask.request.sampling.temperature > 0 else z
 
@@ -74,7 +74,7 @@ def _distributions(z: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _counts(ask: Ask, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often each token occurs in the text before each row, and in its written part. [rows, vocabulary]"""
+    """How often each token occurs in the text before each row, and after the prompt, [rows, vocabulary] each."""
     proposal, prompt = ask.proposal, len(ask.request.prompt)
     seen = np.bincount(ask.context, minlength=vocabulary)[None].repeat(1 + len(proposal), axis=0)
     written = np.bincount(ask.context[prompt:], minlength=vocabulary)[None].repeat(1 + len(proposal), axis=0)
@@ -86,7 +86,7 @@ def _counts(ask: Ask, vocabulary: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _noise(ask: Ask, z: Tensor) -> Tensor:
-    """The keyed noise of `core.sampling.gumbel`, a row for each position asked about. Nodes at one depth share it."""
+    """The keyed noise of `core.sampling.gumbel`, one row per position; nodes at the same depth share it."""
     first = len(ask.context)
     depths = [0] + [depth + 1 for depth in ask.proposal.depths()]
     rows = [gumbel(ask.request.seed, first + depth, z.shape[1], z.device) for depth in range(max(depths) + 1)]

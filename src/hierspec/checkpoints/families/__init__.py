@@ -1,4 +1,4 @@
-"""Families of decoders: one file each says how its config.json, GGUF keys and tensor names are read.
+"""Families of decoders: one file per family says how to read its config.json, GGUF keys and tensor names.
 
 A family that differs from these only in data is one more file and one more entry in FAMILIES.
 """
@@ -28,7 +28,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         LLAMA,
-        MISTRAL,  # after llama, whose name it takes in GGUF files
+        MISTRAL,  # after llama, whose name it uses in GGUF files
         QWEN2,
         QWEN3,
         SEED_OSS,
@@ -38,7 +38,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_named(name: object) -> Family:
-    """By `model_type`, which is also DecoderConfig.family."""
+    """A family by `model_type`, which is also DecoderConfig.family."""
     if not isinstance(name, str) or name not in FAMILIES:
         raise HierspecError(
             f"The architecture {shown(name)} is not supported: choose a model of the families {listed(FAMILIES)}."
@@ -71,13 +71,13 @@ def from_gguf(path: Path, header: GgufHeader, content: np.ndarray) -> DecoderCon
             f"choose a GGUF file of {listed(by_architecture)}."
         )
     keys = architecture_keys(header)
-    # Of families that share an architecture the later is the special case.
+    # Of families that share an architecture, the later one is the special case.
     matching = [family for family in by_architecture[architecture] if family.gguf.matches(keys, header.tensors)]
     return read_gguf(matching[-1], path, header, content)
 
 
 def _model_type(config: dict[str, Any]) -> object:
-    """`model_type`, or where there is none the family whose model is named in `architectures`."""
+    """`model_type`; if it is missing, the family whose class is named in `architectures`."""
     name, classes = config.get("model_type"), config.get("architectures")
     if name is None and isinstance(classes, list):
         return next((family.name for family in FAMILIES.values() if family.model_class in classes), None)

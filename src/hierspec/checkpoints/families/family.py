@@ -1,4 +1,4 @@
-"""What a family is: data that says how its files describe layers and name tensors."""
+"""A family as data: how its files describe layers and name tensors."""
 
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
@@ -6,17 +6,17 @@ from typing import Any
 
 from hierspec.checkpoints.config import LayerConfig
 
-Keys = Mapping[str, Any]  # of a config.json, or of a GGUF file without the name of the architecture
+Keys = Mapping[str, Any]  # keys of a config.json, or of a GGUF file without the architecture's prefix
 Layers = tuple[LayerConfig, ...]
 _LAYER = "model.layers."
 
 
 @dataclass(frozen=True)
 class TensorNames:
-    """From canonical tensor names, those of Hugging Face's Llama, to the names in files of one format."""
+    """Maps canonical tensor names, those of Hugging Face's Llama, to the names in files of one format."""
 
-    layer: str = _LAYER  # what a layer's number follows
-    parts: Mapping[str, str] = field(default_factory=dict)  # those not named here are canonical
+    layer: str = _LAYER  # prefix before a layer's number
+    parts: Mapping[str, str] = field(default_factory=dict)  # parts that are missing here have canonical names
 
     def __call__(self, canonical: str) -> str:
         part, kind = canonical.rsplit(".", 1)  # kind: weight or bias
@@ -60,30 +60,30 @@ def full_attention(keys: Keys, count: int) -> Layers:
 
 @dataclass(frozen=True, eq=False)
 class GgufFormat:
-    """How GGUF files hold the models of a family."""
+    """How GGUF files store the models of a family."""
 
-    architecture: str | None = None  # general.architecture; None: GGUF files of the family are not read
+    architecture: str | None = None  # general.architecture; None: GGUF files of this family are not supported
     names: TensorNames = GGUF_NAMES
-    interleaved: bool = False  # the two halves of each query and key head alternate row by row
-    read_layers: Callable[[Keys, int], Layers] = full_attention  # windows and rotary of so many layers
-    # Tells apart families that share an architecture, by keys and tensor names.
+    interleaved: bool = False  # the rows of the two halves of each query and key head alternate
+    read_layers: Callable[[Keys, int], Layers] = full_attention  # windows and rotary of each layer
+    # Distinguishes families that share an architecture, by keys and tensor names.
     matches: Callable[[Keys, Container[str]], bool] = lambda keys, tensors: True
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """One `model_type`. What is not given is as in Llama, so that a family states only what differs."""
+    """One `model_type`. Defaults are those of Llama, so that a family states only what differs."""
 
     name: str  # model_type in config.json
     model_class: str  # its entry in `architectures` of config.json
-    defaults: Keys  # what transformers assumes where config.json is silent; a null is not the same as no key
-    # Each bias: the key of config.json that switches it on, or True or False for the whole family.
+    defaults: Keys  # what transformers assumes for keys missing in config.json; a null is not a missing key
+    # For each bias: the key of config.json that enables it, or True or False for the whole family.
     attention_bias: str | bool = "attention_bias"
     output_bias: str | bool = "attention_bias"
     mlp_bias: str | bool = "mlp_bias"
     qk_norm: bool = False
-    read_layers: Callable[[Keys, int], Layers] = full_attention  # windows and rotary of so many layers
+    read_layers: Callable[[Keys, int], Layers] = full_attention  # windows and rotary of each layer
     write_layers: Callable[[Layers], dict[str, Any]] = lambda layers: {}  # the keys that read_layers reads
     names: TensorNames = HUGGINGFACE_NAMES  # in safetensors
     gguf: GgufFormat = GgufFormat()
-    tiny: Keys = field(default_factory=dict)  # keys that show what is special about it at the size of a test
+    tiny: Keys = field(default_factory=dict)  # keys that show the family's special features at the size of a test

@@ -1,4 +1,4 @@
-"""From a GGUF file's metadata and tensors to the description of a decoder, by the data of its family."""
+"""From a GGUF file's metadata and tensors to a decoder's configuration, using the data of its family."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +14,18 @@ from hierspec.checkpoints.values import check, integer, number
 from hierspec.core.errors import HierspecError
 from hierspec.core.text_files import shown
 
-# The file keeps only the result of llama3 scaling; every Llama 3.1, 3.2 and 3.3 was made with these numbers.
+# The file stores only the result of llama3 scaling; all of Llama 3.1, 3.2 and 3.3 use these parameters.
 _LLAMA3_CONTEXT, _LLAMA3_LOW, _LLAMA3_HIGH = 8192, 1.0, 4.0
 
 
 def architecture_keys(header: GgufHeader) -> dict[str, Any]:
-    """The metadata under the name of the architecture, without that name."""
+    """The metadata under the architecture's prefix, without that prefix."""
     prefix = f"{header.metadata.get('general.architecture')}."
     return {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
 
 
 def read_gguf(family: Family, path: Path, header: GgufHeader, content: np.ndarray) -> DecoderConfig:
-    """The configuration of the mapped file `content`; `path` is for the messages."""
+    """The configuration of the mapped file `content`; `path` is for error messages."""
     keys = architecture_keys(header)
     if header.metadata.get("split.count", 0) not in (0, 1):
         raise HierspecError(f"{path} is one part of a split model: merge the parts with llama-gguf-split first.")
@@ -66,9 +66,9 @@ def read_gguf(family: Family, path: Path, header: GgufHeader, content: np.ndarra
 
 
 def may_be_absent(family: Family, name: str) -> bool:
-    """Whether a GGUF file may lack this tensor, given by its canonical name, and zeros take its place.
+    """Whether a GGUF file may lack this tensor, given by its canonical name; it is then all zeros.
 
-    One key of config.json switches several biases on together; GGUF files may have only some of them.
+    One key of config.json enables several biases together; GGUF files may have only some of them.
     """
     part, kind = name.rsplit(".", 1)
     return kind == "bias" and any(
@@ -122,7 +122,7 @@ def _rotary(path: Path, header: GgufHeader, content: np.ndarray, keys: Keys, con
 
 
 def _llama3(path: Path, header: GgufHeader, content: np.ndarray, keys: Keys, theta: float, head_size: int) -> Rotary:
-    """The llama3 scaling whose result, a divisor for each frequency, the file holds."""
+    """Recovers the llama3 scaling from its result in the file, a divisor for each frequency."""
     stored = header.tensors["rope_freqs.weight"]
     if stored.quantisation.name != "F32" or stored.shape != (head_size // 2,):
         raise HierspecError(
@@ -145,7 +145,7 @@ def _llama3(path: Path, header: GgufHeader, content: np.ndarray, keys: Keys, the
 
 
 def _uniform(keys: Keys, key: str) -> int:
-    """A number that some files give for each layer; layers that differ are not supported."""
+    """A number that some files give per layer; layers that differ are not supported."""
     value = keys.get(key)
     if isinstance(value, list) and value and all(item == value[0] for item in value):
         value = value[0]
@@ -153,7 +153,7 @@ def _uniform(keys: Keys, key: str) -> int:
 
 
 def _decimal(value: float) -> float:
-    """GGUF holds 1e-5 as the nearest float32, 9.99999974e-06: this is the number that people wrote."""
+    """The decimal number that people wrote: GGUF stores 1e-5 as the nearest float32, 9.99999974e-06."""
     return float(f"{value:.6g}")
 
 

@@ -1,4 +1,4 @@
-"""From a config.json to the description of a decoder and back, by the data of its family."""
+"""From a config.json to a decoder's configuration and back, using the data of its family."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from hierspec.checkpoints.values import check, integer, number
 from hierspec.core.errors import HierspecError
 from hierspec.core.text_files import shown
 
-# What transformers assumes where config.json is silent and the family's own defaults are, too.
+# What transformers assumes for keys that neither config.json nor the family's defaults have.
 _COMMON_DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
     "rope_theta": 10_000.0,
@@ -82,7 +82,7 @@ def write_config(family: Family, config: DecoderConfig) -> dict[str, Any]:
         "rope_scaling": scaling_to_huggingface(config.rotary),
         "bos_token_id": config.bos_id,
         "eos_token_id": eos_ids[0] if len(eos_ids) == 1 else eos_ids or None,
-        "pad_token_id": None,  # a family's default may lie outside a small vocabulary
+        "pad_token_id": None,  # a family's default may be outside a small vocabulary
     }
     if config.early_exit is not None:
         written["assistant_early_exit"] = config.early_exit
@@ -91,13 +91,13 @@ def write_config(family: Family, config: DecoderConfig) -> dict[str, Any]:
         if isinstance(switch, str):
             written[switch] = getattr(config, field)
     written |= family.write_layers(config.layer_configs)
-    if read_config(family, written, {}) != config:  # two window sizes, say, or a bias this family cannot have
+    if read_config(family, written, {}) != config:  # such as two window sizes, or a bias this family cannot have
         raise HierspecError(f"This configuration cannot be written as a Hugging Face {family.name} model.")
     return written
 
 
 def _ids(key: str, vocabulary: int, *sources: Keys) -> tuple[int, ...]:
-    """Token ids from the first source that has them. Those outside the vocabulary can never be written: left out."""
+    """Token ids from the first source that has them, without those outside the vocabulary, which cannot occur."""
     value: Any = next((source[key] for source in sources if source.get(key) is not None), [])
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(item, int) and not isinstance(item, bool) for item in values):
@@ -106,7 +106,7 @@ def _ids(key: str, vocabulary: int, *sources: Keys) -> tuple[int, ...]:
 
 
 def _early_exit(keys: Keys, generation: Keys, count: int) -> int | None:
-    """transformers' `assistant_early_exit`, which is among the settings of generation or in the config itself."""
+    """transformers' `assistant_early_exit`, from the generation settings or the config itself."""
     for source in (generation, keys):
         layer = source.get("assistant_early_exit")
         if isinstance(layer, int) and not isinstance(layer, bool) and 1 <= layer < count:

@@ -26,7 +26,7 @@ def _read_gguf_layers(keys: Keys, count: int) -> Layers:
 
 
 def _matches(keys: Keys, tensors: Container[str]) -> bool:
-    """In GGUF files it calls itself llama. Only a window tells them apart; without one they are the same model."""
+    """Whether a GGUF file of architecture llama is Mistral's: only a window distinguishes them."""
     biases = (GGUF_NAMES(f"model.layers.0.{part}.bias") for part in (*BIASES["attention_bias"], *BIASES["output_bias"]))
     return bool(keys.get(_GGUF_WINDOW)) and not any(bias in tensors for bias in biases)
 

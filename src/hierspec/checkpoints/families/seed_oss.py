@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases on queries, keys and values, and a key of its own for the one on o_proj."""
+"""Seed-OSS: Llama with biases on queries, keys and values, and a separate key for the bias on o_proj."""
 
 from hierspec.checkpoints.families.family import GGUF_NAMES, Family, GgufFormat
 

@@ -1,4 +1,4 @@
-"""SmolLM3: some layers have no rotary positions. SmolLM and SmolLM2 are of the family llama."""
+"""SmolLM3: some layers have no rotary positions. SmolLM and SmolLM2 belong to the family llama."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def _read_layers(keys: Keys, count: int) -> Layers:
     rotary = _rotary_layers(keys, count)
     size = window_size(keys)
     if keys.get("layer_types") is not None:
-        # Unlike Qwen it applies the window to layers listed as sliding even where use_sliding_window is off.
+        # Unlike Qwen, it applies the window to layers listed as sliding even if use_sliding_window is off.
         windows = windows_by_layer_type(keys, count, size)
     else:
         used = bool(keys.get("use_sliding_window")) and keys["sliding_window"] is not None

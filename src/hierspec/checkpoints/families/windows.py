@@ -11,7 +11,7 @@ from hierspec.core.text_files import shown
 
 
 def window_size(keys: Keys) -> int:
-    """`sliding_window`, 0 where it is null."""
+    """`sliding_window`, or 0 if it is null."""
     return 0 if keys["sliding_window"] is None else integer(keys, "sliding_window")
 
 
@@ -21,7 +21,7 @@ def positive_window(window: int) -> int:
 
 
 def windows_by_layer_type(keys: Keys, count: int, window: int) -> list[int]:
-    """`layer_types`: which layers have the window."""
+    """The window of each layer, from `layer_types`."""
     types = keys["layer_types"]
     if not isinstance(types, list) or len(types) != count:
         raise HierspecError(f"The model's config is damaged: layer_types must list all {count} layers.")

@@ -1,1 +1,1 @@
-"""From what a client asks to answers in the worker's batches, whatever the protocol."""
+"""From a client's request to answers in the worker's batches, for any protocol."""

@@ -1,4 +1,4 @@
-"""The answers of one call: several prompts, several answers each, all in the batches of the one worker."""
+"""The answers to one call: several prompts with several answers each, all in the batches of one worker."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from hierspec.serve.settings import Settings
 from hierspec.worker import Event, Job
 
 _log = logging.getLogger("hierspec.serve")
-_WAITING_SECONDS = 15.0  # without a token, after which a comment keeps the connection alive
+_WAITING_SECONDS = 15.0  # without a token; then a comment keeps the connection alive
 
 PLANS = ("auto", *NAMED)
 
 
 class Answers:
-    """Iterate over `events` once; leaving the loop cancels what is not finished."""
+    """The answers to one call. Iterate over `events` once; leaving the loop cancels unfinished answers."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class Answers:
         n: int = 1,
         plan: str | None = None,
         namespace: str | None = None,
-        writes: bool = True,  # False: nothing is written, where only the prompts are of interest
+        writes: bool = True,  # False: generate nothing, because only the prompts matter
     ) -> None:
-        """Whatever a client may have got wrong is refused here, before anything runs."""
+        """Rejects everything that a client may have got wrong before anything runs."""
         state = request.app.state
         self.model: AsyncLanguageModel = state.model
         self.settings: Settings = state.settings
         self.gate: Gate = state.gate
         self.prompts, self.n, self._writes = list(prompts), n, writes
-        self.count = len(prompts) * n  # answer i is one to prompt i // n
+        self.count = len(prompts) * n  # answer i belongs to prompt i // n
         if self.count > self.settings.limits.call_answers:
             most = self.settings.limits.call_answers
             raise ApiError(400, f"One call may ask for at most {most} answers; make several calls.", param="n")
@@ -62,13 +62,15 @@ class Answers:
         self._stopped: set[int] = set()
 
     def stop(self, index: int) -> None:
-        """This answer is long enough: it ends with what there is."""
+        """Ends this answer with the text it has so far."""
         self._stopped.add(index)
         self.jobs[index].cancel()
 
     async def events(self) -> AsyncGenerator[tuple[int, TextStep | Generation] | None, None]:
-        """What is written, by number of the answer; the last of an answer is its `Generation`. None: nothing yet, and
-        the client should hear that."""
+        """Yields (index of the answer, step), and a `Generation` as the last event of each answer.
+
+        Yields None if nothing was generated for a while, so that the client can be told.
+        """
         if not self._writes:
             for index, sampling in enumerate(self._samplings * len(self.prompts)):
                 self.finished[index] = _nothing(len(self.prompt(index)), sampling)
@@ -85,17 +87,17 @@ class Answers:
                     job.cancel()
 
     async def finish(self) -> list[Generation]:
-        """All of them, whole."""
+        """Waits for all answers and returns them."""
         async for _ in self.events():
             pass
         return self.in_order()
 
     def in_order(self) -> list[Generation]:
-        """Once all are finished."""
+        """All answers, once they are finished."""
         return [self.finished[index] for index in range(self.count)]
 
     def prompt(self, index: int) -> list[int]:
-        """That an answer is to."""
+        """The prompt of an answer."""
         return self.prompts[index // self.n]
 
     def _submit(self, wanted: list[tuple[list[int], Sampling]]) -> None:
@@ -112,7 +114,7 @@ class Answers:
             self.jobs.append(job)
             try:
                 self.model.worker.submit(job)
-            except HierspecError as error:  # nothing is wrong with the prompt
+            except HierspecError as error:  # the prompt is not at fault
                 raise unavailable(error) from error
 
     async def _all_news(self, end: float) -> AsyncGenerator[tuple[int, TextStep | Generation] | None, None]:
@@ -134,8 +136,11 @@ class Answers:
             yield index, event
 
     def _error(self, event: Failure) -> ApiError:
-        """Whose fault it was: a request that never began was refused, unless something broke while it was made; and a
-        grammar may turn out to allow no token of the model's."""
+        """The error for the client, depending on whose fault it was.
+
+        A request that never began was rejected, unless something broke while it was being prepared. A grammar may also
+        turn out to allow no token of the model.
+        """
         broke = event.error.__cause__ is not None or isinstance(event.error, OutOfMemory)
         if event.partial is None:
             return failure(event.error) if event.error.__cause__ is not None else refusal(event.error)
@@ -165,7 +170,7 @@ class Answers:
             raise ApiError(400, sentence, param="logit_bias")
 
     def _plan(self, name: str | None) -> PlanLike:
-        """A name of ours only: a client must not make the server read a file."""
+        """A plan by built-in name only: a client must not make the server read a file."""
         if name is None:
             return self.settings.plan
         if name not in PLANS:
@@ -174,11 +179,11 @@ class Answers:
 
 
 def _nothing(prompt_tokens: int, sampling: Sampling) -> Generation:
-    """An answer of no tokens."""
+    """An answer with no tokens."""
     seed = sampling.seed or 0
     return Generation("", (), (), (), "length", seed, prompt_tokens, Stats([TierStats("")]), 0.0, 0, 0.0)
 
 
 async def encoded(model: AsyncLanguageModel, text: str, special: bool = False, begin: bool = True) -> list[int]:
-    """Token ids of a raw text, made in a thread: long prompts must not hold up those who are being answered."""
+    """Token ids of a raw text, computed in a thread, so that long prompts do not delay running answers."""
     return await asyncio.to_thread(model.model.tokenizer.encode, text, special, begin)

@@ -1,4 +1,4 @@
-"""From a conversation with tools to a prompt, in whichever protocol it came: what all of them share."""
+"""From a conversation with tools to a prompt: what all protocols share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hierspec.serve.answering.tools import AnswerReader, Tools
 from hierspec.text.tokenizer import Tokenizer
 from hierspec.text.tool_formats import AUTO, THOUGHTS, ToolFormat, tool_format, writes_tools
 
-_LAST_TOKENS = 16  # of a prompt, that may hold the marker with which an answer begins
+_LAST_TOKENS = 16  # of the prompt, which may contain the marker that begins an answer
 _TOOL_PROMPT = """You may call functions to help with the request. They are, as JSON schemas:
 <tools>
 {tools}
@@ -31,26 +31,26 @@ To call one, answer with nothing but its name and arguments as JSON between thes
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a client asks, in the words of chat completions."""
+    """A client's request, in the terms of chat completions."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Tools = field(default_factory=Tools)
     template: TemplateOptions = field(default_factory=lambda: TemplateOptions())  # other options for the chat template
-    ends: bool = False  # the prompt ends with the last message, and nobody's answer is begun
+    ends: bool = False  # the prompt ends with the last message, without the start of an answer
 
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """Token ids of a conversation, and how its answers are to be read."""
+    """Token ids of a conversation, and how to parse its answers."""
 
     ids: list[int]
     tools: Tools
     form: ToolFormat
-    begin: str  # how an answer begins that the prompt already holds
+    begin: str  # the start of the answer that the prompt already contains
 
     @property
     def grammar(self) -> Grammar | None:
-        """What tool_choice holds an answer to."""
+        """The grammar that tool_choice imposes on an answer."""
         return self.tools.grammar(self.form)
 
     def reader(self) -> AnswerReader:
@@ -58,7 +58,7 @@ class PreparedPrompt:
 
 
 async def prepared(model: AsyncLanguageModel, conversation: Conversation) -> PreparedPrompt:
-    """Made in a thread: long prompts must not hold up those who are being answered."""
+    """Prepares the prompt in a thread, so that long prompts do not delay running answers."""
     return await asyncio.to_thread(_prepared, model.model, conversation)
 
 
@@ -84,7 +84,7 @@ def _prepared(model: LanguageModel, conversation: Conversation) -> PreparedPromp
 
 
 def _open_thought(tokenizer: Tokenizer, ids: list[int], form: ToolFormat) -> str:
-    """The marker of reasoning with which a prompt ends, as some templates have it."""
+    """The reasoning marker at the end of a prompt, which some templates add; "" if there is none."""
     end = tokenizer.decode(ids[-_LAST_TOKENS:], special=True).rstrip()
     return next((marker for marker in form.thoughts if end.endswith(marker)), "")
 
@@ -94,7 +94,7 @@ def _about_tools(message: Mapping[str, Any]) -> bool:
 
 
 def _as_text(messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[dict[str, Any]]:
-    """For templates that know nothing of tools: these, calls and results as the text of other messages."""
+    """For templates without tool support: tools, calls and results as text of ordinary messages."""
     written: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "tool":

@@ -1,4 +1,4 @@
-"""Fields that every protocol has: which model, and how long an answer may become."""
+"""Fields that every protocol has: the model, and the length limit of an answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hierspec.serve.settings import Settings
 
 
 def check_model(settings: Settings, name: str | None) -> str:
-    """The name under which a request asks for the model; one left out is the model's own."""
+    """The name by which a request asks for the model; the default is the model's own name."""
     if name is None:
         return settings.model_name
     if name != settings.model_name and name not in settings.aliases:
@@ -17,7 +17,7 @@ def check_model(settings: Settings, name: str | None) -> str:
 
 
 def most_tokens(asked: int | None, default: int | None, settings: Settings, least: int = 1) -> int:
-    """How long an answer may become. The model's context ends it in any case."""
+    """The length limit of an answer. The model's context limits it in any case."""
     limit = settings.limits.max_tokens
     if asked is not None and asked < least:
         raise ApiError(400, f"max_tokens must be at least {least}.", param="max_tokens")

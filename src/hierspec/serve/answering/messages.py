@@ -1,4 +1,4 @@
-"""Messages as clients send them, as chat templates read them."""
+"""From messages as clients send them to messages as chat templates read them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Content as one text, arguments of calls as objects, and roles that templates know."""
+    """Messages with content as one text, call arguments as objects, and roles that templates know."""
     return [_template_message(message, index) for index, message in enumerate(messages)]
 
 
 def _template_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     read = {name: value for name, value in message.items() if value is not None or name == "content"}
-    if read["role"] == "developer":  # OpenAI's newer name; templates know the older one
+    if read["role"] == "developer":  # OpenAI's newer name for it
         read["role"] = "system"
     read["content"] = content_text(read.get("content"), index)
     if isinstance(calls := read.get("tool_calls"), list):
@@ -47,7 +47,8 @@ def content_text(content: object, index: int, param: str = "messages") -> str:
 
 
 def _call(call: Any) -> Any:
-    """Clients send a call's arguments as a JSON text; templates write them as JSON themselves."""
+    """A call with its arguments as an object: clients send JSON text, but templates serialise the arguments
+    themselves."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

@@ -1,4 +1,4 @@
-"""The one answer of a call, in parts as they come: for protocols that have no several answers."""
+"""The single answer of a call, in parts as they arrive: for protocols without multiple answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hierspec.serve.answering.tools import AnswerPart, AnswerReader
 async def one_answer(
     answers: Answers, reader: AnswerReader
 ) -> AsyncGenerator[Sequence[AnswerPart] | Generation | None, None]:
-    """Parts as they are read, then the `Generation`. None: nothing yet, and the client should hear that."""
+    """Yields parts as they are parsed, then the `Generation`; None if nothing was generated for a while."""
     async for news in answers.events():
         if news is None:
             yield None

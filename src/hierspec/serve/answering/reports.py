@@ -12,11 +12,11 @@ from hierspec.core.logprobs import TokenLogprobs
 from hierspec.generation import Generation, TextStep
 from hierspec.text.tokenizer import Tokenizer
 
-_LEAST = -9999.0  # for minus infinity, which JSON has no word for; OpenAI's API does the same
+_LEAST = -9999.0  # stands for minus infinity, which JSON lacks, as in OpenAI's API
 
 
 def usage(prompts: Sequence[int], written: int, finished: Sequence[Generation] = ()) -> dict[str, Any]:
-    """Of one call: the tokens of its prompts, each counted once, and those written in all answers."""
+    """Usage of one call: prompt tokens, each prompt counted once, and generated tokens of all answers."""
     return {
         "prompt_tokens": sum(prompts),
         "completion_tokens": written,
@@ -26,13 +26,13 @@ def usage(prompts: Sequence[int], written: int, finished: Sequence[Generation] =
 
 
 def cached_tokens(answer: Generation) -> int:
-    """Tokens of the prompt that were computed for an earlier text, or for another answer of this call."""
+    """Prompt tokens that were already in the KV cache, from an earlier text or another answer of this call."""
     return min(answer.prompt_tokens, answer.stats.tiers[0].known or 0)
 
 
 @dataclass
 class Timings:
-    """As llama.cpp's clients read them: prefill, then the rest; and drafts that the model itself verified."""
+    """Timings as llama.cpp's clients read them: prefill, then decoding, and drafts that the target verified."""
 
     prompt: int
     first_tokens: int = 0
@@ -67,7 +67,7 @@ class Timings:
 
 
 def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """As chat completions have them."""
+    """Log-probabilities in the format of chat completions."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         piece = tokenizer.piece(token, special=True)
@@ -80,7 +80,8 @@ def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> di
 
 
 class TextLogprobs:
-    """As text completions have them: four lists, and where each token's text begins."""
+    """Log-probabilities in the format of text completions: four lists, one of them with the start of each token's
+    text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -88,13 +89,13 @@ class TextLogprobs:
         self._length = 0  # of the text so far
 
     def first(self, token: int) -> dict[str, Any]:
-        """Of a prompt's first token, which nothing predicts."""
+        """The entry of a prompt's first token, which nothing predicts."""
         return self._lists([token], [None], [None])
 
     def of(self, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
         tops = [{self._text(token): _finite(logprob) for token, logprob in each.top} for each in logprobs]
         for each, top in zip(logprobs, tops, strict=True):
-            top.setdefault(self._text(each.token), _finite(each.logprob))  # the token itself is always there
+            top.setdefault(self._text(each.token), _finite(each.logprob))  # the token itself is always included
         return self._lists([each.token for each in logprobs], [_finite(each.logprob) for each in logprobs], tops)
 
     def _lists(self, tokens: list[int], logprobs: Sequence[float | None], tops: Sequence[Any]) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class TextLogprobs:
         }
 
     def _text(self, token: int) -> str:
-        """A part of a character is named by its bytes and what has no text by its id, so that no two are alike."""
+        """The text of a token; its bytes if it is part of a character, its id if it has no text: all are distinct."""
         piece = self._tokenizer.piece(token, special=True)
         try:
             return piece.decode() or f"token_id:{token}"
@@ -120,7 +121,7 @@ class TextLogprobs:
 
 
 def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Such lists one after the other."""
+    """Concatenates the lists of several parts."""
     return {name: [item for part in parts for item in part[name]] for name in parts[0]}
 
 

@@ -1,4 +1,4 @@
-"""Tools of a request: what the chat template is told of them, what an answer must look like, and how it is read."""
+"""Tools of a request: what the chat template gets, which form an answer must have, and how it is parsed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hierspec.serve.http.errors import ApiError
 from hierspec.text.tool_calls import AnswerParser, Reasoning, Text, ToolCall
 from hierspec.text.tool_formats import ToolFormat
 
-_MOST_FORCED_CALLS = 8  # of one answer: a model that is held to a list must not go on for ever
+_MOST_FORCED_CALLS = 8  # per answer: a model that is forced into a list must not go on for ever
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _LETTERS = string.ascii_letters + string.digits
 _NAME_LENGTH = 256
@@ -22,7 +22,7 @@ _NAME_LENGTH = 256
 
 @dataclass(frozen=True)
 class Tools:
-    """The functions that an answer may call, and whether it has to."""
+    """The functions that an answer may call, and whether it must call one."""
 
     functions: tuple[Mapping[str, Any], ...] = ()  # name, description, parameters
     choice: str = "auto"  # none, auto, required, or the name of a function after a colon, as ":name"
@@ -60,7 +60,7 @@ class Tools:
         return [{"type": "function", "function": dict(function)} for function in self.callable]
 
     def grammar(self, form: ToolFormat) -> Grammar | None:
-        """What follows `form.forced` in an answer that must be a call: JSON that fits the function's schema."""
+        """The grammar after `form.forced` in an answer that must be a call: JSON that fits the function's schema."""
         if not self.forced:
             return None
         rules = []
@@ -75,7 +75,7 @@ class Tools:
 
 
 def function_tool(function: Any, where: str) -> dict[str, Any]:
-    """One function as a client describes it, checked."""
+    """A client's description of one function, validated."""
     if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str) or not name:
         raise ApiError(400, f"{where} needs a name.", param="tools")
     if len(name) > _NAME_LENGTH or not all(letter.isalnum() or letter in "_-.:" for letter in name):
@@ -93,13 +93,13 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quoted(text: str) -> str:
-    """As a Lark grammar writes a text."""
+    """A string literal of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class IdentifiedCall:
-    """A call with what a client needs to answer it."""
+    """A call with the id that a client needs to reply to it."""
 
     id: str
     index: int  # among the calls of its answer
@@ -111,7 +111,7 @@ AnswerPart = Text | Reasoning | IdentifiedCall
 
 
 class AnswerReader:
-    """Reads one answer; its calls get ids."""
+    """Parses one answer and gives its calls ids."""
 
     def __init__(self, tools: Tools, form: ToolFormat, begin: str = "") -> None:
         self._parser = AnswerParser(form, tools.schemas if tools.callable else None, begin)
@@ -120,7 +120,7 @@ class AnswerReader:
 
     @property
     def full(self) -> bool:
-        """Whether it has all the calls that it may have."""
+        """Whether the answer has all the calls that it may have."""
         return self._most is not None and len(self.calls) >= self._most
 
     def add(self, text: str) -> list[AnswerPart]:
@@ -143,5 +143,5 @@ class AnswerReader:
 
 
 def _call_id() -> str:
-    """Nine letters and digits: the templates of some models refuse any other id."""
+    """Nine letters and digits: some models' templates reject any other id."""
     return "".join(secrets.choice(_LETTERS) for _ in range(9))

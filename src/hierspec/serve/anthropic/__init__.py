@@ -1,1 +1,1 @@
-"""Messages, as Anthropic's clients speak."""
+"""Anthropic's messages API."""

@@ -1,4 +1,4 @@
-"""Content blocks of Anthropic's messages: those of a request as chat messages and tools, those that an answer makes."""
+"""Content blocks of Anthropic's messages: from request blocks to chat messages and tools, and blocks of an answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def conversation_of(body: AnthropicPrompt) -> Conversation:
         messages += _messages(message.role, message.content, f"message {number}")
     if not messages:
         raise ApiError(400, "The messages say nothing; give at least one with some text.", param="messages")
-    # An answer that the client has begun is gone on with, as Anthropic's API does.
+    # Continue an answer that the client has begun, as Anthropic's API does.
     begun = messages[-1]["role"] == "assistant" and messages[-1]["content"] and "tool_calls" not in messages[-1]
     template: dict[str, Any] = {"continue_final_message": True} if begun else {}
     if body.chat_template_kwargs:
@@ -33,7 +33,7 @@ def conversation_of(body: AnthropicPrompt) -> Conversation:
 
 
 def _messages(role: str, content: str | list[dict[str, Any]], where: str) -> Iterator[dict[str, Any]]:
-    """Results of tools are messages of their own, before what the user says with them."""
+    """Tool results become separate messages, before the user's text."""
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
@@ -91,11 +91,11 @@ def _tools(tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] 
 
 
 class Blocks:
-    """The content of an answer while it is written, and the events that tell of it."""
+    """The content of an answer while it is generated, and the events that report it."""
 
     def __init__(self) -> None:
         self.content: list[dict[str, Any]] = []
-        self._open = ""  # type of the block that is being written
+        self._open = ""  # type of the open block
 
     def add(self, parts: Sequence[AnswerPart]) -> Iterator[dict[str, Any]]:
         for part in parts:

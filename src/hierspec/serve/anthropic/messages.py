@@ -71,7 +71,7 @@ async def count_tokens(body: AnthropicPrompt, request: Request) -> TokenCount:
 
 
 class _Call:
-    """One request, and its message as far as it got."""
+    """One request, and its message so far."""
 
     def __init__(self, body: AnthropicRequest, name: str, answers: Answers, prompt: PreparedPrompt) -> None:
         self._body, self._answers, self._prompt = body, answers, prompt
@@ -84,7 +84,7 @@ class _Call:
         return {**self._about, "content": self._blocks.content, **stop, "usage": self._usage(finished)}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The first event comes with the first token: what is refused before it has its own status."""
+        """The first event comes with the first token, so that an earlier error can have its own status."""
         begun = False
         try:
             async for news in self._events():
@@ -107,7 +107,7 @@ class _Call:
             yield _named(anthropic_shape(error))
 
     async def _events(self) -> AsyncGenerator[dict[str, Any] | Generation | None, None]:
-        """Events of the content; then the `Generation`. None: nothing yet."""
+        """Events of the content, then the `Generation`; None if nothing was generated for a while."""
         async for news in one_answer(self._answers, self._reader):
             if news is None:
                 yield None
@@ -134,14 +134,14 @@ class _Call:
         return {"stop_reason": reason, "stop_sequence": sequence}
 
     def _stop_sequence(self, answer: Generation) -> str | None:
-        """The stop sequence that ended the answer: what its tokens go on with after its text."""
+        """The stop sequence that ended the answer: the one that its tokens continue with after its text."""
         whole = self._answers.model.model.tokenizer.decode(answer.tokens)
         rest = whole[len(answer.text) :]
         met = [stop for stop in self._body.stop_sequences or () if rest.startswith(stop)]
         return min(met, key=len) if met and answer.ended == "stop" else None
 
     def _usage(self, answer: Generation) -> dict[str, Any]:
-        """Anthropic counts tokens of the prompt that were cached apart from the others."""
+        """Token counts; Anthropic counts cached prompt tokens separately."""
         cached = cached_tokens(answer)
         return {
             "input_tokens": answer.prompt_tokens - cached,

@@ -1,1 +1,1 @@
-"""HTTP as every protocol here needs it: who may call, how much, how a body is read, how errors and streams are sent."""
+"""HTTP for all protocols: authentication, limits, reading of bodies, and sending of errors and streams."""

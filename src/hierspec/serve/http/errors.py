@@ -1,4 +1,4 @@
-"""Errors as clients read them: OpenAI's shape, one sentence each."""
+"""Errors for clients: in OpenAI's format, one sentence each."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ _DEFECT = "The server failed; its log says why."
 
 
 class ApiError(HTTPException):
-    """A sentence for a client, and the status it comes with. (FastAPI lets only its own kind through while it reads a
-    body.)"""
+    """A sentence for a client, and its status. (While FastAPI reads a body, it passes on only HTTPExceptions.)"""
 
     def __init__(
         self,
@@ -50,11 +49,11 @@ def openai_shape(error: ApiError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
-SHAPES: dict[str, Shape] = {}  # of paths that speak another protocol, by how they begin
+SHAPES: dict[str, Shape] = {}  # of paths with another protocol, by prefix
 
 
 def error_body(error: ApiError, path: str) -> dict[str, Any]:
-    """The error as clients of this path read it."""
+    """The error in the format of this path's protocol."""
     shape = next((shape for prefix, shape in SHAPES.items() if path.startswith(prefix)), openai_shape)
     return shape(error)
 
@@ -64,19 +63,19 @@ def error_response(error: ApiError, path: str) -> JSONResponse:
 
 
 def refusal(error: HierspecError, param: str | None = None) -> ApiError:
-    """What the library says about something that a client sent."""
+    """A rejection: what the library says about something that a client sent."""
     return ApiError(400, str(error), param=param)
 
 
 def failure(error: HierspecError) -> ApiError:
-    """What went wrong while an answer was written: not the client's fault."""
+    """A failure while an answer was generated, which is not the client's fault."""
     if isinstance(error, OutOfMemory):
         return ApiError(503, str(error), code="out_of_memory", headers={"Retry-After": "1"})
     return ApiError(500, str(error))
 
 
 def unavailable(error: HierspecError) -> ApiError:
-    """The model takes no more prompts now: too many wait, or it is being closed."""
+    """The model accepts no more prompts now: too many are waiting, or it is closing."""
     status = 429 if isinstance(error, Busy) else 503
     return ApiError(status, str(error), headers={"Retry-After": "1"})
 
@@ -90,7 +89,7 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _http_error(request: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, ApiError):  # the framework's own: no such path, no such method
+    if not isinstance(error, ApiError):  # the framework's own errors: no such path, no such method
         assert isinstance(error, StarletteHTTPException)
         sentence = {
             404: f"There is no {request.url.path} here; /docs lists what there is.",

@@ -1,4 +1,4 @@
-"""API keys: who may use the server, and whose texts are whose."""
+"""API keys: who may use the server, and which texts belong to whom."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hierspec.serve.http.errors import ApiError, error_response
 from hierspec.serve.settings import Key
 
-# What everybody may read: whether it runs, what it can do, and the page, which asks its reader for a key.
+# Open to everybody: health, documentation, and the page, which asks its reader for a key.
 OPEN_PATHS = {"/", "/health", "/ready", "/version", "/docs", "/openapi.json", "/favicon.ico"}
 OPEN_PREFIXES = ("/page/",)
 
 
 class KeyCheck:
-    """Middleware: nobody without a key gets further, not even to have a body read."""
+    """Middleware that rejects requests without a key, before their bodies are read."""
 
     def __init__(self, app: ASGIApp, keys: tuple[Key, ...]) -> None:
         self._app = app
@@ -26,21 +26,22 @@ class KeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._keys:
             scope.setdefault("state", {})["key"] = key = self._key(scope)
-            preflight = scope["method"] == "OPTIONS"  # a browser asks whether it may call, and sends no key yet
+            preflight = scope["method"] == "OPTIONS"  # a browser asks whether it may call; it sends no key yet
             if key is None and not preflight and not _is_open(scope["path"]):
                 await error_response(_refusal(bool(_secret(scope))), scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
     def _key(self, scope: Scope) -> Key | None:
-        """Compares digests, all of them and in constant time, so that the time taken tells nothing about a key."""
+        """The matching key; compares digests with all keys in constant time, so that timing reveals nothing about a
+        key."""
         given = _digest(_secret(scope))
         matching = [key for key, digest in self._keys if hmac.compare_digest(digest, given)]
         return matching[0] if matching else None
 
 
 def namespace_of(request: Request, asked: str | None) -> str:
-    """Of a request's text: that of its key, and within it what the client asks for."""
+    """The namespace of a request's text: the key's namespace, and within it the one that the client asks for."""
     key: Key | None = getattr(request.state, "key", None)
     if key is None:
         return asked or ""

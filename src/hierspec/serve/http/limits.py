@@ -1,4 +1,4 @@
-"""Limits that hold before a request runs: how much of a body is read, and how many answers run at once."""
+"""Limits that apply before a request runs: size and speed of its body, and how many answers run at once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hierspec.serve.http.errors import ApiError, error_response
 from hierspec.serve.settings import Limits
 
-_LINGER_SECONDS, _LINGER_SHARE = 5.0, 4  # a refused body is thrown away so far, so that its sender reads the refusal
+_LINGER_SECONDS, _LINGER_SHARE = 5.0, 4  # limits for discarding a rejected body, so that its sender reads the error
 
 
 class Gate:
-    """Counts the answers that are being written, or wait for their turn."""
+    """Counts the answers that are running or waiting."""
 
     def __init__(self, most: int) -> None:
         self.most, self.count = most, 0
@@ -37,7 +37,7 @@ class Gate:
 
 
 class BodyLimit:
-    """Middleware: refuses a body that is too long or too slow, without reading more of it than the limit."""
+    """Middleware that rejects a body that is too long or too slow, without reading more of it than the limit."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app, self._limits = app, limits
@@ -60,7 +60,7 @@ class BodyLimit:
 
         async def limited() -> Message:
             nonlocal read, whole
-            if whole:  # what comes now is that the client leaves
+            if whole:  # the next message is the client's disconnect
                 return await receive()
             try:
                 async with asyncio.timeout_at(end):

@@ -1,4 +1,4 @@
-"""Reads bodies: JSON as its standard says, with a bound on how deep it nests."""
+"""Reads request bodies: strict JSON with a limit on nesting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hierspec.serve.http.errors import ApiError
 
 
 class StrictRoute(APIRoute):
-    """A route whose body is read as this file says."""
+    """A route that reads its body with `read_json`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -32,7 +32,7 @@ class _StrictRequest(Request):
 
 
 def read_json(body: bytes, nesting: int) -> Any:
-    """The value of a body; ApiError where it has none. NaN and Infinity, which Python reads too, are not JSON."""
+    """The JSON value of a body, or an ApiError. Python also parses NaN and Infinity, which are not JSON."""
     try:
         value = json.loads(body.decode(), parse_constant=_no_number)
     except UnicodeDecodeError as error:
@@ -41,7 +41,7 @@ def read_json(body: bytes, nesting: int) -> Any:
         raise ApiError(
             400, f"The body is not valid JSON (at character {error.pos}); check quotes and commas."
         ) from None
-    except ValueError:  # a whole number of thousands of digits
+    except ValueError:  # an integer with thousands of digits
         raise ApiError(400, "The body holds a number that cannot be read; send JSON with ordinary numbers.") from None
     except RecursionError:
         raise _too_deep(nesting) from None

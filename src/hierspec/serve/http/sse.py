@@ -1,4 +1,4 @@
-"""Server-sent events: answers that are sent while they are written, to clients that may vanish or not read."""
+"""Server-sent events: answers that are sent while they are generated, to clients that may vanish or stop reading."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from starlette.types import Receive, Scope, Send
 from hierspec.serve.http.errors import ApiError, error_body
 
 DONE = b"data: [DONE]\n\n"
-WAITING = b": waiting\n\n"  # a comment, which clients skip: proxies close connections on which nothing comes
+WAITING = b": waiting\n\n"  # a comment, which clients skip; proxies close idle connections
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx must not wait for more
+    (b"x-accel-buffering", b"no"),  # nginx must not buffer
 ]
-_GONE = 499  # what nginx logs for it; nobody reads this answer
+_GONE = 499  # nginx's status for a client that left; nobody reads this response
 
 _log = logging.getLogger("hierspec.serve")
 _Result = TypeVar("_Result")
 
 
 def event(data: Any, name: str = "") -> bytes:
-    """One event; protocols other than OpenAI's name theirs."""
+    """One event; protocols other than OpenAI's give it a name."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return (f"event: {name}\n" if name else "").encode() + f"data: {text}\n\n".encode()
 
 
 async def unless_gone(request: Request, work: Awaitable[_Result]) -> _Result:
-    """The work's result. It is cancelled where the client closes its connection first."""
+    """Returns the result of the work, or cancels it if the client disconnects first."""
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(request.receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -46,7 +46,7 @@ async def unless_gone(request: Request, work: Awaitable[_Result]) -> _Result:
 
 
 async def event_stream(request: Request, events: AsyncGenerator[bytes, None], send_seconds: float) -> Response:
-    """A response that sends these. What fails before the first of them is an error with its own status."""
+    """A response that sends these events. A failure before the first event becomes an error with its own status."""
     try:
         first = await unless_gone(request, anext(events))
     except BaseException:
@@ -69,7 +69,7 @@ class _EventStream(Response):
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
-        except _DoesNotRead:  # without an end of the response, the server closes the connection
+        except _DoesNotRead:  # the response has no end, so the server closes the connection
             _log.warning("A client read nothing for %g s; its request was cancelled.", self._send_seconds)
         finally:
             await _end(sending, gone)
@@ -81,12 +81,12 @@ class _EventStream(Response):
         try:
             async for data in self._events:
                 await self._send(send, data)
-        except ApiError as error:  # the status has gone out: the error is the last event
+        except ApiError as error:  # the status is already sent, so the error is the last event
             await self._send(send, event(error_body(error, path)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
-        """Waits while the connection's buffers are full; a client that reads nothing for long is given up."""
+        """Waits while the connection's buffers are full; gives up on a client that reads nothing for long."""
         try:
             async with asyncio.timeout(self._send_seconds):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -99,7 +99,7 @@ class _EventStream(Response):
 
 
 class _DoesNotRead(Exception):
-    """The client takes nothing off its connection."""
+    """The client does not read from its connection."""
 
 
 async def _disconnect(receive: Receive) -> None:

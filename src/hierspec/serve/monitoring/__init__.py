@@ -1,1 +1,1 @@
-"""What tells others how a server is doing."""
+"""Health checks and metrics."""

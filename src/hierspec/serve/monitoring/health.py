@@ -1,4 +1,4 @@
-"""Whether the server runs, whether it takes requests, and what it is."""
+"""Whether the server is running, whether it accepts requests, and which version it is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a server counts, as Prometheus reads it: vLLM's names where they mean the same, `hierspec:` for ours.
+"""Prometheus metrics of a server: vLLM's names if they mean the same, `hierspec:` for others.
 
 Labels hold the model's name, tiers, sources, depths and how requests ended: never a text, a key or a namespace, and
-never more values than a bound. Counters of speculation are the sums of `Generation.stats`, running requests included.
+only a bounded number of values. Counters of speculation are sums of `Generation.stats`, running requests included.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from hierspec.worker import Job
 
 router = APIRouter()
 
-# How a request ended, by our word and vLLM's.
+# How a request ended, in hierspec's term and in vLLM's.
 FINISHED = {"stop": "stop", "length": "length", "cancelled": "abort", "error": "error"}
-# Upper bounds of buckets: seconds between steps, seconds of whole requests, and tokens.
+# Upper bounds of histogram buckets: seconds between steps, seconds of whole requests, and tokens.
 _SOON = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1, 2.5, 5, 10, 30, 60)
 _LATER = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1800)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
 @router.get("/metrics", response_class=Response, summary="Counters, as Prometheus reads them")
-def metrics(request: Request) -> Response:  # not async: it waits for the pass that runs
+def metrics(request: Request) -> Response:  # not async: it waits for the running pass
     return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
 class Metrics(Collector):
-    """Observes a worker (`AsyncLanguageModel(model, observer=Metrics(name, model))`) and renders what it saw.
+    """Observes a worker (`AsyncLanguageModel(model, observer=Metrics(name, model))`) and renders its metrics.
 
-    The worker's thread counts, any thread may render. Each has a registry of its own: a process may have several.
+    The worker's thread counts; any thread may render. Each instance has its own registry, because a process may have
+    several.
     """
 
     def __init__(self, model_name: str, model: LanguageModel) -> None:
         self.model_name, self.model = model_name, model
         self.registry = CollectorRegistry()
-        self._lock = threading.Lock()  # where a turn of the model is taken too, that one first
-        self._jobs: set[Job] = set()  # those that have not ended
+        self._lock = threading.Lock()  # lock order: the model's turn before this lock
+        self._jobs: set[Job] = set()  # unfinished jobs
         self._ended = TierCounters()
         counter, histogram = self._counter, self._histogram
         self._prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that began to write.")
@@ -73,7 +74,7 @@ class Metrics(Collector):
         made = Histogram(name, document, ("model_name",), buckets=buckets, registry=self.registry)
         return made.labels(self.model_name)
 
-    # What the worker tells, in its thread
+    # Called by the worker, in its thread
 
     def on_submit(self, job: Job) -> None:
         with self._lock:
@@ -106,14 +107,14 @@ class Metrics(Collector):
             self._prompt_lengths.observe(result.prompt_tokens)
             self._answer_lengths.observe(len(result.tokens))
 
-    # What others read, in any thread
+    # Called in any thread
 
     def render(self) -> bytes:
-        """The text that Prometheus reads."""
+        """The metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What is not counted event by event but looked at now, between two passes."""
+        """Metrics that are not counted by event but read now, between two passes."""
         with self.model.turn(), self._lock:
             total = self._ended.copy()
             begun = [job.writer.request for job in self._jobs if job.writer is not None and job.began]
@@ -134,7 +135,7 @@ class Metrics(Collector):
         yield from total.families(self.model_name)
 
     def describe(self) -> Iterator[Metric]:
-        return iter(())  # asked when it is registered, where nothing has to be looked at
+        return iter(())  # called at registration, when there is nothing to describe
 
     def _gauge(self, name: str, document: str, value: float) -> Metric:
         gauge = GaugeMetricFamily(name, document, labels=("model_name",))

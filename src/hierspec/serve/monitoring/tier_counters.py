@@ -1,4 +1,4 @@
-"""Counters of speculation by tier, source and depth, as Prometheus reads them."""
+"""Prometheus counters of speculation by tier, source and depth."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from hierspec.core.stats import Stats, TierStats
 
-MOST_NAMES = 64  # of tiers and of sources: a plan may name anything, so those that come later are counted together
-MOST_DEPTH = 31  # what is drafted further from the context counts as that deep
+MOST_NAMES = 64  # of tiers and of sources: a plan may name anything, so further names are counted together
+MOST_DEPTH = 31  # deeper drafts count as this depth
 OTHER = "other"
 
-# Name, what it counts, labels.
+# Name, meaning, labels.
 _FAMILIES = (
     ("vllm:spec_decode_num_drafts", "Passes of the target that verified a draft.", ()),
     ("vllm:spec_decode_num_draft_tokens", "Drafted tokens that the target verified.", ()),
@@ -32,7 +32,7 @@ _Values = Counter[tuple[str, ...]]  # by the values of a family's labels
 
 
 class TierCounters:
-    """Sums of the counters of requests. They are those of `Stats`, to the last token."""
+    """Sums of the counters of requests, equal to those of `Stats` to the last token."""
 
     def __init__(self) -> None:
         self.values: dict[str, _Values] = {name: Counter() for name, _, labels in _FAMILIES}

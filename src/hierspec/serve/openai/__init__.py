@@ -1,1 +1,1 @@
-"""Chat and text completions, models and tokens, as clients of OpenAI's API and of vLLM speak."""
+"""Chat and text completions, models and tokens, in the APIs of OpenAI and vLLM."""

@@ -1,4 +1,4 @@
-"""What chat and text completions have in common: answers as one reply, or as chunks of a stream."""
+"""What chat and text completions share: answers as one reply, or as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from hierspec.serve.page.details import details
 
 
 class OpenAICall(ABC):
-    """One request and its answers. What is written is given to the methods below in the order in which it comes."""
+    """One request and its answers. The methods below get what is generated, in order of arrival."""
 
-    kind: str  # "object" of a reply
+    kind: str  # the "object" field of a reply
     chunk_kind: str
     id_prefix: str
 
@@ -41,7 +41,7 @@ class OpenAICall(ABC):
 
     @abstractmethod
     def opening(self, index: int) -> dict[str, Any] | None:
-        """What a stream says of an answer before anything of it is written."""
+        """What a stream says about an answer before any of it is generated."""
 
     @abstractmethod
     def piece(self, index: int, step: TextStep) -> dict[str, Any]:

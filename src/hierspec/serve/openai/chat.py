@@ -33,7 +33,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     sampling = sampling_of(body, state.settings, most_tokens(asked, None, state.settings), logprobs)
     prompt = await prepared(state.model, conversation_of(body))
-    if (grammar := prompt.grammar) is not None:  # a call that has to be made is the form of the answer
+    if (grammar := prompt.grammar) is not None:  # a forced call determines the form of the answer
         sampling = replace(sampling, grammar=grammar)
     answers = Answers(request, [prompt.ids], sampling, n=body.n or 1, plan=body.plan, namespace=body.namespace)
     return await ChatCall(body, name, answers, prompt).respond(request)

@@ -23,7 +23,7 @@ from hierspec.serve.openai.sampling import sampling_of
 from hierspec.serve.openai.schemas import COMPLETION_RESPONSES, CompletionRequest
 
 router = APIRouter(tags=["OpenAI"], route_class=StrictRoute)
-_DEFAULT_TOKENS = 16  # as OpenAI's API has it
+_DEFAULT_TOKENS = 16  # as in OpenAI's API
 
 
 @router.post("/v1/completions", responses=COMPLETION_RESPONSES)
@@ -52,8 +52,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 class CompletionCall(OpenAICall):
     kind, chunk_kind, id_prefix = "text_completion", "text_completion", "cmpl-"
     body: CompletionRequest
-    texts: list[str] | None = None  # of the prompts, where they are repeated,
-    scores: list[list[TokenLogprobs]] | None = None  # and what the model thinks of them
+    texts: list[str] | None = None  # texts of the prompts, if they are echoed
+    scores: list[list[TokenLogprobs]] | None = None  # log-probabilities of the prompts' tokens, if requested
 
     def __init__(self, body: CompletionRequest, model_name: str, answers: Answers) -> None:
         super().__init__(body, model_name, answers)
@@ -109,7 +109,7 @@ class CompletionCall(OpenAICall):
 
 
 async def _prompts(model: AsyncLanguageModel, body: CompletionRequest) -> tuple[list[str], list[list[int]]]:
-    """The prompts of a body as texts and as token ids."""
+    """The prompts of a body, as texts and as token ids."""
     given: Any = body.prompt
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         given = [given]
@@ -125,7 +125,7 @@ async def _prompts(model: AsyncLanguageModel, body: CompletionRequest) -> tuple[
 
 
 async def _scores(answers: Answers, top: int) -> list[list[TokenLogprobs]]:
-    """What the model thinks of each prompt. Between its passes those of the worker go on."""
+    """Log-probabilities of each prompt's tokens. The worker's passes run between these passes."""
     with answers.gate.running(1):
         try:
             return [await asyncio.to_thread(answers.model.model.score, ids, top) for ids in answers.prompts]

@@ -1,4 +1,4 @@
-"""The conversation that a body of chat completions or /tokenize describes."""
+"""The conversation in a body of chat completions or /tokenize."""
 
 from __future__ import annotations
 

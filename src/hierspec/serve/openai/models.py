@@ -1,4 +1,4 @@
-"""/v1/models: the one model that is served, under its names."""
+"""/v1/models: the one served model, under all its names."""
 
 from __future__ import annotations
 

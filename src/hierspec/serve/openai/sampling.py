@@ -12,11 +12,11 @@ from hierspec.serve.settings import Settings
 
 _AS_THEY_ARE = ("top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed")
 
-_LEAST_TEMPERATURE = 1e-6  # logits over a smaller one may be too large for any number
+_LEAST_TEMPERATURE = 1e-6  # dividing logits by a smaller temperature may overflow
 
 
 def sampling_of(body: SamplingFields, settings: Settings, max_tokens: int, logprobs: int | None) -> Sampling:
-    """HierspecError where a value is not one that can be sampled with."""
+    """The sampling of a request; HierspecError if a value is invalid."""
     if body.temperature is not None and 0 < body.temperature < _LEAST_TEMPERATURE:
         sentence = f"temperature must be 0, which is greedy, or at least {_LEAST_TEMPERATURE}."
         raise ApiError(400, sentence, param="temperature")
@@ -35,7 +35,7 @@ def sampling_of(body: SamplingFields, settings: Settings, max_tokens: int, logpr
 
 
 def grammar_of(body: SamplingFields) -> Grammar | None:
-    """What the answer must look like, in OpenAI's words or in vLLM's; at most one of them."""
+    """The grammar of the answer, in OpenAI's fields or in vLLM's; at most one of them."""
     guided = StructuredOutputs(
         json=body.guided_json, regex=body.guided_regex, choice=body.guided_choice, grammar=body.guided_grammar
     )

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, as vLLM has them."""
+"""/tokenize and /detokenize, as in vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice` as OpenAI's protocols write them, and calls as chat completions write them."""
+"""`tools` and `tool_choice` in OpenAI's formats, and calls in the format of chat completions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _CHOICES = ("none", "auto", "required")
 
 
 def openai_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> Tools:
-    """Chat completions put a function inside its tool, responses beside its type; both are read."""
+    """The tools of a request. Chat completions nest a function in its tool, responses put it beside the type: reads
+    both."""
     functions = []
     for number, tool in enumerate(tools or ()):
         kind = tool.get("type") if isinstance(tool, Mapping) else None
@@ -38,7 +39,7 @@ def _choice(choice: Any, with_tools: bool) -> str:
 
 
 def chat_message(parts: Sequence[AnswerPart]) -> dict[str, Any]:
-    """The message of a whole answer. Content is null where there are calls alone."""
+    """The message of a whole answer. Its content is null if there are only calls."""
     delta = chat_delta(parts)
     calls = [{key: value for key, value in call.items() if key != "index"} for call in delta.get("tool_calls", ())]
     message = {"role": "assistant", "content": delta.get("content", None if calls else ""), "refusal": None}
@@ -48,7 +49,7 @@ def chat_message(parts: Sequence[AnswerPart]) -> dict[str, Any]:
 
 
 def chat_delta(parts: Sequence[AnswerPart]) -> dict[str, Any]:
-    """What some parts add to a message."""
+    """What these parts add to a message."""
     delta: dict[str, Any] = {}
     for part in parts:
         match part:

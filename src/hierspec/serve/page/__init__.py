@@ -1,1 +1,1 @@
-"""The page at /: what it is told, and its files."""
+"""The page at /: its data and its files."""

@@ -1,4 +1,4 @@
-"""What a worker has been doing lately, second by second: an observer of it, for the page."""
+"""A worker's recent activity, second by second: an observer for the page."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hierspec.generation import Failure, Generation, TextStep
 from hierspec.worker import Job
 
 _SECONDS = 60  # of history
-_PASSES = 64  # of the target, the last
-_NOW = 3  # seconds that "now" is an average over
+_PASSES = 64  # number of recent target passes
+_NOW = 3  # seconds over which "now" is averaged
 
 
 class TargetPass(NamedTuple):
-    """A request's part of a pass of the target."""
+    """A request's share of a forward pass of the target."""
 
     at: float
-    seconds: float  # of the pass, divided by its requests
+    seconds: float  # of the pass, divided by its number of requests
     between: float  # seconds from one pass to the next in which no tier or store worked, divided likewise
     rows: int  # of this request
     requests: int  # in the pass
@@ -38,17 +38,17 @@ class _Second:
 
 
 class Activity:
-    """Give it to a worker as its observer: the worker's thread counts, any thread may look."""
+    """An observer for a worker: the worker's thread counts, any thread may read."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._jobs: set[Job] = set()  # those that have not ended
+        self._jobs: set[Job] = set()  # unfinished jobs
         self._seconds: deque[_Second] = deque(maxlen=_SECONDS)
         self._passes: deque[TargetPass] = deque(maxlen=_PASSES)
-        self._worked: dict[Job, tuple[float, float]] = {}  # seconds so far of those that run: the target's, all others'
+        self._worked: dict[Job, tuple[float, float]] = {}  # seconds so far of running jobs: in the target, in all else
         self._target = TierStats("target")
-        self._below: dict[str, TierStats] = {}  # of tiers below the target, by name; counted when a request ends
+        self._below: dict[str, TierStats] = {}  # tiers below the target, by name; counted when a request ends
 
     def on_submit(self, job: Job) -> None:
         with self._lock:
@@ -70,7 +70,7 @@ class Activity:
                 counted.update(accepted)
 
     def _count_pass(self, job: Job, step: TextStep) -> None:
-        """Not the first of a text, which is mostly prefill."""
+        """Counts a pass, except a text's first, which is mostly prefill."""
         if job.writer is None:
             return
         request = job.writer.request
@@ -99,31 +99,31 @@ class Activity:
 
     @property
     def jobs(self) -> list[Job]:
-        """Those that wait or run."""
+        """Jobs that are waiting or running."""
         with self._lock:
             return list(self._jobs)
 
     def passes(self) -> list[TargetPass]:
-        """The last of the target, of the last minute."""
+        """Recent passes of the target, within the last minute."""
         since = self._clock() - _SECONDS
         with self._lock:
             return [each for each in self._passes if each.at >= since]
 
     def tokens_per_second(self) -> float:
-        """Of all requests together, in the last few whole seconds."""
+        """The rate of all requests together, over the last few whole seconds."""
         now = int(self._clock())
         with self._lock:
             lately = [second.tokens for second in self._seconds if now - _NOW <= second.at < now]
         return sum(lately) / _NOW
 
     def acceptance(self) -> list[dict[str, Any]]:
-        """By tier, since the start: what was drafted for it and what it accepted, by source."""
+        """By tier, since the start: drafted and accepted tokens by source."""
         with self._lock:
             tiers = [self._target, *self._below.values()]
             return [{"tier": tier.name, "sources": _shares(tier.proposed, tier.accepted)} for tier in tiers]
 
     def history(self) -> list[dict[str, Any]]:
-        """Seconds of the last minute in which something was written, oldest first; sources are the target's."""
+        """Seconds of the last minute in which tokens were generated, oldest first; sources are the target's."""
         now = int(self._clock())
         with self._lock:
             return [
@@ -143,7 +143,7 @@ def _shares(drafted: Counter[str], accepted: Counter[str]) -> dict[str, dict[str
 
 
 class Observers:
-    """Several observers of one worker. One that fails does not keep the others from counting."""
+    """Several observers of one worker. If one fails, the others still count."""
 
     def __init__(self, *observers: Any) -> None:
         self._observers = observers

@@ -1,4 +1,4 @@
-"""The page at /, its files, and /hierspec/state: plain files of this package, which ask nobody else for anything."""
+"""The page at /, its files, and /hierspec/state: plain files of this package that load nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hierspec.serve.page.state import State
 router = APIRouter(tags=["page"])
 
 _UNDERLINES = ("solid", "dashed", "dotted", "double", "wavy")  # a second sign beside the colour
-# Nothing from elsewhere, nothing inline; and no string ever becomes markup, whatever a model writes.
+# Nothing from other origins and nothing inline; no string ever becomes markup, whatever a model writes.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -28,7 +28,7 @@ _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # keep it, and ask whether it is still the same
+    "Cache-Control": "no-cache",  # cache, but revalidate
 }
 
 
@@ -55,7 +55,7 @@ async def state(request: Request) -> dict[str, Any]:
 
 
 def watch(app: FastAPI) -> None:
-    """Let the page see what the application's model does, beside whoever observes it already."""
+    """Lets the page observe the application's model, beside any observer it already has."""
     activity, worker = Activity(), app.state.model.worker
     worker.observer = activity if worker.observer is None else Observers(worker.observer, activity)
     app.state.page_state = State(app.state.model, app.state.settings.plan, activity)
@@ -73,7 +73,7 @@ def _sent(request: Request, name: str) -> Response:
 
 @cache
 def _files() -> dict[str, _File]:
-    """By name: no path is ever made from what a client sends."""
+    """The page's files by name: no path is ever built from a client's input."""
     folder = resources.files("hierspec.serve.page").joinpath("files")
     contents = {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
     contents["colours.css"] = _colours().encode()
@@ -90,7 +90,7 @@ def _tag(content: bytes) -> str:
 
 
 def _colours() -> str:
-    """The project's colours, one class a source: those of charts and bench pages."""
+    """The project's colours, one class per source, as in charts and bench pages."""
     rules = [
         f"--s{index}: light-dark({light}, {dark});"
         for index, (light, dark) in enumerate(zip(COLOURS, DARK_COLOURS, strict=True))

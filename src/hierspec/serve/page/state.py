@@ -1,4 +1,4 @@
-"""What the server is doing: its model, its plans as tiers, the load, and how fast plain decoding would be."""
+"""The state of the server: its model, its plans as tiers, the load, and the estimated speed of plain decoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PLANS = ("auto", *NAMED)
 
 
 class State:
-    """Looks at a served model. What never changes is found out once, when somebody first looks."""
+    """Inspects a served model. Constant facts are determined once, at the first request for them."""
 
     def __init__(self, model: AsyncLanguageModel, plan: PlanLike, activity: Activity) -> None:
         self._model, self._worker, self._plan, self._activity = model.model, model.worker, plan, activity
@@ -49,7 +49,7 @@ class State:
         }
 
     def _find_out(self) -> dict[str, Any]:
-        """In a thread of its own, with turns of the model: somebody may be being answered."""
+        """Runs in its own thread, taking turns with the worker: answers may be running."""
         model = self._model
         with model.turn():
             self._costs = model.costs.costs(model.scorer(model.config.layers))
@@ -60,17 +60,17 @@ class State:
         return {"model": _about(model), "default_plan": default, "plans": plans}
 
     def _name(self, plan: PlanLike) -> str:
-        """Plans that have no name are the server's own, since clients can only name them."""
+        """The plan's name; plans without one are the server's own, since clients can only name plans."""
         if isinstance(plan, str) and plan in _PLANS:
             return plan
         chosen = self._model.plan(plan)
         return next((name for name in _PLANS if self._model.plan(name) == chosen), "default")
 
     def _plain(self, requests: int, jobs: list[Job]) -> float | None:
-        """Tokens a second of all requests together, if each had one row a pass.
+        """Tokens per second of all requests together, if each had one row per pass.
 
-        Each of the last passes is scaled by what one with a row a request would have cost beside it: so whatever else
-        slows the machine down slows the estimate too. Where none was made lately, the measured costs must do.
+        Scales each recent pass by the cost of a pass with one row per request, so that whatever slows the machine down
+        also slows the estimate. Without recent passes it uses the measured costs.
         """
         if self._costs is None:
             return None
@@ -83,7 +83,7 @@ class State:
         return round(1 / seconds, 2) if seconds > 0 else None
 
     def _plain_seconds(self, made: TargetPass) -> float:
-        """What this pass would have taken a request without drafts."""
+        """The time this pass would have taken a request without drafts."""
         return made.seconds * self._cost(made.requests, 1) / self._cost(made.requests, made.rows) + made.between
 
     def _cost(self, requests: int, rows: int) -> float:
@@ -102,11 +102,11 @@ def _about(model: LanguageModel) -> dict[str, Any]:
 
 
 def _described(model: LanguageModel, plan: PlanLike, name: str) -> dict[str, Any]:
-    """A plan as tiers with stores beside them, the target first; or why it cannot run here."""
+    """A plan as tiers with their stores, the target first; or why it cannot run here."""
     try:
         chosen = model.plan(plan)
         with model.turn():
-            hierarchy = model.hierarchy(chosen.fixed())  # fixed: nothing need be measured to draw it
+            hierarchy = model.hierarchy(chosen.fixed())  # fixed: drawing it needs no measurements
     except HierspecError as error:
         _log.info("The plan %s cannot run here: %s", name, error)  # not for clients: it may name files
         return {"name": name, "refused": "This plan needs something that is not here; the log says what.", "tiers": []}

@@ -1,1 +1,1 @@
-"""Responses, as OpenAI's newer clients speak."""
+"""OpenAI's responses API."""

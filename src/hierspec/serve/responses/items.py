@@ -1,4 +1,4 @@
-"""Items of OpenAI's responses: those of an input as chat messages, and those that an answer is made of."""
+"""Items of OpenAI's responses: from input items to chat messages, and items of an answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def new_id(prefix: str) -> str:
 
 
 def input_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The items of an input, each with an id. A text is one message of the user."""
+    """The items of an input, each with an id. A plain text is one user message."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
@@ -36,7 +36,7 @@ def input_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Items as chat messages: calls of one turn become one message of the assistant, after what it said."""
+    """Items as chat messages: the calls of one turn become one assistant message, after its text."""
     messages: list[dict[str, Any]] = []
     for number, item in enumerate(items):
         match item.get("type"):
@@ -51,7 +51,7 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             case "function_call_output" if isinstance(item.get("call_id"), str):
                 text = content_text(item.get("output"), number, "input")
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
-            case "reasoning":  # of an earlier answer; models are not shown it again
+            case "reasoning":  # from an earlier answer; models do not see it again
                 pass
             case _:
                 sentence = (

@@ -1,4 +1,4 @@
-"""The output of a response while it is written: its items, and the events that tell of them."""
+"""The output of a response while it is generated: its items, and the events that report them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _DELTAS = {"message": "response.output_text", "reasoning": "response.reasoning_t
 
 
 class Output:
-    """Items so far. At most the last of them is being written: a message or reasoning, whose text grows."""
+    """Items so far. At most the last one is still open: a message or reasoning, whose text grows."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
-        self._open = ""  # type of the item that is being written
+        self._open = ""  # type of the open item
         self._text = ""
 
     def add(self, parts: Sequence[AnswerPart]) -> Iterator[Event]:
@@ -32,7 +32,7 @@ class Output:
                     yield from self._call(part)
 
     def close(self, status: str = "completed", logprobs: list[Any] | None = None) -> Iterator[Event]:
-        """End the item that is being written."""
+        """Closes the open item, if there is one."""
         if not self._open:
             return
         kind, place = self._open, self._place()

@@ -1,4 +1,4 @@
-"""/v1/responses, as OpenAI's newer clients speak."""
+"""/v1/responses, OpenAI's responses API."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def list_input_items(
 
 
 class _Call:
-    """One request, and its response as far as it got."""
+    """One request, and its response so far."""
 
     def __init__(self, body: ResponsesRequest, name: str, answers: Answers, prompt: PreparedPrompt) -> None:
         self._body, self._answers, self._prompt = body, answers, prompt
@@ -112,7 +112,8 @@ class _Call:
         return self.response()
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The events, numbered. The first comes with the first token: what is refused before it has its own status."""
+        """The numbered events. The first comes with the first token, so that an earlier error can have its own
+        status."""
         number = 0
         async for each in self._until_failure():
             if each is None:
@@ -156,7 +157,7 @@ class _Call:
                     yield each
 
     def response(self, begin: bool = False) -> dict[str, Any]:
-        """The response as it is now, or as it was when it began."""
+        """The response as it is now, or as it was at its start."""
         body, tools = self._body, self._prompt.tools
         reason = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
         text = {"format": {"type": "text"}}
@@ -224,7 +225,7 @@ def _sampling(body: ResponsesRequest, prompt: PreparedPrompt, settings: Settings
 
 
 def _grammar(body: ResponsesRequest) -> Grammar | None:
-    """What `text.format` holds the answer to."""
+    """The grammar that `text.format` imposes on the answer."""
     wanted = body.text.format if body.text else None
     if wanted is None or wanted.type == "text":
         return None

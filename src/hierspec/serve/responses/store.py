@@ -1,4 +1,4 @@
-"""Responses that are kept in memory, so that later ones can go on from them. Each key sees its own alone."""
+"""Responses that are kept in memory, so that later ones can continue them. Each key sees only its own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MOST_RESPONSES, _MOST_BYTES = 4096, 64 << 20
 class StoredResponse:
     response: dict[str, Any]
     items: list[dict[str, Any]]  # the input of this response alone
-    history: list[dict[str, Any]]  # all items that it answered, and its output
+    history: list[dict[str, Any]]  # all items before and in this response's input, and its output
     bytes: int
 
 
 class StoredResponses:
-    """The oldest are forgotten where there are too many."""
+    """Stored responses; the oldest are dropped if there are too many."""
 
     def __init__(self, most: int = _MOST_RESPONSES, most_bytes: int = _MOST_BYTES) -> None:
         self._most, self._most_bytes = most, most_bytes

@@ -20,8 +20,8 @@ _TELL_WHEN_PARENT_DIES = 1  # PR_SET_PDEATHSIG
 
 
 def end_with(parent: int) -> None:
-    """Ends this process when its parent has died, also in the midst of loading a model."""
-    if sys.platform == "linux":  # no thread of ours may come to run while a library holds Python's lock
+    """Ends this process when its parent dies, even while it loads a model."""
+    if sys.platform == "linux":  # a thread could not run while a library holds the GIL
         ctypes.CDLL(None).prctl(_TELL_WHEN_PARENT_DIES, signal.SIGKILL)
 
     def watch() -> None:
@@ -50,12 +50,12 @@ def main() -> None:
                 answer = worker.open(request["model"], request["setting"])
             else:
                 answer = worker.generate(request)
-        except BaseException as error:  # libraries raise all kinds, some of them not even exceptions of Python's
+        except BaseException as error:  # libraries raise all kinds, even some that are not derived from Exception
             lines = str(error).strip().splitlines() or [type(error).__name__]
             answer = {"error": f"{type(error).__name__}: {lines[-1]}"[:500]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-    os._exit(0)  # some libraries hang while their threads are taken down
+    os._exit(0)  # some libraries hang while their threads shut down
 
 
 if __name__ == "__main__":

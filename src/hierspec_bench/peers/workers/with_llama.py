@@ -21,10 +21,10 @@ class Worker:
         parameters = xllamacpp.CommonParams()
         parameters.model.path = model
         parameters.n_ctx, parameters.n_parallel, parameters.verbosity = int(setting.get("context", 4096)), 1, 0
-        parameters.cache_ram_mib = 0  # the prefix of this conversation is cached, not those of earlier prompts
+        parameters.cache_ram_mib = 0  # cache the prefix of this conversation, not those of earlier prompts
         for pool in (parameters.cpuparams, parameters.cpuparams_batch):
             pool.n_threads = threads
-            pool.poll = 0  # idle threads sleep: others are measured meanwhile
+            pool.poll = 0  # idle threads sleep, because others are measured meanwhile
         if "flash" in setting:
             on = _FLASH.LLAMA_FLASH_ATTN_TYPE_ENABLED
             parameters.flash_attn_type = on if setting["flash"] else _FLASH.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -55,7 +55,7 @@ class Worker:
             "max_tokens": request["max_tokens"],
             "temperature": request["temperature"],
             "seed": request["seed"],
-            "cache_prompt": not request["fresh"],  # a conversation that goes on has its prefix cached
+            "cache_prompt": not request["fresh"],  # a continued conversation has its prefix cached
         }
         if request["temperature"] > 0:
             wanted |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}

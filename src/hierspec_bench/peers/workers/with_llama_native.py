@@ -1,7 +1,7 @@
 """llama.cpp through llama-cpp-python, compiled for this processor, on a GGUF file: plain, prompt lookup.
 
-The loop is ours, over llama.cpp's functions: that of llama-cpp-python computes the logits of every token of the prompt
-as soon as it drafts, which would make its lookup slower than it needs to be.
+The loop is ours, over llama.cpp's functions: when llama-cpp-python drafts, its own loop computes the logits of every
+prompt token, which would make its lookup slower than necessary.
 """
 
 import ctypes
@@ -94,7 +94,7 @@ class Worker:
         return chain
 
     def _pick(self, sampler: Any, row: int) -> int:
-        """The next token after this one of the batch."""
+        """The token after row `row` of the batch."""
         if sampler is not None:
             return int(llama_cpp.llama_sampler_sample(sampler, self.model.ctx, row))
         logits = llama_cpp.llama_get_logits_ith(self.model.ctx, row)
@@ -116,7 +116,7 @@ class Worker:
         self.held += tokens
 
     def _cut(self, length: int) -> None:
-        """Drops what the KV cache holds beyond a length."""
+        """Drops the KV cache beyond a length."""
         if length < len(self.held) and not llama_cpp.llama_memory_seq_rm(self.memory, 0, length, -1):
             raise RuntimeError("this model's memory cannot be cut")
         del self.held[length:]

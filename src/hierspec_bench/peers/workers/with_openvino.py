@@ -19,7 +19,7 @@ class Worker:
         lookup = "lookup_tokens" in setting
         key = model, lookup, *(setting.get(name) for name in _LOADED_BY if name != "lookup_tokens")
         if key != self.key:
-            self.pipe = self.key = None  # the old one gives its memory back first
+            self.pipe = self.key = None  # free the old one's memory first
             properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": int(setting.get("threads", 2))}
             if "precision" in setting:
                 properties["INFERENCE_PRECISION_HINT"] = setting["precision"]

@@ -8,14 +8,14 @@ import transformers
 
 
 class _FirstToken(transformers.generation.streamers.BaseStreamer):
-    """Notes when the first new tokens came, and how many there were."""
+    """Records when the first new tokens arrived, and how many there were."""
 
     def __init__(self) -> None:
         self.calls, self.at, self.count = 0, 0.0, 0
 
     def put(self, value: Any) -> None:
         self.calls += 1
-        if self.calls == 2:  # the first call hands over the prompt
+        if self.calls == 2:  # the first call passes the prompt
             self.at, self.count = time.perf_counter(), int(value.numel())
 
     def end(self) -> None:
@@ -36,7 +36,7 @@ class Worker:
             self.model = self._random(model, dtype) if setting.get("random") else self._read(model, dtype)
             self.key = model, dtype
         if setting.get("cache") == "static":
-            # With such a cache `generate` compiles its passes on a GPU; a new one would be compiled for again.
+            # With a static cache `generate` compiles its passes on a GPU; a new cache would cause another compilation.
             self.cache = transformers.StaticCache(config=self.model.config, max_cache_len=setting["context"])
         self.options: dict[str, Any] = {}
         if "lookup_tokens" in setting:
@@ -60,7 +60,7 @@ class Worker:
         return model.to(self.device).eval()
 
     def _random(self, folder: str, dtype: str) -> Any:
-        """A model of the folder's configuration, which need hold no weights: it costs as much."""
+        """A model with the folder's configuration and random weights: it costs as much."""
         config = transformers.AutoConfig.from_pretrained(folder)
         with torch.device(self.device):
             return transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()

@@ -14,7 +14,7 @@ class Worker:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
         os.environ["OMP_NUM_THREADS"] = str(setting.get("threads", 2))
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else it takes every core, whatever the number of threads
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # else it uses every core, whatever the threads
         os.environ["VLLM_NO_USAGE_STATS"] = "1"
         import vllm
 
@@ -28,9 +28,9 @@ class Worker:
             }
             if setting["method"] == "ngram":
                 more["speculative_config"]["prompt_lookup_max"] = setting.get("lookup_ngram", 3)
-        if "gpu_memory" in setting:  # its share of the GPU's
+        if "gpu_memory" in setting:  # its share of the GPU's memory
             more["gpu_memory_utilization"] = setting["gpu_memory"]
-        if setting.get("random"):  # weights of the folder's configuration, which need hold none
+        if setting.get("random"):  # random weights in the folder's configuration, which needs none
             more |= {"load_format": "dummy", "skip_tokenizer_init": True}
         dtype = setting.get("dtype", "float32")
         self.engine = vllm.LLM(
@@ -40,7 +40,7 @@ class Worker:
             max_num_seqs=int(setting.get("together", 1)),
             enable_prefix_caching=True,
             enforce_eager=bool(setting.get("eager", False)),
-            disable_log_stats=False,  # else it does not tell when the first token was there
+            disable_log_stats=False,  # otherwise it does not report the time of the first token
             **more,
         )
         return {"version": f"vllm {vllm.__version__}", "dtype": dtype, "weights": f"the file's, as {dtype}"}
