@@ -6,8 +6,10 @@ never changes what is written, so neither do pieces.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from statistics import median
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -21,22 +23,30 @@ _LONGER = 1.4  # usual passes by which reading may prolong a pass of those who w
 _FIRST_PIECE = 16  # tokens, before it is known how long reading takes
 _MOST_TOKENS = 512  # of a round where nobody writes: what scorers run at once at most, so pieces cost nothing
 _LITTLE = 8  # tokens that any pass may have to catch up with
-_NEW = 0.25  # what the last pass counts for in the average
+_LATEST = 7  # passes of which the median counts
 
 
-@dataclass(slots=True)
 class _Times:
-    """Of one scorer's passes; 0: there was none yet."""
+    """Of one scorer's latest passes. Medians: neither a disturbed pass nor the very first one should decide."""
 
-    usual: float = 0.0  # seconds without anything to read, on average
-    each: float = 0.0  # seconds that a token to read adds
+    def __init__(self) -> None:
+        self._usual: deque[float] = deque(maxlen=_LATEST)  # seconds of passes without anything to read
+        self._each: deque[float] = deque(maxlen=_LATEST)  # seconds that a token to read adds
 
     def learn_usual(self, seconds: float) -> None:
-        self.usual = seconds if not self.usual else (1 - _NEW) * self.usual + _NEW * seconds
+        self._usual.append(seconds)
 
     def learn_each(self, seconds: float) -> None:
-        """At most half or twice what it was: one disturbed pass should not decide."""
-        self.each = min(max(seconds, self.each / 2), self.each * 2) if self.each else seconds
+        self._each.append(seconds)
+
+    @property
+    def usual(self) -> float:
+        """0: there was no such pass yet."""
+        return median(self._usual) if self._usual else 0.0
+
+    @property
+    def each(self) -> float:
+        return median(self._each) if self._each else 0.0
 
     def expected(self, writers: int) -> float:
         """Seconds of a pass of so many who write. Where prompts come one after the other, none was timed for long."""
@@ -112,7 +122,7 @@ class PromptReader:
         if not times.each:
             return _FIRST_PIECE
         usual = times.expected(writers) if times.usual else self._times.get(target, times).expected(writers)
-        return max(int(_LONGER * (usual / times.each + readers - 1)), 1)
+        return max(int(_LONGER * (usual / times.each + readers - 1)), _LITTLE + 1)
 
 
 def _may_lack(ask: Ask) -> bool:

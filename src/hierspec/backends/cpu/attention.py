@@ -77,6 +77,13 @@ def _add_values(weights, values, count, out, code):
         add_weighted_value(weights + i * _FLOAT, values + i * LANES * _FLOAT, out)
 
 
+@part
+def _work(groups, group, ends):
+    """How much work a group of rows is: its rows times the tokens that the last of them sees."""
+    past = groups[group + 1]
+    return (past - groups[group]) * (1 + ends[past - 1])
+
+
 @compiled(
     kernel_version,
     INT, INT, INTS, INT, INT, types.UniTuple(INT, 5), FLOATS_2D, INTS, INT, INTS_2D, INTS, INTS,
@@ -96,24 +103,32 @@ def run_attention(
     scores, totals, attended, code = borrowed(scores), borrowed(totals), borrowed(attended), borrowed(code)
     kv_heads, count = shape[1], len(groups) - 1
     none, alone = np.int64(0), np.int64(1)  # numba would compile callees again for plain numbers
-    if count < 2 * threads:
-        for group in range(count):
+    work = 0
+    for group in range(count):
+        work += _work(groups, group, ends)
+    # All threads work together on a large group: a thread that took whole heads of it would keep the others waiting.
+    for group in range(count):
+        if 2 * threads * _work(groups, group, ends) > work:
             _attend(
                 thread, threads, sync, none, kv_heads, none, groups[group], groups[group + 1], layer, window, shape,
                 qkv, positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals,
                 attended, code,
             )  # fmt: skip
-        return
-    # There are enough groups for each thread to take whole KV heads of a group: no barriers inside.
-    first_score = thread * (shape[0] // kv_heads)
-    for item in range(thread, count * kv_heads, threads):
-        group, head = item // kv_heads, item % kv_heads
-        _attend(
-            none, alone, sync, head, head + 1, first_score, groups[group], groups[group + 1], layer, window, shape, qkv,
-            positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals, attended,
-            code,
-        )  # fmt: skip
-    barrier(sync, threads)
+    # Of the others each thread takes whole KV heads of a group: no barriers inside.
+    first_score, item = thread * (shape[0] // kv_heads), 0
+    for group in range(count):
+        if 2 * threads * _work(groups, group, ends) > work:
+            continue
+        for head in range(kv_heads):
+            if item % threads == thread:
+                _attend(
+                    none, alone, sync, head, head + 1, first_score, groups[group], groups[group + 1], layer, window,
+                    shape, qkv, positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores,
+                    totals, attended, code,
+                )  # fmt: skip
+            item += 1
+    if item:  # otherwise all threads have just met
+        barrier(sync, threads)
 
 
 @part

@@ -8,7 +8,7 @@ ranges were cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -24,14 +24,15 @@ from hierspec.backends.cpu.amx_attention_kernels import attention_code
 from hierspec.backends.cpu.amx_segments import ROW_TILES, part_floats, room_bytes
 from hierspec.backends.cpu.amx_softmax import SEGMENT
 from hierspec.backends.cpu.attention import QUERIES, run_attention
+from hierspec.backends.cpu.byte_tiles import has_byte_tiles
 from hierspec.backends.cpu.embedding import EmbeddingTable
-from hierspec.backends.cpu.features import has_wide_registers
+from hierspec.backends.cpu.features import has_wide_registers, is_arm
 from hierspec.backends.cpu.forms import SMALLEST_GROUP
 from hierspec.backends.cpu.layers import run_head, run_layers
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.memory import CpuMemory
 from hierspec.backends.cpu.packing import PackedWeights
-from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES, product_code
+from hierspec.backends.cpu.product import AMX_SCRATCH_BYTES, FORM_OF_KIND, product_code
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.checkpoints.cast_weights import CastWeights
@@ -108,6 +109,7 @@ class CpuDecoder:
             self._rotary_layers,
             self._shape,
             self._eps,
+            _row_split(packed.kinds),
         )
 
     def memory(self, taps: tuple[int, ...], most_bytes: int) -> CpuMemory:
@@ -227,6 +229,17 @@ def _groups(cuts: np.ndarray, cut_texts: np.ndarray, most: list[int]) -> tuple[n
         firsts += group
         texts += [text] * len(group)
     return np.array([*firsts, starts[-1]], np.int64), np.array(texts, np.int64)
+
+
+def _row_split(kinds: Sequence[int]) -> tuple[int, int]:
+    """Rows per thread from which on the threads of a pass split its rows, and what they split them into multiples of.
+
+    Then every thread reads all weights, but no thread repeats norms and quantised inputs. With quantised weights and
+    vectors, arithmetic is the bottleneck from few rows on: on two x86 cores passes over 32 and 64 tokens became 10%
+    shorter. Float weights and AMX tiles are bound by memory there, and on ARM it was not measured.
+    """
+    by_vectors = all(kind in FORM_OF_KIND for kind in kinds) and not (has_byte_tiles() or is_arm())
+    return (16, 4) if by_vectors else (64, LANES)
 
 
 def _floats(weight: Tensor) -> np.ndarray:

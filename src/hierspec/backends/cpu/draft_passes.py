@@ -162,7 +162,7 @@ def run_draft(
                     (
                         thread, threads, sync, layer, x[: count - 1], cosines[place : place + count - 1],
                         sines[place : place + count - 1], slots[begin:rest], arena, *weights[:6],
-                        *weights[7:], normed, ready, group_records,
+                        *weights[7:10], normed, ready, group_records,
                         qkv[: count - 1], tiles,
                     ),
                 )  # fmt: skip

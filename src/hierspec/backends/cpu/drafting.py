@@ -68,7 +68,7 @@ class CpuDraftWriter:
         if last:
             layers.run(memory, batch, hidden, 0, last)
         layers.layer_rows += rows
-        packed, kinds, codes, norms, head_norms, biases, _, rotary, shape, eps = layers.weights
+        packed, kinds, codes, norms, head_norms, biases, _, rotary, shape, eps, _ = layers.weights
         cos, sin = (table[batch.positions] for table in layers.rotary(int(batch.positions[-1]) + 1))
         scratch = layers.scratch(rows, 0, 1)
         self._team.run(

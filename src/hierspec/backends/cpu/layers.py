@@ -39,7 +39,6 @@ from hierspec.backends.cpu.routines import call_routine
 from hierspec.backends.cpu.sharing import barrier, share
 
 _FLOAT = 4  # bytes
-_ROWS_OF_A_THREAD = 64  # with this many rows per thread, threads split the rows, and each reads all weights
 
 # numba takes constants, not enumerations.
 _PREPARE, _PRODUCT = int(Code.PREPARE), int(Code.PRODUCT)
@@ -95,8 +94,11 @@ def _place_heads(
 
 # Arguments of `run_layers`: its weights, and its scratch memory with what follows up to the taps.
 WEIGHTS = types.Tuple(
-    (INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS)
-)
+    (
+        INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS,
+        types.UniTuple(INT, 2),
+    )
+)  # fmt: skip
 SCRATCH = types.Tuple((
     FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D,
     BYTES_2D, FLOATS, INTS, INT,
@@ -121,6 +123,7 @@ def run_layers(
     weights, kinds, codes,  # address, kind and routines of each matrix, see `layer_products.py`
     norms, head_norms, biases,  # [layers, 2, hidden]; [layers, 2, head_size] or empty; [layers, qkv] or empty
     windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate, layers; [1]
+    row_split,  # rows per thread from which on threads split the rows, and what they split them into multiples of
     normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, rooms, scale,
     tile_code,  # addresses of routines for tile attention, see `AttentionCode`; empty for float32 attention
     attention,  # address of `run_tile_attention` or `run_attention`: only the one in use is compiled
@@ -134,11 +137,12 @@ def run_layers(
     """
     size, (heads, kv_heads, head_size, intermediate, _) = hidden.shape[1], shape
     width, inside, every = (heads + 2 * kv_heads) * head_size, heads * head_size, heads + 2 * kv_heads
-    by_rows = threads > 1 and len(hidden) >= _ROWS_OF_A_THREAD * threads
+    least_rows, multiple = row_split
+    by_rows = threads > 1 and len(hidden) >= least_rows * threads
     first_row, last_row = 0, len(hidden)
     if by_rows:
-        first_row, last_row = share((len(hidden) + LANES - 1) // LANES, thread, threads)
-        first_row, last_row = first_row * LANES, min(last_row * LANES, len(hidden))
+        first_row, last_row = share((len(hidden) + multiple - 1) // multiple, thread, threads)
+        first_row, last_row = first_row * multiple, min(last_row * multiple, len(hidden))
     rows, part_number, parts = last_row - first_row, 0 if by_rows else thread, 1 if by_rows else threads
     x, small, tail = normed[thread].ctypes.data, gates[thread].ctypes.data, eps.ctypes.data
     ready, record, row_bytes = inputs[thread].ctypes.data, records[thread].ctypes.data, size * _FLOAT
