@@ -289,7 +289,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _planned_model(path: Path) -> str:
-    """From the comment that stands first in a plan that was chosen."""
+    """From the first comment of a plan that was chosen."""
     with suppress(OSError, ValueError), path.open(encoding="utf-8") as lines:
         folder = lines.readline(4096).partition(CHOSEN_FOR)[2].strip()
         return _named_model(Path(folder)) if folder else ""

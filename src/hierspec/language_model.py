@@ -147,7 +147,7 @@ class LanguageModel(Generates):
         self.name, self.folder, self.file, self.tokenizer = catalogue.name, folder, file, tokenizer
         self.decoder, self.config = catalogue.decoder, catalogue.decoder.config
         self.dtype, self.backend, self.weights = options.dtype, options.backend, options.weights
-        self.dtype_choice = choice or DtypeChoice(options.dtype)  # and why
+        self.dtype_choice = choice or DtypeChoice(options.dtype)  # the dtype, and why it was chosen
         self.kv_memory, self.enlarged = options.kv_memory, enlarged
         self.stop_ids = frozenset((*tokenizer.stop_ids, *self.config.eos_ids))
         vocabulary = Vocabulary(self.name, tokenizer, self.config.vocabulary)

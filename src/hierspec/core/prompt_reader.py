@@ -39,7 +39,7 @@ class _Times:
         self.each = min(max(seconds, self.each / 2), self.each * 2) if self.each else seconds
 
     def expected(self, writers: int) -> float:
-        """Seconds of a pass of so many writers. While prompts keep coming none is timed, so `usual` may be too low."""
+        """Seconds of a pass of `writers` requests. While prompts keep coming none is timed: `usual` may be too low."""
         return max(self.usual, writers * self.each)
 
 

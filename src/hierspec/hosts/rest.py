@@ -58,7 +58,7 @@ class Rest:
         if self._balance < 0 or self._slower():
             self._left, self._next = self._next, min(2 * self._next, _LONGEST[self._many])
             self._steps, self._balance = 0, 0.0
-            self._seen[True] = 0.0, 0.0  # the next trial is judged by itself: texts may change meanwhile
+            self._seen[True] = 0.0, 0.0  # the next trial counts by itself: texts may change meanwhile
         else:
             self._next = _FIRST
 

@@ -51,7 +51,7 @@ class Shard:
     tokens_sha256: str
     order_sha256: str
     next_file: int  # where the next shard starts: number of the source file
-    next_piece: int  # and number of the piece in that file
+    next_piece: int  # where it starts in that file: number of the piece
 
 
 @dataclass(frozen=True)
