@@ -1,5 +1,7 @@
-"""What one pass of a scorer costs by its width and context: measured here once, kept in the cache, and corrected by
-every pass."""
+"""What one pass of a scorer costs by its width and context.
+
+Costs are measured once on this machine, kept in the cache, and corrected by every timed pass.
+"""
 
 from __future__ import annotations
 

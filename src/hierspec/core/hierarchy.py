@@ -42,8 +42,10 @@ _WHATEVER_LEADS = np.ones((_TARGET_AHEAD, SUREST + 1), bool)
 
 
 class FixedPace:
-    """The pace of a fixed plan, which knows no costs: the next tier always drafts, all drafts that the budget holds are
-    verified, and blocks end by count."""
+    """The pace of a fixed plan, which knows no costs.
+
+    The next tier always drafts, all drafts within the budget are verified, and blocks end by count.
+    """
 
     def drafts(self, round: Round) -> bool:
         return True

@@ -45,8 +45,10 @@ _MOST_TIERS = 64
 
 @dataclass(frozen=True, repr=False)
 class TierPlan:
-    """A tier below the target: an exit of the target, the target without some layers, another model, or a drafter on
-    the target's own states."""
+    """A tier below the target.
+
+    It is an exit of the target, the target without some layers, another model, or a drafter on the target's states.
+    """
 
     exit_layer: int | None = None  # layers of the target to run
     exit_depth: float | None = field(default=None, kw_only=True)  # the same as a share of the target's layers

@@ -1,8 +1,8 @@
-"""When a tier hands up its block: by count, at a correction, when it is no longer sure, or when another round is not
-worth its time.
+"""When a tier hands up its block.
 
-Every decision is made from what is already written and from what became of earlier blocks, before the next token is
-sampled. So none of this can change what is written, only how fast.
+It does so by count, at a correction, when it is no longer sure, or when another round is not worth its time. Every
+decision is made from what is already written and from what became of earlier blocks, before the next token is sampled.
+So none of this can change what is written, only how fast.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ class UntilCorrection(ByCount):
 
 
 class UntilUnsure(ByCount):
-    """Hands up once a token was hardly ahead of the next best. That token stays in the block: only what would come
-    after it is left to the tier above."""
+    """Hands up once a token was hardly ahead of the next best.
+
+    That token stays in the block: only what would come after it is left to the tier above.
+    """
 
     def go_on(self, block: Sequence[Written], load: Load = ALONE) -> bool:
         return block[-1].lead >= _SURE

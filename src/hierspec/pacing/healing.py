@@ -36,8 +36,10 @@ _KNOWN = 0.1  # a width is known if its standard deviation is less than this
 
 
 class HealingCosts(Costs):
-    """Costs of one scorer. `spread` is by how much repeated measurements of each width differed, as a share, and
-    `growth_spread` the same of what a further token of context adds."""
+    """Costs of one scorer that timed passes correct.
+
+    `spread` is the relative difference between repeated measurements of each width, and `growth_spread` that of growth.
+    """
 
     def __init__(
         self,

@@ -52,8 +52,10 @@ class Router:
     def choose(
         self, other_gain: float = 0.0, load: Load = ALONE, to_prefill: Sequence[int] = (), room: int = 0
     ) -> int | None:
-        """The index of the route to take now; None: nothing should be drafted. Arguments as in `WhileWorthwhile.pays`,
-        `to_prefill` for every route."""
+        """The index of the route to take now; None: nothing should be drafted.
+
+        Arguments are those of `WhileWorthwhile.pays`, `to_prefill` for every route.
+        """
 
         def pays(index: int) -> bool:
             unseen = to_prefill[index] if to_prefill else 0

@@ -214,8 +214,11 @@ class _Tuning:
         return best
 
     def _neighbours(self, hierarchy: HierarchyConfig) -> Iterator[HierarchyConfig]:
-        """Small changes: blocks of one tier or of two neighbours longer or shorter by a token or two, or ended by
-        another rule; a tier left out; a store added, changed or left out."""
+        """The hierarchy with one small change each.
+
+        Blocks of one tier or of two neighbours get longer or shorter by a token or two, or end by another rule; a tier
+        is left out; a store is added, changed or left out.
+        """
         last = len(hierarchy) - 1
         steps = [{level: by} for level in range(1, last + 1) for by in (-2, -1, 1, 2)]
         steps += [{level: by, level + 1: other} for level in range(1, last) for by in (-1, 1) for other in (-1, 1)]
