@@ -21,8 +21,8 @@ from hierspec.worker import Event, Job, Observer, Worker
 class AsyncLanguageModel:
     """`generate` and `stream` of a loaded model as coroutines. A task that is cancelled cancels its request.
 
-    At most `most_running` answers are written at once; further prompts wait, each namespace in turn, and where
-    `most_waiting` of them wait already another one is refused (`Busy`).
+    At most `most_running` answers are written at once; further prompts wait, and namespaces take turns. If
+    `most_waiting` already wait, another one is refused (`Busy`).
 
     `async with AsyncLanguageModel(hierspec.load()) as model: answer = await model.generate("Why?")`
     """
@@ -66,7 +66,7 @@ class AsyncLanguageModel:
         namespace: str = "",
         **options: Unpack[Options],
     ) -> list[Generation]:
-        """So many answers: the first is what the seed gives alone, the others have seeds of their own."""
+        """`n` answers: the first is what the seed gives alone, the others have seeds of their own."""
         changes, template = split(options)
         samplings = several_samplings(sampling_with(sampling, changes), n)
         ids = self.model.encode(prompt, raw, **template)

@@ -23,9 +23,9 @@ from hierspec.in_use import deletable
 from hierspec.paths import cache_folder, is_temporary, remove, temporary_name
 from hierspec.sizes import parse_size
 
-DERIVED = ("converted", "packed")  # large, made again from a model's own files: `keep_within_limit` is about these
+DERIVED = ("converted", "packed")  # large, and can be made again from a model's files: `keep_within_limit` limits these
 ONLY_BY_NAME = ("histories", "corpora", "other")  # the user's own, or nobody knows whose
-# What each kind is, for people. A kind has the name of its folder, but for the last six.
+# What each kind is, for people. A kind has the name of its folder, except for the last six.
 KINDS = {
     "models": "models that were downloaded",
     "converted": "GGUF files, converted",
@@ -48,7 +48,7 @@ KINDS = {
 DEFAULT_LIMIT = "20G"
 CHOSEN_FOR = "chosen for the model in "  # and its folder: the first comment of a plan file in the cache
 
-_STILL_WRITING_SECONDS = 600  # an unfinished file that changed since then may still be written
+_STILL_WRITING_SECONDS = 600  # an unfinished file that changed more recently may still be written to
 _KEY = re.compile(r"-(?:[0-9a-f]{20}|[0-9a-f]{12})$")  # what we put after a model's name
 _LARGEST_NOTE = 1 << 20  # bytes of a measurement's file; a larger one is none of ours
 
@@ -58,7 +58,7 @@ class CacheEntry:
     """What is kept or deleted as one: a file or folder of the cache, with the files that belong to it."""
 
     kind: str
-    model: str  # "" where it belongs to none, or nobody knows
+    model: str  # "" if it belongs to none, or nobody knows
     paths: tuple[Path, ...]
     bytes: int
     last_used: float  # seconds since 1970
@@ -98,8 +98,8 @@ def prune(
 ) -> Pruned:
     """Deletes entries of these kinds and this model that were last used more than `older_than` seconds ago.
 
-    Without kinds: all but those in `ONLY_BY_NAME`. A model may be a pattern, as in SmolLM2*. With `max_bytes`, only
-    until what is left of these kinds and this model takes at most so many bytes, the least recently used first. What a
+    Without kinds: all but those in `ONLY_BY_NAME`. A model may be a pattern, as in SmolLM2*. With `max_bytes`, deletes
+    the least recently used first, until the rest of these kinds and this model takes at most that many bytes. What a
     running process uses stays.
     """
     for kind in kinds or ():
@@ -125,7 +125,7 @@ def prune(
 
 
 def limit() -> int | None:
-    """Bytes that `DERIVED` files may take together: HIERSPEC_CACHE_LIMIT, by default 20G; 0 there means any."""
+    """Bytes that `DERIVED` files may take together: HIERSPEC_CACHE_LIMIT, by default 20G; 0 means no limit."""
     try:
         return parse_size(os.environ.get("HIERSPEC_CACHE_LIMIT") or DEFAULT_LIMIT) or None
     except HierspecError as error:
@@ -133,16 +133,16 @@ def limit() -> int | None:
 
 
 def keep_within_limit() -> None:
-    """To call when a derived file has been written and claimed: the least recently used ones make room for it."""
+    """Call it once a derived file is written and claimed: the least recently used ones make room for it."""
     most = limit()
     if most is not None:
         prune(DERIVED, max_bytes=most)
 
 
 def _delete(entry: CacheEntry) -> str:
-    """Renamed, then deleted, so that nobody sees half of it: deleted, in use or failed.
+    """Rename, then delete, so that nobody sees half of it. Returns "deleted", "in use" or "failed".
 
-    What is left when this process is killed in between is listed as unfinished.
+    What is left if this process is killed in between is listed as unfinished.
     """
     aside: list[Path] = []
     try:
@@ -165,8 +165,10 @@ def _delete(entry: CacheEntry) -> str:
 
 
 def _lock_of(entry: CacheEntry) -> Path:
-    """What a process that uses the entry has claimed. Of a history, the folder: SQLite's own locks on a file are lost
-    when the file is opened and closed beside it."""
+    """The path that a process claims while it uses the entry.
+
+    For a history it is the folder: opening and closing the file itself would drop SQLite's own locks on it.
+    """
     return entry.path.parent if entry.kind == "histories" else entry.path
 
 
@@ -240,7 +242,7 @@ def _entry(kind: str, model: str, paths: list[Path]) -> CacheEntry:
 
 
 def _states(paths: Iterable[Path]) -> Iterator[os.stat_result]:
-    """Of all files, those in folders included. Links count as themselves: what they point to is not ours."""
+    """The states of all files, also those in folders. Links count as themselves: what they point to is not ours."""
     for path in paths:
         with suppress(OSError):  # deleted meanwhile
             state = path.lstat()
@@ -287,7 +289,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _planned_model(path: Path) -> str:
-    """From the comment that stands first in a plan that was chosen."""
+    """From the first comment of a plan that was chosen."""
     with suppress(OSError, ValueError), path.open(encoding="utf-8") as lines:
         folder = lines.readline(4096).partition(CHOSEN_FOR)[2].strip()
         return _named_model(Path(folder)) if folder else ""

@@ -11,7 +11,7 @@ _COLOURS = ("46,160,67", "31,136,229", "191,90,242", "214,158,0", "229,83,75", "
 
 
 def coloured(pieces: Sequence[tuple[str, str]], sources: Sequence[str]) -> str:
-    """Pieces of text with their sources; `sources` has one entry a token, for the legend. The target has no colour."""
+    """Pieces of text with their sources; `sources` has one entry per token (the legend). The target has no colour."""
     drafters = [source for source in dict.fromkeys(sources) if source != "target"]
     colours = {source: _COLOURS[number % len(_COLOURS)] for number, source in enumerate(drafters)}
     text = "".join(_marked(part, source, colours.get(source)) for part, source in pieces)

@@ -55,11 +55,11 @@ class CompiledCalls:
         self._loaded = False
 
     def cached(self) -> bool:
-        """Whether no worker need compile them: they are in the cache, or there is no cache to put them in."""
+        """Whether no worker needs to compile them: they are in the cache, or there is no cache to put them in."""
         return njit is None or self._loaded or all(_cached(*call) for call in self._calls())
 
     def load(self) -> None:
-        """Compile them, or read them compiled: not while a request waits."""
+        """Compile them or read them from the cache, so that no request has to wait for it."""
         if not self._loaded:
             for function, arguments in self._calls():
                 with locked(None if njit is None else function.stats.cache_path, function.__qualname__):

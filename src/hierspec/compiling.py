@@ -1,8 +1,8 @@
-"""Compiling what is not yet in the cache of compiled code: in several processes at once, each thing in one of them.
+"""Compiles what is not yet in the cache of compiled code, in several worker processes at once.
 
-One process cannot do it faster: numba compiles one function at a time, whatever the number of threads. So workers
-(`python -m hierspec.compiling NAME …`) compile into the cache on disk, and this process reads from there. Whatever
-happens to a worker, this process compiles by itself what it does not find.
+One process would be slower: numba compiles one function at a time, whatever the number of threads. So workers
+(`python -m hierspec.compiling NAME …`) compile into the cache on disk, and this process reads from there. If a worker
+fails, this process compiles what it does not find.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ try:
 except ImportError:  # not on every system: then two processes may compile the same
     fcntl = None  # type: ignore[assignment]
 
-_MOST_WORKERS = 4  # there is no more to do side by side
-_START_SECONDS = 0.7  # of a worker, until it begins to compile
+_MOST_WORKERS = 4  # there is not more to compile in parallel
+_START_SECONDS = 0.7  # until a worker begins to compile
 
 log = logging.getLogger("hierspec")
 
@@ -39,17 +39,17 @@ class Compilable(Protocol):
     """Something to compile."""
 
     name: str  # MODULE:ATTRIBUTE: where a worker finds it
-    seconds: float  # that compiling takes, about, on a slow core
+    seconds: float  # that compiling takes on a slow core, roughly
 
     def cached(self) -> bool:
-        """Whether no worker need compile it: it is in the cache, or there is no cache to put it in."""
+        """Whether no worker needs to compile it: it is in the cache, or there is no cache to put it in."""
 
     def load(self) -> None:
-        """Compile it, or read it compiled."""
+        """Compile it, or read it from the cache."""
 
 
 class _Workers:
-    """The workers that this process has started, and what they are still to compile."""
+    """The workers that this process has started, and what they still have to compile."""
 
     def __init__(self) -> None:
         self._running: dict[str, tuple[Compilable, subprocess.Popen[str]]] = {}
@@ -58,11 +58,11 @@ class _Workers:
             os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
-        """In a copy of the process: the workers are not the copy's to end."""
+        """After a fork, in the child: the workers belong to the parent."""
         self._running, self._lock = {}, threading.RLock()
 
     def start(self, jobs: Iterable[Compilable]) -> None:
-        """Have these compiled, and do not wait."""
+        """Start compiling these, without waiting."""
         with self._lock:
             missing = {job.name: job for job in jobs if job.name not in self._running and not job.cached()}
             if not missing or not _can_start():
@@ -105,7 +105,7 @@ class _Workers:
             job.load()
 
     def _wait(self, name: str) -> None:
-        """Until its worker has said that it is compiled, or has ended."""
+        """Wait until its worker reports it as compiled, or ends."""
         while name in self._running:
             _, worker = self._running[name]
             assert worker.stdout is not None
@@ -128,13 +128,13 @@ start, finish, stop = _workers.start, _workers.finish, _workers.stop
 
 
 def _about(jobs: Sequence[Compilable]) -> int:
-    """Seconds that workers will take for these: as many as there are cores, but a job is never shared."""
+    """Expected seconds for these with one worker per core; a job is never split."""
     each = [job.seconds for job in jobs]
     return round(_START_SECONDS + max(sum(each) / min(_cores(), _MOST_WORKERS), *each))
 
 
 def _shares(jobs: Iterable[Compilable], count: int) -> list[list[str]]:
-    """Names for each of at most so many workers: the longest job to whoever has least to do."""
+    """Job names for each of at most `count` workers: the longest job goes to the worker with the least to do."""
     shares: list[tuple[float, list[str]]] = [(0.0, []) for _ in range(count)]
     for job in sorted(jobs, key=lambda job: -job.seconds):
         least = min(range(count), key=lambda number: shares[number][0])
@@ -152,12 +152,12 @@ def _can_start() -> bool:
 
 
 def _worker(names: list[str]) -> subprocess.Popen[str]:
-    # Where Python finds this package, it must find it too.
+    # The worker must find this package where this process found it.
     here, before = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
     path = os.pathsep.join([here, before] if before else [here])
     return subprocess.Popen(
         [sys.executable, "-m", "hierspec.compiling", *names],
-        stdin=subprocess.PIPE,  # never written to: its end tells the worker that nobody waits for it
+        stdin=subprocess.PIPE,  # never written to: when it closes, the worker knows that nobody waits for it
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path},
@@ -175,7 +175,7 @@ def _end(worker: subprocess.Popen[str]) -> None:
 
 
 def _work(names: list[str]) -> None:
-    """A worker: compiles, and says after each name that it is done."""
+    """The worker's program: compile each of these, and print its name when it is done."""
     with suppress(ValueError):
         signal.signal(
             signal.SIGINT, signal.SIG_IGN
@@ -194,7 +194,7 @@ def _end_with_stdin() -> None:
 
 @contextmanager
 def locked(folder: str | None, name: str) -> Iterator[None]:
-    """One process at a time. The system opens the lock of a process that ends, however it ends."""
+    """Let one process in at a time. The system releases the lock of a process that ends, however it ends."""
     if fcntl is None or folder is None:
         yield
         return

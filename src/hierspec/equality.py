@@ -15,7 +15,7 @@ from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
 from hierspec.language_model import LanguageModel
 
-# Gap of the two best scores under which rounding may decide: a few steps of a logit's last digit in each dtype.
+# Gap between two scores below which rounding may decide: a few units in the last place of a logit in each dtype.
 TIES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.5}
 
 
@@ -41,7 +41,7 @@ def first_difference(
     sampling: Sampling,
     seed: int,
 ) -> Difference | None:
-    """None where the outputs are the same. Otherwise one plain pass over what they share shows how near it was."""
+    """None if the outputs are the same. Otherwise one plain pass over what they share shows how near it was."""
     if list(first) == list(second):
         return None
     shared = min(len(first), len(second))
@@ -60,7 +60,7 @@ def first_difference(
 def next_scores(
     model: LanguageModel, prompt: Sequence[int], output: Sequence[int], sampling: Sampling, seed: int
 ) -> torch.Tensor:
-    """The target's score of every token after prompt and output; the largest is written. [vocabulary]"""
+    """[vocabulary]: the target's score of every token after prompt and output. The best one is written."""
     request = model.request(list(prompt), "plain", replace(sampling, seed=seed))
     scorer = model.scorer(model.config.layers)
     context = np.array([*prompt, *output], np.int32)

@@ -1,4 +1,4 @@
-"""A queue in which nobody is served twice while somebody else waits for a first time."""
+"""A queue in which nobody is served twice while somebody else waits for the first time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class FairQueue(Generic[T]):
     """Owners take turns; of what one owner has put in, the first comes first."""
 
     def __init__(self) -> None:
-        self._by_owner: dict[str, deque[T]] = {}  # the owner whose turn it is first; those with nothing are not in it
+        self._by_owner: dict[str, deque[T]] = {}  # in the order of turns; only owners with items
 
     def __len__(self) -> int:
         return sum(len(waiting) for waiting in self._by_owner.values())
@@ -22,7 +22,7 @@ class FairQueue(Generic[T]):
         self._by_owner.setdefault(owner, deque()).append(item)
 
     def take(self) -> T:
-        """What is next; its owner's turn is over then. There must be something."""
+        """Take the next item, and end its owner's turn. The queue must not be empty."""
         owner, waiting = next(iter(self._by_owner.items()))
         item = waiting.popleft()
         del self._by_owner[owner]
@@ -31,7 +31,7 @@ class FairQueue(Generic[T]):
         return item
 
     def take_where(self, wanted: Callable[[T], bool]) -> list[T]:
-        """Everything of which this is true, out of turn."""
+        """Take all items for which `wanted` is true, out of turn."""
         taken = []
         for owner, waiting in list(self._by_owner.items()):
             taken += [item for item in waiting if wanted(item)]

@@ -24,9 +24,9 @@ def fill_history(
     batch: int = 8,
     progress: Progress = silent,
 ) -> int:
-    """Greedy answers to every turn, added to the namespace that all may see; how many were added.
+    """Add greedy answers to every turn to the namespace that all may see. Returns how many were added.
 
-    Answered prompts are listed in a file beside the store's, so that the same call answers nothing twice.
+    Answered prompts are listed in a file next to the store's, so that a second call answers nothing twice.
     """
     if batch < 1:
         raise HierspecError(f"batch must be at least 1, not {batch}.")
@@ -61,6 +61,6 @@ def _key(model: LanguageModel, turns: Sequence[str], max_tokens: int) -> str:
 
 def _read(done_file: Path | None) -> set[str]:
     if done_file is not None and done_file.is_file():
-        with suppress(OSError, ValueError, TypeError, RecursionError):  # damaged: answer again, a store drops copies
+        with suppress(OSError, ValueError, TypeError, RecursionError):  # damaged: answer again, stores drop copies
             return {str(key) for key in json.loads(done_file.read_text(encoding="utf-8"))}
     return set()

@@ -31,7 +31,7 @@ DEFAULT_PLAN = AUTO
 
 
 class Generates(ABC):
-    """What can make requests can generate, one answer or many, whole or in steps. Threads may share it."""
+    """Gives `generate` and its kin to whatever can make requests. Threads may share it."""
 
     tokenizer: Tokenizer
     turns: Turns
@@ -65,9 +65,9 @@ class Generates(ABC):
     ) -> Generation | list[Generation]:
         """The whole answer. Fields of Sampling may be given by name: `generate("…", max_tokens=100)`.
 
-        A text prompt is put into the model's chat template where it has one, unless `raw`. What is written in one
-        namespace (a user, a tenant) is never used to draft for another. With `n`, a list of so many answers: the first
-        is what the seed gives without `n`, the others have seeds of their own (`Generation.seed`).
+        A text prompt is put into the model's chat template if it has one, unless `raw`. What is written in one
+        namespace (a user, a tenant) is never used to draft for another. With `n`, a list of `n` answers: the first is
+        what the seed gives without `n`, the others have seeds of their own (`Generation.seed`).
         """
         changes, template = split(options)
         sampling = sampling_with(sampling, changes)
@@ -101,9 +101,9 @@ class Generates(ABC):
     ) -> list[Generation] | list[Generation | Failure]:
         """The same for several prompts in batched passes; each answer is what it would be alone.
 
-        plan, sampling and namespace are one for all or a list with one for each. Where some fail, the others are
-        finished: `errors="return"` has a `Failure` in the place of each, "raise" raises `SomeFailed`, whose `results`
-        are that list.
+        plan, sampling and namespace are one for all or a list with one for each. If some fail, the others are still
+        finished: `errors="return"` returns a `Failure` in the place of each failed one, "raise" raises `SomeFailed`,
+        whose `results` are that list.
         """
         if errors not in ("raise", "return"):
             raise HierspecError(f'errors must be "raise" or "return", not {errors!r}.')
@@ -171,7 +171,7 @@ class Generates(ABC):
 
 
 def _all_or_some_failed(results: Sequence[Generation | Failure]) -> list[Generation]:
-    """All answers; where some failed, an error that has the others."""
+    """All answers. If some failed, raises an error that holds the others."""
     answers = [result for result in results if isinstance(result, Generation)]
     if len(answers) < len(results):
         raise SomeFailed(results)

@@ -33,7 +33,7 @@ class TextStep:
     seconds: float
     logprobs: tuple[TokenLogprobs, ...] = ()  # of each token, where asked for
     draft: Proposal = NOTHING  # what the pass verified
-    accepted: tuple[int, ...] = ()  # nodes of it that were written, in order: those of the first tokens
+    accepted: tuple[int, ...] = ()  # nodes of `draft` that were written, in order: they are the first tokens
 
     @property
     def text(self) -> str:
@@ -65,7 +65,7 @@ class Generation:
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """The same after the first step."""
+        """New tokens after the first step, over the time after it."""
         seconds = self.seconds - self.first_seconds
         return (len(self.tokens) - self.first_tokens) / seconds if seconds > 0 else 0.0
 
@@ -157,13 +157,13 @@ class Writer:
         return TextStep(tuple(tokens), tuple(pieces), step.seconds, logprobs, step.draft, accepted)
 
     def finish(self) -> Generation:
-        """The whole text; what the request failed with is raised."""
+        """The whole text. Raises the error of a request that failed."""
         if self.request.error is not None:
             raise self.request.error
         return self.so_far()
 
     def result(self) -> Generation | Failure:
-        """The same, with a failure as a value."""
+        """The same, but returns a failure instead of raising it."""
         error = self.request.error
         return self.so_far() if error is None else Failure(error, self.so_far())
 

@@ -30,8 +30,8 @@ _claims_lock = threading.Lock()
 def claim(path: Path) -> None:
     """Keeps other processes from deleting this file or folder of the cache until this process ends.
 
-    Never fails: where there is no such path or locks do not work, only the protection is missing. So callers claim a
-    path first, and then look whether it is there.
+    Never fails: if there is no such path or locks do not work, only the protection is missing. So callers claim a path
+    first, and then look whether it is there.
     """
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
@@ -89,7 +89,7 @@ def _claimed(path: Path) -> bool:
 
 
 def _open(path: Path) -> int:
-    # Neither a link's target, nor a pipe that would wait for a writer.
+    # Does not follow a link, nor wait for the writer of a pipe.
     return os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
 
 

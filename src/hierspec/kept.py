@@ -34,8 +34,10 @@ class KeptFile:
 
     @classmethod
     def here(cls, folder: str, *about: Any, name: str = "{key}.json") -> KeptFile:
-        """For this machine and number of threads. `about` is what else the content depends on, with a version to count
-        up when it should be measured again."""
+        """A file for this machine and number of threads.
+
+        `about` is what else the content depends on, with a version to increase when it should be measured again.
+        """
         return cls.of(folder, [machine(), torch.get_num_threads(), *about], name)
 
     @classmethod
@@ -45,7 +47,7 @@ class KeptFile:
         return cls(cache_folder() / folder / name.format(key=key), identity)
 
     def read(self, parse: Callable[[str], _T]) -> _T | None:
-        """The content; None where there is none or `parse` refuses it: a damaged file is as good as none."""
+        """The content; None if there is none or `parse` refuses it: a damaged file counts as none."""
         try:
             content = parse(self.path.read_text(encoding="utf-8"))
         except _DAMAGED:
@@ -57,7 +59,7 @@ class KeptFile:
         return self.read(lambda text: from_json(json.loads(text)))
 
     def write(self, text: str) -> None:
-        """The whole file or nothing; HierspecError where that is impossible."""
+        """Write the whole file or nothing; HierspecError if that is impossible."""
         with whole_file(self.path) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
@@ -69,7 +71,7 @@ class KeptFile:
     def read_or_measure(
         self, from_json: Callable[[Any], _T], measure: Callable[[], _T], to_json: Callable[[_T], Mapping[str, Any]]
     ) -> _T:
-        """What the file says, or else what `measure` finds, written down for the next time."""
+        """What the file says, or else what `measure` returns, which is saved for the next time."""
         result = self.read_json(from_json)
         if result is None:
             result = measure()

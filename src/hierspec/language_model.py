@@ -102,7 +102,7 @@ def load(
                 raise HierspecError("An enlarged model has no bits of a GGUF file (weights file): use weights auto.")
             checkpoint = load_enlarged(source, enlarged, asked, device, shown, pack)
         else:
-            # A GGUF file runs in its own bits wherever it can, unless something else was asked for.
+            # A GGUF file runs in its own quantisation wherever it can, unless something else was asked for.
             if_it_can = partial(runs_in_file_bits, device=device, backend=backend)
             as_stored = if_it_can if (weights, dtype) == ("auto", "auto") else weights == "file"
             checkpoint = load_checkpoint(source, asked, shown, pack, as_stored)
@@ -147,13 +147,13 @@ class LanguageModel(Generates):
         self.name, self.folder, self.file, self.tokenizer = catalogue.name, folder, file, tokenizer
         self.decoder, self.config = catalogue.decoder, catalogue.decoder.config
         self.dtype, self.backend, self.weights = options.dtype, options.backend, options.weights
-        self.dtype_choice = choice or DtypeChoice(options.dtype)  # and why
+        self.dtype_choice = choice or DtypeChoice(options.dtype)  # the dtype, and why it was chosen
         self.kv_memory, self.enlarged = options.kv_memory, enlarged
         self.stop_ids = frozenset((*tokenizer.stop_ids, *self.config.eos_ids))
         vocabulary = Vocabulary(self.name, tokenizer, self.config.vocabulary)
         self.grammars = GrammarCompiler(tokenizer, self.config.vocabulary)
         costs = CostBook(str(folder), self.dtype, self.weights, *([enlarged] if enlarged else []))
-        # Tells it from other models where something measured of it is saved.
+        # Identifies the model in the names of saved measurements.
         trained = () if catalogue.pack is None else catalogue.pack.hashes.values()
         self.about = (self.name, str(folder), self.dtype, self.weights, self.decoder.products, *trained)
         learnt = Learnt(self.about, None if catalogue.pack is None else catalogue.pack.learnt(), keep_learnt)
@@ -162,7 +162,7 @@ class LanguageModel(Generates):
     def request(
         self, prompt: Prompt, plan: PlanLike, sampling: Sampling, raw: bool = False, namespace: str = ""
     ) -> Request:
-        """A request for an engine of one's own. Where threads share the model, give each `step` a `turn` of it."""
+        """A request for an engine of your own. If threads share the model, run each `step` in a `turn` of it."""
         ids, chosen = self.encode(prompt, raw), self.plan(plan)
         with self.turn():
             return self._request(ids, chosen, sampling, namespace)
@@ -178,7 +178,7 @@ class LanguageModel(Generates):
             constraint = self.grammars.constraint(sampling.grammar, stop_ids, sampling.stop_ids)
         request = Request(ids, sampling, hierarchy, self.stop_ids, self.config.context, namespace, constraint)
         if hierarchy.synthetic and self.assembler.synthetics.know(request):
-            request.cancel()  # writing it plainly took time and left states behind, which are not the new one's
+            request.cancel()  # plain decoding took time and left a KV cache: begin afresh without them
             self.forget()
             return self._request(ids, plan, replace(sampling, seed=request.seed), namespace)
         return request
@@ -188,8 +188,7 @@ class LanguageModel(Generates):
         return prompt_ids(self.tokenizer, prompt, raw, template)
 
     def score(self, prompt: Prompt, top: int = 0, raw: bool = False) -> list[TokenLogprobs]:
-        """What the model thinks of a text: the log-probability of every token after the first, and of so many of the
-        most likely ones at its place."""
+        """Log-probabilities of a text: of every token after the first, and of the `top` most likely at its position."""
         text = self.encode(prompt, raw)
         if len(text) > self.config.context:
             raise HierspecError(f"The text has {len(text)} tokens but the model's context holds {self.config.context}.")
@@ -201,7 +200,7 @@ class LanguageModel(Generates):
         scores: list[TokenLogprobs] = []
         try:
             while True:
-                with self.turn():  # one a pass: others who share the model need not wait for a long text
+                with self.turn():  # one per pass: others who share the model need not wait for a long text
                     tokens, answer = next(passes, (None, None))
                 if tokens is None or answer is None:
                     return scores
@@ -230,7 +229,7 @@ class LanguageModel(Generates):
         return self.assembler.hierarchy(plan)
 
     def scorer(self, layers: int) -> ModelScorer:
-        """The model itself, or its exit after so many layers through the last norm and head."""
+        """The model itself, or its exit after this many layers, through the last norm and head."""
         return self.assembler.catalogue.whole(layers)
 
     @property
@@ -259,7 +258,7 @@ class LanguageModel(Generates):
             self.assembler.stores.add(store)
 
     def turn(self) -> AbstractContextManager[None]:
-        """A turn at the model for this thread; others wait until it is over. `generate` and the like take their own."""
+        """A turn at the model for this thread; others wait until it is over. `generate` and its kin take their own."""
         return self.turns.turn()
 
     def apart(self) -> LanguageModel:
@@ -270,16 +269,16 @@ class LanguageModel(Generates):
         return other
 
     def memory(self) -> dict[str, int]:
-        """Bytes: of the weights, of what is cached for texts, and the most that the process had."""
+        """Bytes of the weights and of what is cached for texts, and the peak memory of the process."""
         return {**self.assembler.memory(), "peak": peak_memory()}
 
     def forget(self) -> None:
-        """Drop everything computed so far. The next answers take longer and are the same."""
+        """Drop everything computed so far. The next answers take longer, but are the same."""
         with self.turn():
             self.assembler.forget()
 
     def close(self) -> None:
-        """Write what databases on disk have not yet written, and what was learnt. The model can still be used."""
+        """Save unsaved entries of databases, and what was learnt. The model can still be used."""
         with self.turn():
             self.assembler.close()
 

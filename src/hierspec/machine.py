@@ -27,7 +27,7 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Instruction sets of the processor, by the system's names; nothing where the system has no list."""
+    """Instruction sets of the processor, by the system's names; empty if the system has no list."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             flags = (line.split(":", 1)[1] for line in lines if line.lower().startswith(("flags", "features")))
@@ -37,7 +37,7 @@ def cpu_flags() -> frozenset[str]:
 
 
 def peak_memory() -> int:
-    """The most bytes of memory that this process has had at once, mapped files that were read included; 0: unknown."""
+    """Peak memory of this process in bytes, including mapped files that were read; 0: unknown."""
     try:
         import resource
     except ImportError:  # not on every system

@@ -132,11 +132,11 @@ def sampling_with(sampling: Sampling | None, changes: Mapping[str, Any]) -> Samp
 
 
 def several_samplings(sampling: Sampling, count: int) -> list[Sampling]:
-    """So many samplings that differ in their seeds. The first has the seed of `sampling`, or a new one."""
+    """`count` samplings that differ in their seeds. The first has the seed of `sampling`, or a new one."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise HierspecError(f"n must be a whole number from 1 up, not {count!r}.")
     first = secrets.randbits(32) if sampling.seed is None else sampling.seed
-    # An odd stride gives other seeds each time round, and far apart, so that seeds 1 and 2 have no answer in common.
+    # An odd stride never repeats a seed, and a large one keeps them apart: seeds 1 and 2 have no answer in common.
     others = [(first + number * _SEED_STRIDE) % _SEEDS for number in range(1, count)]
     return [replace(sampling, seed=seed) for seed in (first, *others)]
 

@@ -12,7 +12,7 @@ def silent(what: str, done: int, total: int) -> None:
     """The progress of callers who do not want to see any."""
 
 
-# What steps are called by their first word, in a summary of where the time went; all others are loading.
+# Names of steps, by their first word, in a summary of where the time went; all others are loading.
 _SUMMARY = {
     "Fetching": "download",
     "Unpacking": "download",
@@ -25,7 +25,7 @@ _SUMMARY = {
 
 
 class Timings:
-    """Seconds by step, each from the end of the one before; of loading, as reports of progress tell."""
+    """Seconds by step, each from the end of the one before; steps of loading come from progress reports."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds: dict[str, float] = {}
@@ -39,7 +39,7 @@ class Timings:
         self._last = now
 
     def reporting(self, progress: Progress) -> Progress:
-        """Passes reports on. What was before the first one of a step, which has nothing done, was loading."""
+        """Pass reports on, and time them. A step's first report has nothing done: the time before it is loading."""
 
         def report(what: str, done: int, total: int) -> None:
             self.add("load" if done == 0 else _SUMMARY.get(what.split()[0], "load"))

@@ -25,7 +25,7 @@ def progress_bar(wanted: Progress | bool | None) -> Iterator[Progress]:
 
 
 class _Bar:
-    """One line that is written over where that is possible; elsewhere one line for each thing that is done."""
+    """One line that is overwritten where that is possible; elsewhere one line per step."""
 
     def __init__(self) -> None:
         self._stream = sys.stderr

@@ -82,7 +82,7 @@ def _family(item: dict[str, Any]) -> str:
 
 
 def spread(prompts: Sequence[BenchPrompt], count: int) -> list[BenchPrompt]:
-    """`count` prompts, as evenly as they go from each family, and at even steps within it."""
+    """`count` prompts: about as many from each family, at even steps within it."""
     families: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:
         families.setdefault(prompt.task, []).append(prompt)

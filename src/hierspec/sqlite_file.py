@@ -74,7 +74,7 @@ class SqliteFile:
     def transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[Run]:
         with self._lock, self.readable_errors():
             try:
-                if self._connection.in_transaction:  # Ctrl-C came while one was taken back
+                if self._connection.in_transaction:  # Ctrl-C came during the last rollback
                     self.run("ROLLBACK")
                 self.run(begin)
                 yield self.run
@@ -111,7 +111,7 @@ class SqliteFile:
             self.truncate_log()
 
     def used_bytes(self) -> int:
-        """Of the pages in use; the file may have free ones."""
+        """Bytes of the pages in use; the file may have free ones."""
         names = ("page_count", "freelist_count", "page_size")
         pages, free, page_size = (self.run(f"PRAGMA {name}").fetchone()[0] for name in names)
         return int((pages - free) * page_size)
@@ -157,7 +157,7 @@ class SqliteFile:
         return HierspecError(f"{self.path} cannot be used: check the disk or choose another file.")
 
     def _check_path(self) -> None:
-        """Before SQLite does, which takes a short file for an empty one and waits for a pipe."""
+        """Check it before SQLite does, which takes a short file for an empty one and waits for a pipe."""
         make_folder(self.path.parent)
         try:
             state = os.stat(self.path)

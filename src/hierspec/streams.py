@@ -45,7 +45,7 @@ def write_together(writers: Sequence[Writer], turns: Turns) -> Generator[tuple[i
 
 
 def _added(writer: Writer, step: Step) -> TextStep | None:
-    """The step as text. Where none can be made of it, for want of memory, that request fails and the others go on."""
+    """The step as text. If it cannot be decoded, for want of memory, that request fails and the others go on."""
     try:
         return writer.add(step)
     except Exception as error:

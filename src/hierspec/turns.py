@@ -1,4 +1,4 @@
-"""Turns at one model: its caches and stores serve one thread at a time, a pass each."""
+"""Turns at one model: its caches and stores serve one thread at a time, for one pass each."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ class Turns:
         self._waiting -= ahead
 
     def cancel(self, request: Request) -> None:
-        """End a request. Where this thread is in the middle of a turn, when that is over: Python may drop a stream that
-        nobody holds any more at any line, also where a cache is half changed."""
+        """End a request; if this thread has a turn, once that is over.
+
+        Python may collect a stream that nobody holds any more at any line, even while a cache is half changed.
+        """
         if self._is_mine():
             self._left.append(request)
             return

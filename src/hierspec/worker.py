@@ -1,7 +1,7 @@
 """One thread that runs a model for everybody: jobs come from any thread, share forward passes, and end with a result.
 
-It is what stands behind an event loop (`AsyncLanguageModel`) and a server. Callers never wait inside a pass: they hand
-in a job and are told, in the worker's thread, what was written and how it ended.
+`AsyncLanguageModel` and the server run on it. Callers never wait inside a pass: they submit a job and are told, in the
+worker's thread, what was written and how it ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hierspec.language_model import LanguageModel
 from hierspec.options import PlanLike
 
 Event = TextStep | Generation | Failure  # any number of steps, then one of the other two
-Listener = Callable[[Event], None]  # called in the worker's thread: it must be quick, and what it raises is not shown
+Listener = Callable[[Event], None]  # called in the worker's thread: it must be quick, and its errors are not shown
 
 
 @dataclass(eq=False)
@@ -47,8 +47,7 @@ class Job:
 
 
 class Observer(Protocol):
-    """Who counts what a worker does. It is called in the worker's thread: it must be quick, and what it raises is not
-    shown."""
+    """Counts what a worker does. Called in the worker's thread: it must be quick, and its errors are not shown."""
 
     def on_submit(self, job: Job) -> None:
         """The worker has taken the job in. Some end without any step."""
@@ -62,10 +61,10 @@ class Observer(Protocol):
 
 
 class Worker:
-    """Owns the passes of one model. Close it to stop: jobs that are in are finished first, or cancelled.
+    """Owns the passes of one model. Closing it finishes the submitted jobs first, or cancels them.
 
     At most `most_running` jobs share passes, and no more than the KV cache has room for; the others wait, and
-    namespaces take turns. Where `most_waiting` wait already, a job is refused.
+    namespaces take turns. If `most_waiting` already wait, a job is refused.
     """
 
     def __init__(
@@ -78,12 +77,12 @@ class Worker:
         self.model, self.observer = model, observer
         self.most_running, self.most_waiting = most_running, most_waiting
         self._engine = Engine(serving=True)
-        self._news = threading.Condition()  # guards the three below; told when one of them changes
+        self._news = threading.Condition()  # guards the three below; notified when one of them changes
         self._arrived: list[Job] = []
         self._closing = False
-        self._cancels = False  # closing cancels what is in
+        self._cancels = False  # whether closing cancels the submitted jobs
         self._line: FairQueue[Job] = FairQueue()
-        self._next: Job | None = None  # out of the line: it runs as soon as there is room
+        self._next: Job | None = None  # taken from the line: it runs as soon as there is room
         self._running: list[Job] = []
         self._thread = threading.Thread(target=self._run, name="hierspec worker", daemon=True)
         self._thread.start()
@@ -95,7 +94,7 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait until they may."""
+        """Jobs that wait until they may run."""
         return len(self._arrived) + len(self._line) + (self._next is not None)
 
     def submit(self, job: Job) -> None:
@@ -108,7 +107,7 @@ class Worker:
             self._news.notify()
 
     def close(self, finish: bool = True) -> None:
-        """Take no more jobs, finish those that are in (or cancel them), and end the thread."""
+        """Take no more jobs, finish the submitted ones (or cancel them), and end the thread."""
         with self._news:
             self._closing = True
             self._cancels = self._cancels or not finish
@@ -122,7 +121,7 @@ class Worker:
                 self._round()
 
     def _take_in(self) -> bool:
-        """Put the jobs that have come into the line; wait for one where nothing is to be done. False: all is done."""
+        """Move new jobs into the line; wait for one if there is nothing to do. Returns False once all is done."""
         with self._news:
             while not (self._arrived or self._line or self._next or self._running or self._closing):
                 self._news.wait()
@@ -154,7 +153,7 @@ class Worker:
             self._begin(job)
 
     def _prepare(self, job: Job) -> bool:
-        """Make the job's request. Whether it can ever run; where not, it has ended."""
+        """Make the job's request. Returns whether it can ever run; if not, the job has ended."""
         try:
             request = self.model.request(job.ids, job.plan, job.sampling, namespace=job.namespace)
             job.writer = Writer(request, self.model.tokenizer)
@@ -171,7 +170,7 @@ class Worker:
         return True
 
     def _may_run(self, job: Job) -> bool:
-        """Whether the job may join those that run, and the KV cache should hold its text beside theirs."""
+        """Whether the job may join the running ones: there must be a place, and likely room in the KV cache."""
         if self._cancels:
             job.cancel()
         if job.cancelled or not self._running:
@@ -188,7 +187,7 @@ class Worker:
         self._running.append(job)
 
     def _round(self) -> None:
-        """One round of the engine, and news of it for those who wait."""
+        """Run one round of the engine, and tell listeners what it wrote."""
         by_request = {id(job.writer.request): job for job in self._running if job.writer is not None}
         with self.model.turn():
             for job in self._running:
@@ -208,7 +207,7 @@ class Worker:
         first = not writer.seconds
         try:
             text_step = writer.add(step)
-        except Exception as error:  # its text cannot be made of its tokens: the others go on
+        except Exception as error:  # its tokens cannot be decoded: the others go on
             with self.model.turn():
                 writer.request.fail(failure_of("The request", error))
             return
@@ -222,7 +221,7 @@ class Worker:
         self._tell(job, result)
 
     def _notify(self, method: str, *arguments: object) -> None:
-        """Tell the observer. Counting must never end what is counted."""
+        """Tell the observer. Its errors must not end a job."""
         if self.observer is not None:
             with suppress(Exception):
                 getattr(self.observer, method)(*arguments)

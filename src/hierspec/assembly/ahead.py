@@ -12,7 +12,7 @@ _started = Event()
 
 
 def start_compiling(stores: bool = True, sampling: bool = False) -> None:
-    """For the compiled backend, once in a process: a command calls it first, and knows more than `load`.
+    """For the compiled backend, once per process: a command calls it before `load` does, and knows more.
 
     `stores`: for plans that draft; `sampling`: for temperatures above 0.
     """

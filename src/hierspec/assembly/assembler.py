@@ -42,7 +42,7 @@ class Assembler:
         costs: CostBook | None = None,
         learnt: Learnt | None = None,  # by earlier runs; default: nothing
         history: str | Path | None = None,  # a file or the URL of a database; default: in the folder
-        hosted: Checkpoint | None = None,  # of a target that runs in a host: for what was trained for it
+        hosted: Checkpoint | None = None,  # checkpoint of a target in a host, for what was trained for it
     ) -> None:
         self.vocabulary, self.options = vocabulary, options
         self.drafts = DraftModels(vocabulary, options)
@@ -64,7 +64,7 @@ class Assembler:
 
     @property
     def target(self) -> Scorer:
-        """Tier 0: the whole model, or a placeholder where it runs in a host."""
+        """Tier 0: the whole model, or a placeholder if it runs in a host."""
         if self._target is None:
             return self._host_target
         return self._target.whole(self._target.decoder.config.layers)
@@ -108,7 +108,7 @@ class Assembler:
         return target.feature(tier.draft, tier.vocabulary, tier.weights)
 
     def apart(self) -> Assembler:
-        """The same models with stores as they were built, and nothing learnt but what ships with the model."""
+        """The same models, with stores as they were built and only the prior that ships with the model."""
         other = copy(self)
         other.stores, other.costs = self.stores.apart(), self.costs.apart()
         other._paces = PaceBook(other.costs, None if self._learnt is None else self._learnt.prior)
@@ -124,14 +124,14 @@ class Assembler:
         return self._paces.learnt()
 
     def close(self) -> None:
-        """Write down what the next run can begin with: unsaved history, what was learnt, corrected costs."""
+        """Save what the next run can begin with: unsaved history, what was learnt, corrected costs."""
         self.stores.flush()
         if self._learnt is not None:
             self._learnt.keep(self.learnt())
             self.costs.keep()
 
     def memory(self) -> dict[str, int]:
-        """Bytes of weights, and of what is cached for texts."""
+        """Bytes of weights, and of KV caches and hidden states of texts."""
         catalogues = self._catalogues()
         return {
             "weights": sum(each.decoder.weight_bytes + each.weight_bytes() for each in catalogues),
@@ -139,7 +139,7 @@ class Assembler:
         }
 
     def forget(self) -> None:
-        """Drop everything computed so far. The next answers take longer and are the same."""
+        """Drop everything computed so far. The next answers take longer, but are the same."""
         for catalogue in self._catalogues():
             catalogue.pool.clear()
             catalogue.clear()

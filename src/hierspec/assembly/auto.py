@@ -1,4 +1,4 @@
-"""The plan `auto`: what `hierspec plan` chose for this model on this machine, else all that there is for the model.
+"""The plan `auto`: what `hierspec plan` chose for this model on this machine, else stores and the model's best drafter.
 
 Either way every pass decides again how much is drafted, by whom and whether at all, from measured costs and from what
 was accepted so far (`pacing/`). So a plan that does not suit a text or a load costs little.
@@ -16,13 +16,15 @@ from hierspec.core.plan import Plan, TierPlan
 from hierspec.kept import KeptFile
 
 AUTO = "auto"
-_GPU_BUDGET = 31  # nodes of a pass: with its context's last token they are 32 rows, as graphs have them
-_VERSION = 1  # count up when plans saved before should be chosen again
+_GPU_BUDGET = 31  # draft nodes of a pass: with the last context token that makes 32 rows, as CUDA graphs have
+_VERSION = 1  # increase when saved plans should be chosen again
 
 
 def default_plan(config: DecoderConfig, pack: Pack | None, device: str = "cpu") -> Plan:
-    """Stores, and beside them the best drafter that the model has. On a GPU further rows of a pass cost next to
-    nothing, so there may be more of them to choose from."""
+    """Stores, and beside them the best drafter that the model has.
+
+    On a GPU further rows of a pass cost next to nothing, so the plan drafts more of them.
+    """
     on_gpu = device == "cuda"
     tiers: tuple[TierPlan, ...] = ()
     if pack is not None and pack.has(FEATURE):
@@ -36,7 +38,7 @@ def default_plan(config: DecoderConfig, pack: Pack | None, device: str = "cpu") 
 
 
 def beside_stores(tiers: tuple[TierPlan, ...], layers: int) -> Plan:
-    """These tiers, for a model of so many layers, with all stores beside them."""
+    """These tiers, for a model of this many layers, with all stores beside them."""
     return replace(Plan.named("hd+", layers), tiers=tiers)
 
 
@@ -46,7 +48,7 @@ def with_note(plan: Plan, note: str) -> str:
 
 
 def saved_plan(about: tuple[str, ...]) -> Plan | None:
-    """The plan that was chosen for a model on this machine, if any. `about` tells the model from others."""
+    """The plan that was chosen for a model on this machine, if any. `about` identifies the model."""
     return _file(about).read(Plan.from_toml)
 
 
@@ -63,7 +65,7 @@ def saved_plan_file(about: tuple[str, ...]) -> Path:
 
 
 def forget_plan(about: tuple[str, ...]) -> bool:
-    """Make `auto` mean again what it meant before a plan was saved. Whether there was one."""
+    """Undo `save_plan`. Returns whether a plan was saved."""
     path = saved_plan_file(about)
     there = path.exists()
     path.unlink(missing_ok=True)

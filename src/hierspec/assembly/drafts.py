@@ -48,14 +48,14 @@ class DraftModels:
 
     @property
     def catalogues(self) -> list[ScorerCatalogue]:
-        """Of the draft models opened so far."""
+        """The catalogues of the draft models opened so far."""
         return list(self._catalogues.values())
 
     def catalogue(self, source: str, weights: str | None = None) -> ScorerCatalogue:
-        """Of one draft model. It only drafts, so its weights may have fewer bits than the target's."""
+        """The catalogue of one draft model. It only drafts, so its weights may have fewer bits than the target's."""
         key = source, weights or self._options.weights
         if key not in self._catalogues:
-            # A draft model that is no GGUF file has no bits of one.
+            # "file" means a GGUF file's own quantisation, which other draft models do not have.
             as_stored = key[1] == "file" and stored_in_blocks(source)
             options = replace(self._options, weights="auto" if key[1] == "file" and not as_stored else key[1])
             checkpoint = load_checkpoint(source, DTYPES[options.dtype], as_stored=as_stored)
@@ -69,7 +69,7 @@ class DraftModels:
         key = source, weights or self._options.weights, tokens is not None
         if key not in self._scorers:
             draft = self.catalogue(source, weights)
-            # Counts and costs of a tier are kept under its name, and two folders may have the same one.
+            # Counts and costs of a tier are kept under its name, and two folders may hold models of the same name.
             same_name = any(name == draft.name and other != source for other, name in self._names.items())
             self._names[source] = draft.name
             scorer = draft.whole(draft.decoder.config.layers)
@@ -81,13 +81,13 @@ class DraftModels:
         return self._scorers[key]
 
     def small(self, target: Checkpoint, vocabulary: str = "auto", weights: str | None = None) -> StateScorer:
-        """The small model of the pack of a target that runs elsewhere: a model of its own."""
+        """The pack's small model as a model of its own, for a target that runs in a host."""
         key = f"{target.folder}, small", weights or "", vocabulary != "full"
         if key not in self._scorers:
             checkpoint = small_checkpoint(target)
             options = self._options
             if weights is None and not why_not_compiled(checkpoint.config, "int8", options.device, options.backend):
-                weights = "int8"  # as everywhere: a draft may have 8 bits where the backend has them
+                weights = "int8"  # the default of all drafts, where the backend has it
             catalogue = open_catalogue(checkpoint, replace(options, weights=weights or "auto"))
             self._catalogues[key[0], key[1]] = catalogue
             scorer = replace(catalogue.whole(checkpoint.config.layers), name="small model")

@@ -25,19 +25,19 @@ _WORTH = 0.95  # bfloat16 must take at most this share of float32's time: float3
 _SMALL = 8 << 20  # weights; a smaller model is fast in any dtype
 _READ = 160 << 20  # bytes of weights that a narrow pass is timed with, whatever the dtype: more than most caches hold
 _WIDE = 4 << 20  # weights that a wide pass is timed with
-_VERSION = 1  # count up when another choice might be right
+_VERSION = 1  # increase when another choice might be right
 
 
 class Products(Protocol):
     def seconds(self, dtype: str, rows: int, most: int) -> float:
-        """Time per weight of a pass over so many rows, measured with at most `most` weights."""
+        """Time per weight of a pass over `rows` rows, measured with at most `most` weights."""
 
 
 @dataclass(frozen=True)
 class DtypeChoice:
     dtype: str
     seconds: Mapping[str, float] = field(default_factory=dict)  # of a typical request, by dtype; empty: not measured
-    reason: str = ""  # where it is not a measurement
+    reason: str = ""  # if it was not measured
 
     def __str__(self) -> str:
         if not self.seconds:
@@ -64,7 +64,7 @@ class DtypeChooser:
 
 
 def choose_dtype(config: DecoderConfig, backend: str = "auto", progress: Progress = silent) -> DtypeChoice:
-    """For this model on this machine's CPU, from its file where it was measured before."""
+    """The dtype for this model on this machine's CPU, from the cache if it was measured before."""
     count = weights(config)
     if count < _SMALL:
         return DtypeChoice("float32")
@@ -88,7 +88,7 @@ def choose_dtype(config: DecoderConfig, backend: str = "auto", progress: Progres
 
 
 def fastest(seconds: Mapping[str, float]) -> DtypeChoice:
-    """bfloat16 where it is clearly faster."""
+    """bfloat16 if it is clearly faster, else float32."""
     return DtypeChoice("bfloat16" if seconds["bfloat16"] <= _WORTH * seconds["float32"] else "float32", seconds)
 
 
@@ -109,7 +109,7 @@ def weights(config: DecoderConfig) -> int:
 
 
 def _compiled_code(config: DecoderConfig) -> int | None:
-    """The version of the compiled code, where it can run this model."""
+    """The version of the compiled code if it can run this model, else None."""
     try:
         from hierspec.backends.cpu.backend import CpuBackend
         from hierspec.backends.cpu.compiled import kernel_version
@@ -128,7 +128,7 @@ def _products(config: DecoderConfig, backend: str, compiled: bool) -> Products:
 
 
 class TorchProducts:
-    """The same through torch."""
+    """The products as torch computes them."""
 
     def __init__(self, hidden: int) -> None:
         self._hidden = hidden

@@ -1,4 +1,4 @@
-"""What of a plan can run where the target belongs to a host, such as another inference engine."""
+"""Which parts of a plan can run if the target belongs to a host, such as another inference engine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _INSTEAD = 'use a draft model (draft = "MODEL") or stores instead'
 
 @dataclass(frozen=True, eq=False)
 class HostTarget:
-    """Tier 0 where the target runs in a host, which verifies what the stores and the tiers below propose."""
+    """Tier 0 if the target runs in a host, which verifies what the stores and the tiers below propose."""
 
     vocabulary: int
     name: str = "target"
     kind: str = ""
-    pool: None = None  # its states are not here
+    pool: None = None  # the host has its states
 
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
         raise HierspecError("The target runs in a host, so the host scores its proposals; begin with tier 1.")
@@ -31,8 +31,11 @@ class HostTarget:
 
 
 def check_for_host(plan: Plan, model: str, timed: bool = False, weights_here: bool = False) -> None:
-    """Refuse what needs the target's layers or hidden states, which its host keeps; what runs on its embeddings, where
-    its weights cannot be read here; and what weighs the times of its passes where nobody times them."""
+    """Refuse plans that need something of the target that is not here.
+
+    The host keeps its layers and hidden states. Its embeddings are missing unless its weights can be read here, and the
+    costs of its passes unless somebody times them.
+    """
     for level, tier in enumerate(plan.tiers, 1):
         needs, instead = _needs(tier, weights_here)
         if needs:
@@ -51,7 +54,7 @@ def is_draft_model(tier: TierPlan) -> bool:
 
 
 def _needs(tier: TierPlan, weights_here: bool) -> tuple[str, str]:
-    """What a tier needs of the target, and what to use instead; nothing where it runs without."""
+    """What a tier needs of the target, and what to use instead; empty if it needs nothing."""
     if tier.exit_layer is not None or tier.exit_depth is not None:
         return "is an exit of the target and runs on its layers", _INSTEAD
     if tier.skip_layers:

@@ -13,14 +13,14 @@ from typing import Any
 
 from hierspec.kept import KeptFile
 
-_VERSION = 1  # count up when what was kept before means something else
-_MOST_PARTS = 32  # kept for one model, the last used ones
+_VERSION = 1  # increase when the meaning of the kept counts changes
+_MOST_PARTS = 32  # parts kept for one model: the most recently used
 _MOST_CHARACTERS = 1_000_000  # of the file
 _OFF = "HIERSPEC_LEARNT"  # set to "off" in the environment: nothing is read or kept
 
 
 class Learnt:
-    """The file of one model on this machine. `about` tells the model from others."""
+    """The file of one model on this machine. `about` identifies the model."""
 
     def __init__(self, about: Sequence[str], prior: Mapping[str, Any] | None = None, kept: bool = True) -> None:
         self.prior = dict(prior or {})
@@ -28,11 +28,11 @@ class Learnt:
         self._kept = kept and os.environ.get(_OFF) != "off"
 
     def parts(self) -> dict[str, Any]:
-        """What to begin with, by the names of the parts that learn."""
+        """What each learning part begins with, by its name."""
         return {**self.prior, **self._read()}
 
     def keep(self, parts: Mapping[str, Any]) -> None:
-        """Write down what was learnt. Parts that this run did not use stay as they were."""
+        """Save what was learnt. Parts that this run did not use stay as they were."""
         if not self._kept or not parts:
             return
         others = {name: part for name, part in self._read().items() if name not in parts}
@@ -52,7 +52,7 @@ class Learnt:
 
 
 def _rounded(value: Any) -> Any:
-    """With so many digits as matter: a file that one can look at."""
+    """Rounded to the digits that matter, so that people can read the file."""
     if isinstance(value, float):
         return round(value, 3)
     if isinstance(value, Mapping):

@@ -1,5 +1,7 @@
-"""What one pass of a scorer costs by its width and context: measured here once, kept in the cache, and corrected by
-every pass."""
+"""What one pass of a scorer costs by its width and context.
+
+Costs are measured once on this machine, kept in the cache, and corrected by every timed pass.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,19 @@ from hierspec.scorers.timing import PassTimer
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _CONTEXT = 128
-_LONG, _LONG_WIDTHS = 2048, (1, 2, 4, 8, 16, 32)  # after so many tokens, where the model and its memory have room,
-_LONG_SHARE = 4  # one part in so many of the memory at most
-_LEAST_GROWTH = 0.002  # of a pass, over the long context: less is noise
+_LONG, _LONG_WIDTHS = 2048, (1, 2, 4, 8, 16, 32)  # a long context, if model and memory have room, and its widths
+_LONG_SHARE = 4  # the long context takes at most one part in this many of the memory
+_LEAST_GROWTH = 0.002  # least growth over the long context, as a share of a pass: less is noise
 _PREFILL = 64  # tokens of a pass that stands for prefill
-_ROUNDS = 3  # at least, and until the two fastest of each width agree,
+_ROUNDS = 3  # at least; then until the two fastest passes of each width agree
 _MOST_ROUNDS = 9
-_AGREE = 1.03
-_ENOUGH_PASSES = 100  # from so many on, what passes took says more than what was measured
-_VERSION = 10  # count up when passes become faster or slower
+_AGREE = 1.03  # largest ratio of two times that agree
+_ENOUGH_PASSES = 100  # timed passes after which corrected costs are better than the measurement
+_VERSION = 10  # increase when passes become faster or slower
 
 
 class CostBook:
-    """Costs of a model's scorers, measured or read when first asked for. `about` tells the model from others."""
+    """Costs of a model's scorers, measured or read when first asked for. `about` identifies the model."""
 
     def __init__(self, *about: str) -> None:
         self._about = about
@@ -44,11 +46,11 @@ class CostBook:
 
     @property
     def times_host(self) -> bool:
-        """Whether it knows what passes of a target cost that runs in a host."""
+        """Whether it knows the costs of a target that runs in a host."""
         return False
 
     def costs(self, scorer: StateScorer, computed_layers: int = 0) -> HealingCosts:
-        """Of passes in which all tokens but one have been through so many layers already."""
+        """Costs of passes in which all tokens but one have already been through `computed_layers` layers."""
         key = _key(scorer), computed_layers
         if key not in self._costs:
             details = [computed_layers] if computed_layers else []
@@ -61,7 +63,7 @@ class CostBook:
         return self._costs[key]
 
     def prefill(self, scorer: StateScorer) -> Prefill:
-        """Of a scorer's own layers, where those of the target beneath are computed."""
+        """Cost of prefill by a scorer's own layers, with the target's layers beneath already computed."""
         key = _key(scorer)
         if key not in self._prefills:
             self._prefills[key] = self._file(scorer, "prefill").read_or_measure(
@@ -72,23 +74,23 @@ class CostBook:
         return self._prefills[key]
 
     def _file(self, scorer: StateScorer, *details: Any) -> KeptFile:
-        """Where something measured of this scorer on this machine is kept."""
+        """The file for a measurement of this scorer on this machine."""
         about = [scorer.name, scorer.kind, *self._about, scorer.decoder.products]
         return KeptFile.here("costs", scorer.layers, about, _VERSION, *details)
 
     def apart(self) -> CostBook:
-        """The same costs as they were measured: what passes show is learnt separately, and not kept."""
+        """The same costs as measured; corrections by timed passes are separate, and not kept."""
         return _CostsApart(self)
 
     def keep(self) -> None:
-        """Write down what passes have shown, for the next run."""
+        """Save the corrected costs for the next run."""
         for key, file in self._files.items():
             costs = self._costs[key]
             if costs.passes >= _ENOUGH_PASSES:
                 file.write_json({**_to_json(costs.healed()), "about": file.identity})
 
     def measure_again(self, scorers: Sequence[tuple[StateScorer, int]], progress: Progress = silent) -> None:
-        """Measure these in turn, several times, so that a slow minute hits all of them. For this process only."""
+        """Measure these in turn, several times, so that a slow minute affects all alike. For this process only."""
         for number in range(_ROUNDS):
             for scorer, computed_layers in scorers:
                 costs, key = measure(scorer, computed_layers=computed_layers), (_key(scorer), computed_layers)
@@ -113,7 +115,7 @@ class _CostsApart(CostBook):
 
 
 def _key(scorer: StateScorer) -> str:
-    """Scorers of one name may differ in what they run on."""
+    """Name and kind: scorers of the same name may run on different weights."""
     return f"{scorer.name}, {scorer.kind}"
 
 
@@ -143,7 +145,7 @@ def _to_json(costs: HealingCosts) -> dict[str, Any]:
 
 
 def _least(costs: HealingCosts, others: HealingCosts) -> HealingCosts:
-    """Of two measurements."""
+    """The smaller values of two measurements."""
     seconds, growth = np.minimum(costs.measured, others.measured), np.minimum(costs.growth, others.growth)
     return HealingCosts(costs.rows, seconds.tolist(), costs.spread, growth.tolist(), costs.growth_spread, costs.context)
 
@@ -171,7 +173,7 @@ def read_costs(path: Path) -> Costs:
 
 
 def measure(scorer: StateScorer, progress: Progress = silent, computed_layers: int = 0) -> HealingCosts:
-    """Costs after a short context and, where there is room for one, what a long one adds."""
+    """Measure the costs after a short context and, if there is room for one, what a long context adds."""
     context, long = _contexts(scorer)
     times = _times(scorer, context, _WIDTHS, computed_layers, progress)
     seconds = {width: min(taken) for width, taken in times.items()}
@@ -190,7 +192,7 @@ def measure(scorer: StateScorer, progress: Progress = silent, computed_layers: i
 
 
 def measure_prefill(scorer: StateScorer) -> Prefill:
-    """Seconds of a token after a short and a long context, as a straight line."""
+    """Measure the prefill seconds per token after a short and a long context, as a straight line."""
     each = []
     for context in _contexts(scorer):
         if context >= 2:
@@ -206,7 +208,7 @@ def measure_prefill(scorer: StateScorer) -> Prefill:
 
 
 def _contexts(scorer: StateScorer) -> tuple[int, int]:
-    """Tokens of a short and of a long context; 0 where there is no room for a long one."""
+    """Tokens of a short and of a long context; 0 if there is no room for a long one."""
     room = scorer.decoder.config.context - max(_WIDTHS) - 1
     held = min(pool.pages.memory.pages * pool.pages.memory.page for pool in scorer.pools)
     short, long = min(_CONTEXT, room), min(_LONG, room, held // _LONG_SHARE)
@@ -220,8 +222,10 @@ def _text(scorer: StateScorer, tokens: int) -> np.ndarray:
 def _times(
     scorer: StateScorer, context: int, widths: Sequence[int], computed_layers: int, progress: Progress
 ) -> dict[int, list[float]]:
-    """Seconds of passes over so many tokens: of a few rounds, since whatever else runs on the machine only ever adds,
-    and of more where the fastest two differ."""
+    """Seconds of passes of each width, over a few rounds, and over more while the two fastest differ.
+
+    Whatever else runs on the machine only adds time, so the fastest pass is the true one.
+    """
     text = _text(scorer, context + max(widths))
     timer = PassTimer(scorer, text[:context], computed_layers, compute=False)
     times: dict[int, list[float]] = {width: [] for width in widths}

@@ -21,12 +21,12 @@ class OpenStores:
     ) -> None:
         self._vocabulary, self._folder, self._history = vocabulary, folder, history
         self._stores: dict[str, Store | None] = {}  # by name; None: an optional one ("corpus?") that does not exist
-        self._added: dict[str, Store] = {}  # by add
-        self._lasting = True  # whether a history may be written to the disk
+        self._added: dict[str, Store] = {}  # those given to `add`
+        self._lasting = True  # whether a history may be written to disk
 
     @cached_property
     def home(self) -> Home:
-        """Where this model's databases are on disk. Hashing a vocabulary takes time, so only once it is needed."""
+        """Where this model's databases are on disk. Made only when needed: hashing a vocabulary takes time."""
         return self._vocabulary.home(self._folder, self._history)
 
     def open(self, names: Sequence[str]) -> tuple[Store, ...]:
@@ -39,13 +39,13 @@ class OpenStores:
         self._stores[store.name] = self._added[store.name] = store
 
     def apart(self) -> OpenStores:
-        """The same stores as they were built, which write nothing to the disk. Added ones are shared."""
+        """The same stores, opened anew as they were built; they write nothing to disk. Added ones are shared."""
         other = copy(self)
         other._stores, other._added, other._lasting = dict(self._added), dict(self._added), False
         return other
 
     def flush(self) -> None:
-        """Write what databases on disk have not yet written. One that fails does not keep the others from it."""
+        """Write unsaved entries to disk. If one store fails, the others are still written."""
         failures = []
         for store in self._stores.values():
             try:

@@ -16,7 +16,7 @@ WEIGHTS = ("auto", "file", "int8", "int4")
 
 
 def why_not_compiled(config: DecoderConfig, format: str, device: str, backend: str = "auto") -> str:
-    """Why the compiled backend does not run such a model with weights in this format; nothing where it does."""
+    """Why the compiled backend does not run such a model with weights in this format; empty if it does."""
     if backend in ("torch", "cuda"):
         return f"the {backend} backend was asked for"
     if device != "cpu":
@@ -29,7 +29,7 @@ def why_not_compiled(config: DecoderConfig, format: str, device: str, backend: s
 
 
 def why_not_cuda(config: DecoderConfig, format: str, device: str, backend: str = "auto") -> str:
-    """Why the CUDA backend does not run such a model with weights in this format; nothing where it does."""
+    """Why the CUDA backend does not run such a model with weights in this format; empty if it does."""
     if backend not in ("auto", "cuda"):
         return f"the {backend} backend was asked for"
     if backend == "auto" and not device.startswith("cuda"):
@@ -42,7 +42,7 @@ def why_not_cuda(config: DecoderConfig, format: str, device: str, backend: str =
 
 
 def runs_in_file_bits(config: DecoderConfig, device: str, backend: str) -> bool:
-    """Whether a GGUF file of such a model can run in its own bits here."""
+    """Whether a GGUF file of such a model can run here in the file's own quantisation."""
     return not why_not_compiled(config, "file", device, backend)
 
 
@@ -58,7 +58,7 @@ def open_decoder(
     if not reason:
         from hierspec.backends.cpu.backend import CpuBackend
 
-        # Of weights that are in no file nothing is kept in the cache either.
+        # Weights that are in no file are not kept in the cache either.
         origin = None if checkpoint.enlarged else checkpoint
         compiled = CpuBackend(torch.get_num_threads(), matrix_units=backend != "compiled-vectors")
         decoder = compiled.decoder(checkpoint.config, checkpoint.weights, format, origin, progress)

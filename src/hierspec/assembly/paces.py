@@ -24,9 +24,9 @@ from hierspec.pacing.routing import Route, Router
 from hierspec.pacing.switch import Switches
 from hierspec.scorers.base import ModelScorer, StateScorer
 
-ROUTES = "routes"  # begins the names of what routers learn
+ROUTES = "routes"  # prefix of the names of what routers learn
 _UNREADABLE = (ValueError, TypeError, KeyError, IndexError)  # kept counts that are not as this version writes them
-SYNTHETIC = ", synthetic"  # ends the names of what is learnt from simulated agreement: it serves no later run
+SYNTHETIC = ", synthetic"  # suffix of the names of what is learnt from simulated agreement, which is not kept
 
 
 class Learning(Protocol):
@@ -41,8 +41,7 @@ _Part = TypeVar("_Part", bound=Learning)
 
 
 class PaceBook:
-    """Makes the paces of a model's plans and keeps what they learn: it serves all plans that have the same tier under
-    the same one.
+    """Makes the paces of a model's plans. Plans that have the same tier below the same one share what it learns.
 
     Level 0 is the target. `scorers` are those of the plan's tiers, the target's first.
     """
@@ -51,7 +50,7 @@ class PaceBook:
         self._costs, self._learnt = costs, learnt or {}  # by earlier runs
         self._learning: dict[str, Learning] = {}  # all that learns here, by name
         self._lengths = self._learning_part("lengths", Lengths)
-        self._after_drafting: dict[int, Costs] = {}  # by the identity of the costs without
+        self._after_drafting: dict[int, Costs] = {}  # by the identity of the costs without drafting
         self._appraisers: dict[tuple[str, str, bool], Appraiser] = {}  # by the scorer's name and kind; synthetic or not
         self._policies: dict[tuple[TierPlan, TierPlan | None], BlockPolicy] = {}  # by the tier and the one above it
         self._switches: dict[Plan, Switches] = {}
@@ -59,7 +58,7 @@ class PaceBook:
         self._routers: dict[tuple[TierPlan | None, tuple[TierPlan, ...]], Router] = {}  # by the tier and those below
 
     def pace(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Pace:
-        """Of the plan's tier at this level."""
+        """The pace of the plan's tier at this level."""
         adapt, until = (plan.tiers[level - 1].adapt, plan.tiers[level - 1].until) if level else (plan.adapt, "count")
         if not (adapt or plan.weighs or until != "count"):
             return FIXED
@@ -85,14 +84,14 @@ class PaceBook:
         return {name: part.learnt() for name, part in self._learning.items() if not name.endswith(SYNTHETIC)}
 
     def adopt(self, name: str, part: Learning) -> None:
-        """A part that was made elsewhere, which has learnt nothing yet."""
+        """Keep what a part learns that was made elsewhere; it begins with what earlier runs have learnt."""
         if name in self._learnt:
             with suppress(*_UNREADABLE):
                 part.begin_with(self._learnt[name])
         self._learning.setdefault(name, part)
 
     def _learning_part(self, name: str, make: Callable[[], _Part]) -> _Part:
-        """A part that learns and begins with what earlier runs have shown. Of two of one name the first is kept."""
+        """A part that begins with what earlier runs have learnt. Of two with one name, the first is kept for later."""
         part = make()
         if name in self._learnt:
             try:
@@ -103,15 +102,17 @@ class PaceBook:
         return part
 
     def costs(self, plan: Plan, level: int, scorers: Sequence[StateScorer], below: int | None = None) -> Costs:
-        """Costs of a tier's passes over drafts of the tier below it, or of that at the level `below`. An exit there has
-        run the first layers already."""
+        """Costs of a tier's passes over drafts of the tier at the level `below`, by default the next one down.
+
+        If that is an exit of the same model, it has already run the first layers.
+        """
         below = level + 1 if below is None else below
         layer = plan.tiers[below - 1].exit_layer if below <= len(plan.tiers) else None
         shared = layer is not None and scorers[level].pool is scorers[below].pool and layer < scorers[level].layers
         return self._costs.costs(scorers[level], layer if layer is not None and shared else 0)
 
     def _appraiser(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Appraiser:
-        """What drafts are worth to this scorer."""
+        """The appraiser of drafts for this scorer."""
         synthetic = level > 0 and plan.tiers[level - 1].agrees is not None
         key = scorers[level].name, scorers[level].kind, synthetic
         if key not in self._appraisers:
@@ -121,7 +122,7 @@ class PaceBook:
         return self._appraisers[key]
 
     def _policy(self, plan: Plan, level: int, above: int, scorers: Sequence[StateScorer]) -> BlockPolicy:
-        """When the tier at this level hands up to the one at the level `above`."""
+        """When the tier at this level hands up to the tier at the level `above`."""
         tier = plan.tiers[level - 1]
         key = tier, _tier(plan, above)
         if key not in self._policies:
@@ -138,7 +139,7 @@ class PaceBook:
         return self._learning_part(name, lambda: WhileWorthwhile(after, prefill, own, costs, scorers[level].at_once))
 
     def _after(self, costs: Costs) -> Costs:
-        """Of passes right after drafting: they may be slower, and are learnt separately."""
+        """Costs of passes right after drafting, which may be slower: they are learnt separately."""
         return self._after_drafting.setdefault(id(costs), costs.again())
 
     def _router(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Router | None:
@@ -155,7 +156,7 @@ class PaceBook:
             assert isinstance(policy, WhileWorthwhile)
             costs = self._after(self.costs(plan, level, scorers, below))
             routes.append(Route(policy, costs, partial(_known, scorers[below])))
-        if len(routes) == 1:  # all that a router could choose: it learns nothing
+        if len(routes) == 1:  # there is nothing to choose, so nothing to learn
             return Router(routes)
         names = [scorer.name for scorer in scorers[level : level + 1 + len(lower)]]
         name = (
@@ -165,7 +166,7 @@ class PaceBook:
         return self._routers[key]
 
     def _prefill(self, level: int, scorers: Sequence[StateScorer]) -> Prefill:
-        """What a tier computes of a text before it can draft. The target's own layers have run on it anyway."""
+        """The prefill that a tier needs before it can draft; none for exits, since the target's layers run anyway."""
         scorer = scorers[level]
         if type(scorer) is ModelScorer and scorer.pool is scorers[0].pool:
             return NO_PREFILL
@@ -177,8 +178,10 @@ def _known(scorer: StateScorer, context: np.ndarray) -> int:
 
 
 def _drafters(plan: Plan, level: int) -> tuple[TierPlan, ...]:
-    """The tiers among which a router at this level chooses: the next, and where this tier adapts all further down that
-    decide whether they are worth it, up to the first that does not."""
+    """The tiers among which a router at this level chooses: the next one and, if this tier adapts, those below it.
+
+    The first tier that does not end its blocks by worth, and all below it, are left out.
+    """
     lower = tuple(takewhile(lambda tier: tier.until == "worth", plan.tiers[level:]))
     return lower if (plan.tiers[level - 1] if level else plan).adapt else lower[:1]
 

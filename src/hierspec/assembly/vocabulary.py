@@ -31,7 +31,7 @@ class Vocabulary:
             )
 
     def home(self, folder: str | Path | None = None, history: str | Path | None = None) -> Home:
-        """Where databases of these ids are: in this folder, by default one of the cache. A history may be elsewhere."""
+        """Where databases with these ids are: `folder`, by default one in the cache. The history may be elsewhere."""
         vocabulary_hash = self.tokenizer.vocabulary_hash
         if folder is None:
             folder = cache_folder() / "stores" / f"{self.model.replace('/', '--')}-{vocabulary_hash[:12]}"

@@ -1,4 +1,4 @@
-"""The engine: answers what all running requests ask with one forward pass a scorer. It knows no text."""
+"""The engine: answers the asks of all running requests with one forward pass per scorer. It knows no text."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from hierspec.core.together import Together
 class Engine:
     """Runs requests together. `step` is one round: collect the asks, answer them, return what was written.
 
-    Where memory is short for all of them, the latest wait until another one ends. A step that is interrupted (Ctrl-C)
-    cancels at most the request that was just going on; the next step returns what was already written.
+    If memory is too small for all of them, the latest wait until another one ends. A step that is interrupted (Ctrl-C)
+    cancels at most the request that it was advancing; the next step returns what was already written.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, serving: bool = False) -> None:
         self._clock = clock
-        self._spent = 0.0  # seconds of all passes so far, and between them
-        # Where people wait for each other, long prompts are read in pieces, and nobody takes another one's memory.
+        self._spent = 0.0  # seconds of all passes so far and of the time between them
+        # A server prefills long prompts in pieces, and runs only as many requests as the KV cache holds.
         self._reader = PromptReader() if serving else None
         self._together = Together()
         self._asks: dict[Request, Ask | None] = {}  # in the order of submission; None: it has not asked yet
-        self._waiting: set[Request] = set()  # there is no memory for them beside those that run
+        self._waiting: set[Request] = set()  # no memory for them beside the running ones
         self._steps: list[tuple[Request, Step]] = []  # not returned yet
 
     def submit(self, request: Request) -> None:
@@ -60,7 +60,7 @@ class Engine:
             groups.setdefault(id(ask.scorer), []).append((request, ask))
         for group in groups.values():
             for (request, ask), answer in zip(group, self._answers(group), strict=True):
-                if answer is not None and ask is asks[request]:  # else only a piece of its prompt was read
+                if answer is not None and ask is asks[request]:  # else only a piece of its prompt was prefilled
                     self._go_on(request, answer)
         return self._taken()
 
@@ -80,7 +80,7 @@ class Engine:
                 request.cancel()
 
     def _running(self) -> list[Request]:
-        """Those that do not wait. Where one has ended, all may try again: the earliest come first."""
+        """Requests that do not wait for memory. Once one has ended, all may try again, the earliest first."""
         unended = {request: ask for request, ask in self._asks.items() if request.ended is None}
         if len(unended) < len(self._asks):
             self._waiting.clear()
@@ -105,7 +105,7 @@ class Engine:
                 answered = self._answers(group[:half])
                 self._waiting.update(request for request, _ in group[half:])
                 return [*answered, *[None] * (len(group) - half)]
-            # One by one, so that only a request that cannot be answered fails.
+            # Score them one by one, so that only a request that cannot be answered fails.
             return [answer for pair in group for answer in self._answers([pair])]
         preparing = _preparing(scorer) - prepared
         seconds = max(self._clock() - began - preparing, 0.0)
@@ -127,8 +127,10 @@ class Engine:
         request.between = self._clock() - began
 
     def _advance(self, request: Request, answer: Answer | None) -> None:
-        """Give the request its answer and go on to its next ask; a step on the way is added to the steps. Where the
-        answer was for several steps, one at a time: the caller may end the request after each."""
+        """Give the request its answer and run it to its next ask; a step completed on the way is added to the steps.
+
+        An answer for several steps gives one step per call: the caller may end the request after each.
+        """
         while request.ended is None:
             try:
                 outcome = request.ask(answer)
@@ -142,19 +144,21 @@ class Engine:
                     return
             except Exception as error:  # only this request fails
                 request.fail(failure_of("The request", error))
-            except BaseException:  # it was interrupted between two asks, and cannot go on from there
+            except BaseException:  # interrupted between two asks: the coroutine cannot resume
                 request.cancel()
                 raise
 
 
 def _preparing(scorer: Scorer) -> float:
-    """Seconds so far in which a scorer made ready what later passes find ready, where it has such things (compiled
-    kernels, recorded graphs): no cost of the pass that needed them first."""
+    """Seconds that a scorer has spent so far on one-off work (compiling kernels, recording graphs).
+
+    They are no cost of the pass that needed it first.
+    """
     return getattr(scorer, "preparing", 0.0)
 
 
 def _with_room(requests: list[Request]) -> list[Request]:
-    """The first of these, as many as the KV cache has room for: the others would take it from each other."""
+    """The earliest of these, as many as the KV cache holds: more would evict each other's entries."""
     taken = 0.0
     for count, request in enumerate(requests):
         taken += room_taken(request)

@@ -14,11 +14,11 @@ class OutOfMemory(HierspecError):
 
 
 class Busy(HierspecError):
-    """More prompts wait than may; the same prompt may be taken a little later."""
+    """The queue is full; the same prompt may be accepted a little later."""
 
 
 def out_of_memory() -> OutOfMemory:
-    """An allocation failed, wherever it was."""
+    """The error for a failed allocation, on any device."""
     return OutOfMemory(
         "There is not enough memory left for this request; lower --kv-memory, shorten the prompt, run fewer requests "
         "together, or close other programs."

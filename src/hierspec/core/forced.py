@@ -1,4 +1,4 @@
-"""Tokens that a request's grammar forces, as drafts: a store that every request with a grammar has."""
+"""Drafts from a request's grammar: the tokens that it forces."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from hierspec.core.proposal import CERTAIN
 
 
 def ask_grammar(constraint: Constraint, round: Round) -> None:
-    """Add what the grammar forces to the round, before what others propose."""
+    """Add the tokens that the grammar forces to the round, before the proposals of others."""
     round.forced = constraint.forced(written_in(round), min(round.room, round.budget))
     if round.forced.tokens:
         round.proposals.append(round.forced)
 
 
 def write_certain(context: np.ndarray, room: int, block: Block, request: RequestView) -> bool:
-    """Add the tokens to a draft after `context` that nothing else can be written in place of: nobody needs to score
-    them. Whether the draft ends with them."""
+    """Add forced tokens that have no alternative to a draft after `context`: nobody needs to score them.
+
+    Returns whether the draft ends with them.
+    """
     if request.constraint is None:
         return False
     written = block.written
@@ -31,12 +33,12 @@ def write_certain(context: np.ndarray, room: int, block: Block, request: Request
 
 
 def after(context: np.ndarray, written: list[Written]) -> np.ndarray:
-    """The context with what a tier has written behind it."""
+    """The context, followed by what a tier has written."""
     if not written:
         return context
     return np.concatenate((context, np.array([position.token for position in written], np.int32)))
 
 
 def written_in(round: Round) -> np.ndarray:
-    """What stands after the prompt."""
+    """The round's text after the prompt."""
     return round.context[len(round.request.prompt) :]

@@ -1,8 +1,8 @@
-"""How far a tier may write ahead: whether its pace will go on after a token, learnt from what the pace has done.
+"""How many tokens a tier may write in one call, predicted from its pace's earlier decisions.
 
-A drafter that writes one token a call spends half its time between the calls. So a scorer may write several at once,
-as many as the pace will likely want. Nothing is decided here: the pace still decides after every token, and what was
-written beyond the end of a block is dropped.
+A drafter that writes one token per call spends half its time between calls. So a scorer may write several at once, as
+many as the pace will likely want. This is only a prediction: the pace still decides after every token, and tokens
+beyond the end of a block are dropped.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ LEADS = (0.25, 0.5, 1.0, 1.75, 2.75, 4.0, 6.0)  # bounds of the classes of leads
 SUREST = len(LEADS)  # the highest class
 
 _DEEPEST = 16  # deeper tokens are counted together
-_LIKELY = 0.7  # a token too many takes about twice as long as what it saves otherwise
-_MEMORY = 0.75  # what a decision counts for after the next of its kind
+_LIKELY = 0.7  # go on above this probability: a dropped token costs about twice what a used one saves
+_MEMORY = 0.75  # weight of earlier decisions after a new one of the same kind
 
 
 def lead_class(lead: float) -> int:
@@ -25,21 +25,25 @@ def lead_class(lead: float) -> int:
 
 
 class Foresight:
-    """Of one tier. A pace goes on by how sure the tokens so far were: the least lead of a block and its length."""
+    """Predicts one tier's pace from the length of a block and the least lead of its tokens."""
 
     def __init__(self) -> None:
-        self._went_on = np.full((_DEEPEST, SUREST + 1), 0.5)  # share of the decisions, older ones decayed
+        self._went_on = np.full((_DEEPEST, SUREST + 1), 0.5)  # share of decisions to go on, older ones decayed
 
     def learn(self, tokens: int, least: int, went_on: bool) -> None:
-        """What the pace did after a block of so many tokens whose least lead was of this class. Where it goes on it
-        would after surer ones too, and where it does not, not after less sure ones."""
+        """Whether the pace went on after a block of `tokens` tokens whose least lead was of class `least`.
+
+        If it went on, it would have done so after surer tokens too; if not, then not after less sure ones either.
+        """
         share = self._went_on[min(tokens, _DEEPEST) - 1]
         decided = share[least:] if went_on else share[: least + 1]
         decided += (1 - _MEMORY) * (went_on - decided)
 
     def ahead(self, tokens: int, least: int, most: int) -> np.ndarray:
-        """[most - 1, classes]: whether to go on after each of the next tokens but the last, by the least lead among
-        them. The block has so many tokens already, whose least lead was of this class."""
+        """[most - 1, classes]: whether to go on after each of the next tokens but the last, by the least lead of them.
+
+        The block already has `tokens` tokens, whose least lead was of class `least`.
+        """
         if least == SUREST and tokens + most <= _DEEPEST:
             return self._went_on[tokens : tokens + most - 1] > _LIKELY
         lengths = np.minimum(np.arange(tokens, tokens + most - 1), _DEEPEST - 1)

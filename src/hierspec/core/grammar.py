@@ -16,14 +16,14 @@ _MOST_CHARACTERS = 1_000_000
 
 @dataclass(frozen=True)
 class Grammar:
-    """One grammar: two are equal where they allow the same for the same reason, so it can be the key of a cache.
+    """A kind of grammar and its text. It is hashable, so it can be the key of a cache.
 
     kind         text
     json_object  nothing: any JSON object
     json_schema  the schema, as JSON
     regex        a regular expression that the whole text matches
     lark         a grammar in Lark's notation, whose first rule is `start`
-    choice       the texts of which it is one, as a JSON list
+    choice       the allowed texts, as a JSON list
     """
 
     kind: str
@@ -78,7 +78,7 @@ def _parsed(text: str, what: str) -> Any:
 
 
 def _written(value: Any, what: str) -> str:
-    """As JSON, with keys in the given order: objects are written in that order."""
+    """As JSON, with keys in the given order: the model writes objects in that order."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except RecursionError:

@@ -36,14 +36,16 @@ from hierspec.core.verify import BY_DISTRIBUTION, RULES
 
 Extension = Generator[Ask, Answer, Block]
 
-# Tokens that a target may write ahead where nothing is drafted for it: passes in one call, for backends that have that.
+# Tokens that the target may decode ahead in one call while nothing is drafted, on backends with multi-step decoding.
 _TARGET_AHEAD = 7
 _WHATEVER_LEADS = np.ones((_TARGET_AHEAD, SUREST + 1), bool)
 
 
 class FixedPace:
-    """The pace of a fixed plan, which knows no costs: the next tier always drafts, all drafts that the budget holds are
-    verified, and blocks end by count."""
+    """The pace of a fixed plan, which knows no costs.
+
+    The next tier always drafts, all drafts within the budget are verified, and blocks end by count.
+    """
 
     def drafts(self, round: Round) -> bool:
         return True
@@ -52,9 +54,9 @@ class FixedPace:
         return 0
 
     def asks(self, round: Round, store: str) -> bool:
-        """While the draft has room for more."""
+        """Ask further stores while the draft has room for more nodes."""
         sizes = [len(proposal) for proposal in round.proposals]
-        if sum(sizes) < round.budget:  # to merge takes microseconds
+        if sum(sizes) < round.budget:  # the cheap test first: merging takes microseconds
             return True
         return max(sizes) < round.budget and len(FixedPace.choose(self, round)) < round.budget
 
@@ -82,13 +84,13 @@ class Tier:
     """A scorer, the stores it may ask, and what it hands up."""
 
     scorer: Scorer
-    gather: int = 1  # tokens at which a block is handed up; the target hands up after every pass
+    gather: int = 1  # draft length: a block of this many tokens is handed up; the target hands up after every pass
     stores: tuple[Store, ...] = ()
-    budget: int = 7  # nodes that a pass of this tier's scorer may verify
-    merge: bool = False  # ask further stores and the tiers below too, not the first that has a draft
-    candidates: int = 1  # tokens handed up a position: the one written, then runners-up
+    budget: int = 7  # draft nodes that one pass of the scorer may verify
+    merge: bool = False  # also ask further stores and lower tiers, instead of stopping at the first draft
+    candidates: int = 1  # tokens handed up per position: the one written, then runners-up
     pace: Pace = FIXED  # decides what is worth its time
-    foresight: Foresight = field(default_factory=Foresight, compare=False)  # how far it may write ahead of its pace
+    foresight: Foresight = field(default_factory=Foresight, compare=False)  # how far it may write ahead
 
 
 @dataclass(frozen=True)
@@ -117,23 +119,23 @@ class Hierarchy:
     def extend(self, level: int, context: np.ndarray, room: int, block: Block, request: RequestView) -> Extension:
         """Fill the block with tokens that this tier would itself have written after `context`, at most `room`.
 
-        It ends where the tier's pace hands it up, or with a stop id. The last round may bring more than `gather`.
+        The block ends where the tier's pace hands it up, or at a stop id. Its last round may take it beyond `gather`.
         """
         tier, stats = self.tiers[level], request.stats.tiers[level]
         pace, written = tier.pace, block.written
         distributions = self.rule in BY_DISTRIBUTION
         leads = level > 0 and not distributions
         logits = level == 0 and request.sampling.logprobs is not None
-        # Where nothing is drafted for a tier, its scorer may go on from its own picks: those are the next answers.
+        # Without drafts a scorer may go on from its own picks, and so answer the next asks in the same call.
         by_picks = not (distributions or logits or request.constraint is not None)
         bottom = by_picks and level + 1 == len(self.tiers) and not tier.stores
-        # The target hands up after every token, so what it wrote ahead waits with the request.
+        # The target hands up after every pass, so answers computed ahead are kept with the request.
         answers: list[Answer] = [] if level else request.ready
         while True:
             if level and write_certain(context, room, block, request):
                 return block
             here = after(context, written)
-            # The scorer adds a token to what it accepts, so a draft has at most one less than the room.
+            # A pass writes one token beyond the accepted draft, so the draft must leave room for it.
             round = Round(level, here, room - len(written) - 1, tier.budget, request, block, request.spent)
             lower, round.may_draft = None, pace.drafts(round)
             if round.may_draft:
@@ -146,7 +148,7 @@ class Hierarchy:
                 self._add_draft(drafted, round)
             round.draft = draft = pace.choose(round)
             if not answers:
-                # Alone: several requests share passes, as long as they go on together.
+                # Only for a single request: several share passes only while each takes one step at a time.
                 ahead = None
                 if request.running_requests == 1 and bottom:
                     ahead = _ahead(tier, block) if level else _WHATEVER_LEADS[: max(round.room, 0)]
@@ -160,7 +162,7 @@ class Hierarchy:
                 request.spent += request.pass_seconds
             stopped = self._write(round, answers.pop())
             ends = _end_round(pace, round, stopped, tier.foresight if level and bottom else None)
-            while level and answers and not ends:  # what the scorer wrote ahead: nothing is drafted or asked for it
+            while level and answers and not ends:  # tokens that the scorer wrote ahead need no draft and no ask
                 request.spent += request.pass_seconds
                 round.context, round.room, round.seconds = after(context, written), round.room - 1, 0.0
                 stopped = self._write_own(round, answers.pop())
@@ -173,7 +175,7 @@ class Hierarchy:
     def _route(self, round: Round) -> Block | None:
         """The block that a tier below should draft; None where no tier does."""
         tier, lower = self.tiers[round.level], self.tiers[round.level + 1 :]
-        drafts = len(round.proposals) - bool(round.forced.tokens)  # what is forced replaces nobody: it is short
+        drafts = len(round.proposals) - bool(round.forced.tokens)  # forced tokens are few: a lower tier still drafts
         if round.room < 1 or not lower or (drafts and not tier.merge):
             return None
         block = tier.pace.route(round)
@@ -182,17 +184,16 @@ class Hierarchy:
         return block
 
     def _add_draft(self, block: Block, round: Round) -> None:
-        """The block that a tier below drafted becomes the round's first proposal: sampled tokens come first."""
+        """Make a lower tier's block the round's first proposal: sampled tokens must come first."""
         scorer = self.tiers[round.level + 1 + block.skipped].scorer
         draft = _proposal(block.written, scorer.name).first(round.budget)
-        if round.request.constraint is not None:  # among the runners-up may be what it forbids
+        if round.request.constraint is not None:  # the grammar may forbid runners-up
             draft = round.request.constraint.pruned(written_in(round), draft)
         round.proposals.insert(0, draft)
         round.drafted, round.seconds = block, block.seconds
 
     def _write_own(self, round: Round, answer: Answer) -> bool:
-        """`_write` where nothing was drafted and the answer is one row of picks, in less time: a tier that writes ahead
-        does little else."""
+        """`_write` for one row of picks without a draft, but faster: it runs for every token written ahead."""
         tier, request, picks = self.tiers[round.level], round.request, answer.picks
         assert picks is not None
         candidates: list[Candidate] = [(token, None) for token in picks[0, : tier.candidates].tolist()]
@@ -206,7 +207,10 @@ class Hierarchy:
         return False
 
     def _write(self, round: Round, answer: Answer) -> bool:
-        """Add to the block what the answer accepts and the scorer's token after it. Whether a stop id came."""
+        """Add the accepted tokens and the scorer's own next token to the block.
+
+        Returns whether the block must end: at a stop id, or before a row whose logits are not numbers.
+        """
         tier, request, draft = self.tiers[round.level], round.request, round.draft
         verdict = RULES[self.rule](draft, answer, request.dice, tier.candidates)
         _tell_stores(tier, round, answer)
@@ -218,10 +222,10 @@ class Hierarchy:
             tokens.pop()
             if not tokens and not round.level:
                 raise _no_token(round)
-            stopped = True  # a draft ends before such a token; the target writes what comes before it first
+            stopped = True  # a draft ends here; the target writes the tokens before it, and its next round raises
         accepted = verdict.accepted[: len(tokens)]
         round.block.draft, round.block.accepted = draft, accepted
-        row = 0  # of the answer that a token comes from
+        row = 0  # row of the answer that the token comes from
         for depth, candidates in enumerate(verdict.written[: len(tokens)]):
             lead = _lead_class(answer, row, candidates[0]) if round.level else 0
             logprobs = None if round.level else _logprobs(tier, request, answer, row, tokens[depth])
@@ -237,8 +241,11 @@ class Hierarchy:
 
 
 def _end_round(pace: Pace, round: Round, stopped: bool, foresight: Foresight | None) -> bool:
-    """Learn from a round that has been written. Whether its block ends: decided from what is written, before the next
-    token is sampled, so no distribution changes. `foresight`: of a tier that may write ahead."""
+    """Learn from a finished round and return whether its block ends.
+
+    That is decided from what is written, before the next token is sampled, so no distribution changes. `foresight` is
+    given for tiers that may write ahead.
+    """
     pace.learn(round)
     block = round.block
     block.seconds += round.seconds
@@ -251,7 +258,7 @@ def _end_round(pace: Pace, round: Round, stopped: bool, foresight: Foresight | N
 
 
 def _ahead(tier: Tier, block: Block) -> np.ndarray | None:
-    """Whether the scorer may go on from its own picks, as `Ask` wants it."""
+    """`Ask.ahead` for this block: where the scorer may go on from its own picks."""
     most = block.gather - len(block.written)
     return tier.foresight.ahead(len(block.written), _least_lead(block), most) if most > 1 else None
 
@@ -261,8 +268,10 @@ def _least_lead(block: Block) -> int:
 
 
 def _ask_stores(tier: Tier, round: Round) -> None:
-    """Add what the tier's stores propose to the round: of the first that has a draft, or of as many as the tier's pace
-    asks. They are asked what comes after forced tokens."""
+    """Add the stores' proposals to the round: the first one, or with `merge` those of all stores that the pace asks.
+
+    Stores propose what follows the tokens that the grammar forces.
+    """
     room = round.room - len(round.forced)
     if room < 1 or not tier.stores or not round.request.stop_ids.isdisjoint(round.forced.tokens):
         return
@@ -293,7 +302,7 @@ def _tell_stores(tier: Tier, round: Round, answer: Answer) -> None:
     for store in tier.stores:
         observer = round.request.stores[store.name]
         if isinstance(observer, RequestStore) and not observer.observes:
-            continue  # most do not: spare them the choice of tokens from distributions
+            continue  # most do not observe: skip the argmax over distributions
         if answer.picks is not None:
             if answer.picks[:, 0].min() != NO_TOKEN:
                 observer.observe(round.draft, answer.picks[:, 0])
@@ -315,7 +324,7 @@ def _no_token(round: Round) -> HierspecError:
 
 
 def _lead_class(answer: Answer, row: int, written: Candidate) -> int:
-    """A class for how far the written token was ahead of all others, from 0 (hardly) up."""
+    """The class of the written token's lead over all others, from 0 (hardly any) up."""
     if answer.leads is not None:
         return lead_class(float(answer.leads[row]))
     token, distribution = written
@@ -326,7 +335,7 @@ def _lead_class(answer: Answer, row: int, written: Candidate) -> int:
 
 
 def _logprobs(tier: Tier, request: RequestView, answer: Answer, row: int, token: int) -> TokenLogprobs | None:
-    """Those of a written token, where the request wants them: from the row that it comes from, drafted or not."""
+    """A written token's log-probabilities, where the request wants them, from the row that the token comes from."""
     count = request.sampling.logprobs
     if count is None:
         return None
@@ -338,8 +347,8 @@ def _logprobs(tier: Tier, request: RequestView, answer: Answer, row: int, token:
 def _proposal(written: list[Written], tier: str) -> Proposal:
     """What a tier wrote, as a proposal to the tier above: a spine, with the tier's runners-up as leaves beside it.
 
-    How a token came to be written, and how far ahead it was, is its evidence: the tier above may learn what that is
-    worth.
+    A token's evidence is how it came to be written and how far ahead it was: the tier above learns how often such
+    tokens are accepted.
     """
     nodes: list[tuple[int, int, str, Distribution | None, int]] = []
     spine = -1

@@ -27,21 +27,21 @@ class RequestView(Protocol):
     stats: Stats
     stores: dict[str, Store]  # by name, as this request sees them
     running_requests: int  # including this one
-    last_pass: PassTime | None  # of the scorer that answered last, where it tells what such passes cost
-    spent: float  # seconds of all passes of its engine up to its last one, with what lies between them
-    pass_seconds: float  # of each pass of its last call: one that wrote several tokens ahead was several passes
-    prefilled: bool  # whether that one read more of the text than what was just written, or prepared something
+    last_pass: PassTime | None  # its last pass, where this request is to learn what it cost
+    spent: float  # seconds of all passes of its engine up to its last one, including the time between passes
+    pass_seconds: float  # per pass of its last call: one that wrote n tokens ahead counts as n + 1 passes
+    prefilled: bool  # whether its last pass also prefilled or did one-off work, so that its time says little
     constraint: Constraint | None  # what its grammar allows; None: everything
-    ready: list[Answer]  # of the target, to asks that it has not made yet, the next one last
+    ready: list[Answer]  # the target's answers to asks that are still to come, the next one last
 
 
 class PassTime(NamedTuple):
     """How long a forward pass took."""
 
-    rows: int  # contexts and nodes, of all requests in it
-    seconds: float  # with the time that its requests took to ask for it
+    rows: int  # of all its requests: one for the context and one for each draft node
+    seconds: float  # including the time that its requests took to ask for it
     context: float = 0.0  # tokens before these rows, on average
-    requests: int = 1  # in it
+    requests: int = 1  # that shared it
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -55,24 +55,26 @@ class Ask:
     candidates: int
     distributions: bool  # the rule needs whole distributions, not picks
     stats: TierStats
-    leads: bool = False  # also answer how far ahead each pick was: the tier above may learn from it
+    leads: bool = False  # also answer how far ahead each pick was: the tier above learns from it
     logits: bool = False  # also answer the raw logits, for log-probabilities
-    # [n, classes of leads]: the scorer may go on from its own picks, for at most n more tokens; row i says whether,
-    # after token i, by the least lead so far.
+    # [n, lead classes] bool: the scorer may go on from its own picks, for at most n more tokens. Row i says after which
+    # classes of the least lead so far it goes on after token i.
     ahead: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A row for the context (row 0) and one after every node (row node + 1): picks [rows, candidates or more], or
-    distributions [rows, vocabulary]. Where the logits of a row are not numbers, its pick is `NO_TOKEN` and its
-    distribution NaN: that matters only where the row's token would be written."""
+    """One row for what follows the context (row 0), and one for what follows each node (row node + 1).
+
+    Rows are picks [rows, candidates or more] or distributions [rows, vocabulary]. If the logits of a row are not
+    numbers, its pick is `NO_TOKEN` and its distribution NaN: that matters only if the row's token would be written.
+    """
 
     picks: np.ndarray | None = None
     distributions: np.ndarray | None = None
     leads: np.ndarray | None = None  # [rows]: how far each pick's score is ahead of the next best, where asked for
     logits: np.ndarray | None = None  # [rows, vocabulary]: as the model computed them, where asked for
-    ahead: tuple[Answer, ...] = ()  # to the asks that follow, each one's context longer by the pick before it
+    ahead: tuple[Answer, ...] = ()  # answers to the next asks, where each context is longer by the pick before it
 
 
 class Scorer(Protocol):
@@ -108,7 +110,7 @@ class Store(Protocol):
         """At most `budget` nodes to follow `context`; an empty proposal where it has none."""
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Tokens written after those of the last call. Called once a step."""
+        """The request has written these tokens. Called once per step."""
 
     def observe(self, proposal: Proposal, picks: np.ndarray) -> None:
         """What the scorer would itself write after the context (picks[0]) and after each node (picks[node + 1])."""
@@ -124,23 +126,26 @@ class Store(Protocol):
 
 
 class Constraint(Protocol):
-    """Which tokens a request's grammar allows after what it has written. It answers by the tokens alone: whatever was
-    asked before, and drafts that were rejected since, leave no trace.
+    """Which tokens a request's grammar allows after what it has written.
 
-    `written` is what stands after the prompt, [length] int32: the request's output, and maybe a draft behind it."""
+    Answers depend on the tokens alone: earlier questions and rejected drafts leave no trace. `written` is the text
+    after the prompt, [length] int32: the request's output, and maybe a draft after it.
+    """
 
     def wrote(self, tokens: Sequence[int]) -> None:
-        """The request has written these: nothing before them is asked about again."""
+        """The request has written these tokens: no later question is about a shorter text."""
 
     def allowed(self, written: np.ndarray, proposal: Proposal) -> list[np.ndarray | None]:
-        """A row for what follows `written`, and one for what follows each node: the tokens that may come there, as bits
-        [vocabulary / 8, rounded up] uint8, the lowest bit first. None where the path to a node is forbidden itself."""
+        """The tokens that may follow `written` (row 0) and each node (row node + 1), as bit masks.
+
+        A mask is [vocabulary / 8, rounded up] uint8, the lowest bit first; None where the path to a node is forbidden.
+        """
 
     def pruned(self, written: np.ndarray, proposal: Proposal) -> Proposal:
         """The proposal without fixed tokens that the grammar forbids, and what follows them. Sampled ones stay."""
 
     def forced(self, written: np.ndarray, most: int) -> Proposal:
-        """A chain of at most so many tokens that must follow, or whose characters must."""
+        """A chain of at most `most` tokens that the grammar forces: these tokens, or at least their characters."""
 
 
 UNDRAFTED, ACCEPTED, CORRECTED, RUNNER_UP = range(4)  # how a token came to be written, or handed up beside one
@@ -170,17 +175,17 @@ class Block:
     """What a tier writes before it hands up: one step of the target, or a draft for a tier above."""
 
     skipped: int = 0  # tiers between this one and the one that it drafts for
-    gather: int = 1  # tokens at which it is handed up in any case
-    least: int = 1  # tokens below which it is not handed up early
+    gather: int = 1  # draft length: it is handed up at this many tokens in any case
+    least: int = 1  # it is not handed up before it has this many tokens
     written: list[Written] = field(default_factory=list)
-    seconds: float = 0.0  # that its passes should have taken, those of the tiers below included
-    draft: Proposal = NOTHING  # what its last pass verified,
-    accepted: Sequence[int] = ()  # and the nodes that were accepted and written, in order
+    seconds: float = 0.0  # expected time of its passes, those of lower tiers included
+    draft: Proposal = NOTHING  # what its last pass verified
+    accepted: Sequence[int] = ()  # nodes of `draft` that were accepted and written, in order
 
 
 @dataclass(slots=True)
 class Round:
-    """One pass of a tier, what led to it and what came of it: what the tier's pace decides by and learns from."""
+    """One pass of a tier with its drafts and its result: what the tier's pace decides by and learns from."""
 
     level: int
     context: np.ndarray
@@ -188,31 +193,35 @@ class Round:
     budget: int  # nodes that may be verified
     request: RequestView
     block: Block  # that the tier is writing
-    began: float = 0.0  # the request's `spent` before it
-    may_draft: bool = True  # as the pace says when it begins
-    proposals: list[Proposal] = field(default_factory=list)  # of the tier below first, then of the stores
-    asked: list[tuple[str, Proposal, float]] = field(default_factory=list)  # stores, their drafts, and seconds taken
+    began: float = 0.0  # the request's `spent` when the round began
+    may_draft: bool = True  # the pace's decision when the round begins
+    proposals: list[Proposal] = field(default_factory=list)  # the lower tier's, then the grammar's, then the stores'
+    asked: list[tuple[str, Proposal, float]] = field(default_factory=list)  # store, its draft, and the seconds it took
     drafted: Block | None = None  # by a tier below
     forced: Proposal = NOTHING  # of the grammar, among the proposals
     appraised: Proposal | None = None  # the best tree of the stores' proposals, where `route` needed it
     draft: Proposal = NOTHING  # what is verified
     tokens: list[int] = field(default_factory=list)  # what was written
-    seconds: float = 0.0  # expected of this pass and those below it
+    seconds: float = 0.0  # expected time of this pass and of the lower tiers' passes
 
 
 class Pace(Protocol):
-    """Decides for one tier what is worth its time, never what is written: sampled tokens are always verified, and a
-    block ends before the next token is sampled, so no distribution changes."""
+    """Decides for one tier what is worth its time, never what is written.
+
+    Sampled tokens are always verified, and a block ends before the next token is sampled, so no distribution changes.
+    """
 
     def drafts(self, round: Round) -> bool:
-        """Whether anything is drafted in the round that begins: where not, nobody is asked."""
+        """Whether the round that begins may draft. If not, no store or lower tier is asked."""
 
     def rests(self, round: Round) -> int:
-        """In how many rounds, from this one on, nothing will be drafted whatever comes; asked where nothing is in this
-        one."""
+        """For how many rounds, this one included, nothing will be drafted, whatever is written.
+
+        Called only in rounds that do not draft.
+        """
 
     def asks(self, round: Round, store: str) -> bool:
-        """Whether this store is asked too, after those before it. The first always is."""
+        """Whether to ask this store as well. The first store is always asked."""
 
     def route(self, round: Round) -> Block | None:
         """Who drafts: the block that a tier below should write; None: nobody."""
@@ -221,7 +230,7 @@ class Pace(Protocol):
         """Which drafts are verified: one tree of the round's proposals. Sampled tokens must stay."""
 
     def learn(self, round: Round) -> None:
-        """The round is over. Adds the seconds that its pass should have taken to the round and the tier's counters."""
+        """The round is over. Adds the expected time of its pass to the round and the tier's counters."""
 
     def hands_up(self, round: Round) -> bool:
         """Whether the round's block ends here. Decided before the next token is sampled."""

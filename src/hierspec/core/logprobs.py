@@ -1,7 +1,7 @@
 """Log-probabilities of written tokens: the model's own, before penalties, bias, temperature and filters.
 
-They come from raw logits, one row at a time in float64. So they depend on the row's logits alone: where a backend gives
-those the same bits in every pass, log-probabilities are the same bits under every plan and in every batch.
+They come from raw logits, one row at a time in float64, so they depend on that row's logits alone. If a backend's
+logits are bit-equal in every pass, log-probabilities are bit-equal under every plan and in every batch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class TokenLogprobs:
 
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()  # token and log-probability; of equal ones the lowest token first
+    top: tuple[tuple[int, float], ...] = ()  # token and log-probability; ties in the order of token ids
 
 
 def token_logprobs(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
-    """Of `token` and of the `count` most likely ones, from one row of raw logits [vocabulary]."""
+    """Log-probabilities of `token` and of the `count` most likely tokens, from one row of raw logits [vocabulary]."""
     row = np.array(logits, np.float64)
     largest = float(row.max())
     normaliser = largest + math.log(float(np.exp(row - largest).sum()))

@@ -39,25 +39,28 @@ NAMED = (
 )
 _SHIPPED = Path(__file__).parents[1] / "plans"
 _LARGEST_FILE = 1 << 20  # bytes; plans take hundreds
-_LARGEST_COUNT = 1_000_000  # of tokens, nodes or layers: no draft is as long
+_LARGEST_COUNT = 1_000_000  # tokens, nodes or layers; no draft is that long
 _MOST_TIERS = 64
 
 
 @dataclass(frozen=True, repr=False)
 class TierPlan:
-    """A tier below the target: an exit of the target, the target without some layers, another model, or a drafter on
-    the target's own states."""
+    """A tier below the target.
+
+    It is an exit of the target, the target without some layers, another model, or a drafter on the target's states.
+    """
 
     exit_layer: int | None = None  # layers of the target to run
     exit_depth: float | None = field(default=None, kw_only=True)  # the same as a share of the target's layers
     early_exit: bool = field(default=False, kw_only=True)  # the checkpoint's own early exit, where it names one
-    head: str = "auto"  # of the exit: shared (the target's own norm and head), adapter (the pack's), or what there is
+    head: str = "auto"  # of the exit: shared (the target's own norm and head), adapter (the pack's), or auto
     skip_layers: tuple[int, ...] = ()  # layers of the target to leave out, counted from 0
     draft: str | None = None  # a model folder, GGUF file or name; "feature" or "small" (the pack's); an EAGLE folder
-    vocabulary: str = "auto"  # tokens that it scores: full, small (the pack's and the prompt's), or what there is
+    vocabulary: str = "auto"  # tokens that it scores: full, small (the pack's list and the prompt's tokens), or auto
     weights: str | None = None  # of the draft or the adapter: auto, int8 or int4
     gather: int = 4
-    # What ends a block before `gather` tokens: nothing, a correction, a token it was not sure of, or what it is worth.
+    # What ends a block before `gather` tokens: nothing (count), a correction, an unsure token (unsure), or another
+    # round not being worth its time (worth).
     until: str = "count"
     stores: tuple[str, ...] = ()
     budget: int = 7
@@ -112,9 +115,9 @@ class Plan:
     model: str | None = None
     rule: str = "coupled"
     stores: tuple[str, ...] = ()
-    budget: int = 7  # nodes of one proposal to the target: a pass of 8 rows with the last token before it
-    merge: bool = False  # ask further stores and the tiers below too, not the first that has a proposal
-    adapt: bool = False  # of what they propose, verify only what is worth its time by measured costs
+    budget: int = 7  # draft nodes per pass of the target: with the last written token it has 8 rows
+    merge: bool = False  # also ask further stores and lower tiers, instead of stopping at the first proposal
+    adapt: bool = False  # verify only drafts that are worth their time by measured costs
     tiers: tuple[TierPlan, ...] = ()
 
     def __post_init__(self) -> None:
@@ -135,25 +138,26 @@ class Plan:
 
     @property
     def weighs(self) -> bool:
-        """Whether some tier weighs time, so that what passes cost must be measured."""
+        """Whether some tier ends its blocks by `until = "worth"`, for which the cost of passes must be measured."""
         return any(tier.until == "worth" for tier in self.tiers)
 
     @property
     def synthetic(self) -> bool:
-        """Whether some tier only simulates how often it agrees: the speed measured is then no model's own."""
+        """Whether some tier only simulates how often it agrees: the measured speed is then no real model's."""
         return any(tier.agrees is not None for tier in self.tiers)
 
     def fixed(self) -> Plan:
-        """The same tiers with nothing weighed, so that no costs need be measured. It only differs in speed."""
+        """The same tiers without decisions by cost, so that no costs need be measured. It only differs in speed."""
         tiers = tuple(
             replace(tier, adapt=False, until="count" if tier.until == "worth" else tier.until) for tier in self.tiers
         )
         return replace(self, adapt=False, tiers=tiers)
 
     def fitted(self, layers: int, early_exit: int | None = None) -> Plan:
-        """For a target of this many layers, with the early exit that its checkpoint names: exit_layer for exit_depth.
+        """The plan for a target of this many layers: each exit_depth becomes an exit_layer.
 
-        A depth is rounded to a layer, at least the first, and one layer deeper than the next exit below if need be.
+        A depth is rounded to a layer: at least the first, and at least one deeper than the next exit below. Tiers with
+        `early_exit` exit at the layer that the checkpoint names, if it names one.
         """
         if all(tier.exit_depth is None for tier in self.tiers):
             return self
@@ -280,7 +284,7 @@ def _table(item: Plan | TierPlan, leave_out: str = "") -> str:
         value = getattr(item, f.name)
         if f.name != leave_out and (value != f.default or f.name in ("rule", "gather")):
             written = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
-            # JSON's strings are TOML's, but for JSON's surrogate pairs (not made here) and a bare DEL.
+            # JSON strings are valid TOML, except for surrogate pairs (not made here) and a bare DEL.
             lines.append(f"{f.name} = {written}\n".replace("\x7f", "\\u007f"))
     return "".join(lines)
 
@@ -295,7 +299,7 @@ def _check_positive(item: object, *names: str) -> None:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    if not isinstance(word, str) or len(word) > 100:  # no typing error, and the search takes time
+    if not isinstance(word, str) or len(word) > 100:  # no typing error, and the search would be slow
         return ""
     nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {nearest[0]!r}?)" if nearest else ""

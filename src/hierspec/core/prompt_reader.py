@@ -1,4 +1,4 @@
-"""Reads long prompts in pieces between the passes of others, so that nobody who writes waits long.
+"""Chunked prefill: long prompts are prefilled in pieces along with the passes of others, so that no writer waits long.
 
 A piece is an ask about a prefix of the context whose answer nobody uses: it leaves the prefix in the KV cache. A cache
 never changes what is written, so neither do pieces.
@@ -19,19 +19,19 @@ from hierspec.core.interfaces import Ask, Scorer
 from hierspec.core.proposal import NOTHING
 from hierspec.core.request import Request
 
-_LONGER = 1.4  # usual passes by which reading may prolong a pass of those who write
-_FIRST_PIECE = 16  # tokens, before it is known how long reading takes
-_MOST_TOKENS = 512  # of a round where nobody writes: what scorers run at once at most, so pieces cost nothing
-_LITTLE = 8  # tokens that any pass may have to catch up with
-_LATEST = 7  # passes of which the median counts
+_LONGER = 1.4  # usual passes: prefill may make a pass of writing requests longer by this much
+_FIRST_PIECE = 16  # tokens, before the speed of prefill is known
+_MOST_TOKENS = 512  # per round where nobody writes: scorers split longer passes anyway, so pieces cost nothing
+_LITTLE = 8  # tokens: a pass that lacks no more than this does not count as prefill
+_LATEST = 7  # passes in the medians
 
 
 class _Times:
-    """Of one scorer's latest passes. Medians: neither a disturbed pass nor the very first one should decide."""
+    """Times of one scorer's latest passes. Medians: neither a disturbed pass nor the very first one should decide."""
 
     def __init__(self) -> None:
-        self._usual: deque[float] = deque(maxlen=_LATEST)  # seconds of passes without anything to read
-        self._each: deque[float] = deque(maxlen=_LATEST)  # seconds that a token to read adds
+        self._usual: deque[float] = deque(maxlen=_LATEST)  # seconds of passes without prefill
+        self._each: deque[float] = deque(maxlen=_LATEST)  # seconds that each prefilled token adds
 
     def learn_usual(self, seconds: float) -> None:
         self._usual.append(seconds)
@@ -41,27 +41,28 @@ class _Times:
 
     @property
     def usual(self) -> float:
-        """0: there was no such pass yet."""
+        """0: no such pass was timed yet."""
         return median(self._usual) if self._usual else 0.0
 
     @property
     def each(self) -> float:
+        """0: no such pass was timed yet."""
         return median(self._each) if self._each else 0.0
 
     def expected(self, writers: int) -> float:
-        """Seconds of a pass of so many who write. Where prompts come one after the other, none was timed for long."""
+        """Seconds of a pass of `writers` requests. While prompts keep coming none is timed: `usual` may be too low."""
         return max(self.usual, writers * self.each)
 
 
 class Reading(NamedTuple):
-    """What a pass has to read."""
+    """What a pass has to prefill."""
 
     tokens: int
-    writers: int  # asks that have nothing to read
+    writers: int  # asks without prefill
 
 
 class PromptReader:
-    """Decides which asks of a round are put to the scorers: whole, cut to a piece, or later.
+    """Decides which asks of a round go to the scorers: whole, cut to a piece, or later.
 
     Prompts are prefilled one after the other: the first is soon done, and later ones take a common prefix from the KV
     cache.
@@ -76,11 +77,11 @@ class PromptReader:
         readers = [request for request in asks if request not in chosen]
         asked = {id(ask.scorer) for ask in chosen.values()}
         writers = sum(bool(request.output) for request in chosen)
-        left: dict[int, int] = {}  # tokens that may be read in this round, by scorer
+        left: dict[int, int] = {}  # tokens that may still be prefilled in this round, by scorer
         reading: list[Ask] = []
         for request in readers:
             ask, target = asks[request], request.hierarchy.tiers[0].scorer
-            # Only beside a pass that they need anyway: a pass more would make those wait who draft in this round.
+            # Prefill joins a pass that runs anyway: one pass more would delay the requests that draft in this round.
             if writers and not asked & {id(ask.scorer), id(target)}:
                 continue
             if id(ask.scorer) not in left:
@@ -101,13 +102,13 @@ class PromptReader:
         return chosen
 
     def reading(self, asks: Sequence[Ask]) -> Reading:
-        """What a pass over these asks has to read."""
+        """What a pass over these asks has to prefill."""
         lacking = [_lacking(ask) for ask in asks]
         tokens = sum(each for each in lacking if each > _LITTLE)
         return Reading(tokens, sum(each <= _LITTLE for each in lacking))
 
     def learn(self, scorer: Scorer, reading: Reading, seconds: float) -> None:
-        """What a pass took."""
+        """A pass with this prefill took `seconds`."""
         times = self._times.setdefault(scorer, _Times())
         if not reading.tokens:
             times.learn_usual(seconds)
@@ -116,8 +117,10 @@ class PromptReader:
             times.learn_each(max(seconds - usual, 0.0) / reading.tokens)
 
     def _piece(self, ask: Ask, target: Scorer, writers: int, readers: int) -> int:
-        """Tokens by which a pass becomes so much longer as it may. Passes take longer once all readers write: that
-        much they may take at once."""
+        """Tokens of prefill that make a pass as much longer as it may become.
+
+        Once all readers write, passes will take longer anyway: that much is allowed now.
+        """
         times = self._times.get(ask.scorer, _Times())
         if not times.each:
             return _FIRST_PIECE
@@ -126,21 +129,21 @@ class PromptReader:
 
 
 def _may_lack(ask: Ask) -> bool:
-    """Whether there may be much to read."""
+    """Whether its scorer may have much to prefill."""
     return len(ask.context) - ask.stats.reach > _LITTLE
 
 
 def _lacking(ask: Ask) -> int:
-    """Tokens of the context that its scorer has to read first."""
+    """Tokens of the context that its scorer has to prefill."""
     lacking = len(ask.context) - ask.stats.reach
     if not _may_lack(ask):
         return lacking
-    known = getattr(ask.scorer, "known", None)  # in the KV cache, also of other texts
+    known = getattr(ask.scorer, "known", None)  # tokens found in the KV cache, also from other texts
     return lacking if known is None else min(lacking, len(ask.context) - known(ask.context))
 
 
 def _gains(ask: Ask, lacking: int, other: Ask) -> bool:
-    """Whether less is to be read once the other one is read: they have a longer prefix in common than is known."""
+    """Whether prefilling the other ask first saves work: their common prefix is longer than what the KV cache holds."""
     if ask.scorer is not other.scorer:
         return False
     size = min(len(ask.context), len(other.context))

@@ -10,7 +10,7 @@ import numpy as np
 Distribution = np.ndarray  # probabilities over the vocabulary, float64, sum 1
 Candidate = tuple[int, Distribution | None]  # a token, and what it was sampled from, given the candidates before it
 
-CERTAIN = 1 << 30  # evidence of a token that nothing else can be written in place of
+CERTAIN = 1 << 30  # evidence of a token that has no alternative
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,8 @@ class Proposal:
     """Node i drafts `tokens[i]` after node `parents[i]` (-1: directly after the context). Parents come first.
 
     `sources[i]` says who drafted it. `distributions[i]` is what the token was sampled from, given the siblings before
-    it; None means that it is fixed, not sampled (a store's draft, or the coupled rule). `evidence[i]` is a class number
-    of the source's own that says how good its reason was; how often a class is accepted is learnt, not claimed, unless
-    it is `CERTAIN`.
+    it; None means that it is fixed, not sampled (a store's draft, or the coupled rule). `evidence[i]` is the source's
+    own class number for how good its reason was. How often each class is accepted is learnt, except for `CERTAIN`.
     """
 
     tokens: tuple[int, ...] = ()
@@ -112,7 +111,7 @@ class Proposal:
 
         The order is what keeps the residual rule exact: a sampled token must never be dropped because of its value, so
         sampled proposals are `self` and only fixed ones may be `other`. A fixed token equal to a sampled sibling may
-        go: once that sibling is rejected, it has no probability left.
+        be dropped: once that sibling is rejected, it has no probability left.
         """
         if not other.tokens:
             return self
@@ -154,4 +153,4 @@ class Proposal:
         )
 
 
-NOTHING = Proposal()  # it never changes, so all share one
+NOTHING = Proposal()  # immutable, so one is enough

@@ -23,14 +23,14 @@ from hierspec.core.verify import BY_DISTRIBUTION
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one pass of the target brought: tokens, and who drafted each first."""
+    """What one pass of the target wrote: tokens, and who drafted each first."""
 
     tokens: tuple[int, ...]
     sources: tuple[str, ...]
     seconds: float  # since the step before
     logprobs: tuple[TokenLogprobs, ...] = ()  # of each token, where the request wants them
     draft: Proposal = NOTHING  # what the pass verified, without the distributions that tokens were sampled from
-    accepted: tuple[int, ...] = ()  # nodes of it that were written, in order: those of the first tokens
+    accepted: tuple[int, ...] = ()  # nodes of `draft` that were written, in order: they are the first tokens
 
 
 class Request:
@@ -89,13 +89,13 @@ class Request:
             for store in tier.stores:
                 if store.name not in self.stores:
                     self.stores[store.name] = RequestStore(store, self.prompt, namespace)
-        self._text = self.prompt  # with room to grow once there is more than the prompt
+        self._text = self.prompt  # an array with spare room at its end, once anything is written
         self._extension: Extension | None = None
         self._last_step = time.perf_counter()
 
     @property
     def text(self) -> np.ndarray:
-        """The prompt, and what was written after it so far. What comes later does not change it."""
+        """The prompt and the output so far. Later tokens do not change this array."""
         return self._text[: len(self.prompt) + len(self.output)]
 
     def cancel(self) -> None:
@@ -122,16 +122,16 @@ class Request:
         self._append(tokens)
         now = time.perf_counter()
         logprobs = tuple(position.logprobs for position in written if position.logprobs is not None)
-        # Distributions are large, and steps may be kept: a client that reads slowly has many of them waiting.
+        # Drop the distributions: they are large, and many steps may be waiting for a client that reads slowly.
         draft = block.draft.fixed() if self.hierarchy.rule in BY_DISTRIBUTION else block.draft
         step = Step(tokens, sources, now - self._last_step, logprobs, draft, tuple(block.accepted))
         self._last_step = now
         return step
 
     def _append(self, tokens: Sequence[int]) -> None:
-        """These come after what was written before."""
+        """Append tokens to the output, let stores and grammar know, and end the request where it is complete."""
         length = len(self.prompt) + len(self.output)
-        if length + len(tokens) > len(self._text):  # earlier contexts are views of it: only its end is written to
+        if length + len(tokens) > len(self._text):  # contexts are views of it: only what follows them is written
             self._text = np.concatenate((self._text, np.empty(length + len(tokens), np.int32)))
         for index, token in enumerate(tokens, length):  # there are few
             self._text[index] = token
@@ -151,7 +151,7 @@ class Request:
 
     def _end(self, reason: str) -> None:
         if self.ended is None:
-            with ExitStack() as all_of_them:  # also those after one that fails, or that Ctrl-C interrupts
+            with ExitStack() as all_of_them:  # runs all of them, even if one fails or is interrupted
                 for scorer in {id(tier.scorer): tier.scorer for tier in self.hierarchy.tiers}.values():
                     all_of_them.callback(scorer.release, self)
                 for store in self.stores.values():

@@ -16,8 +16,11 @@ _LOG = logging.getLogger("hierspec")
 
 
 class RequestStore(Store):
-    """What `begin` gave for a request. After an unexpected error it is not asked again: the text goes on without its
-    drafts, and the log says so. A `HierspecError` is meant for the user, and fails the request."""
+    """The view of a store that `begin` returned for a request.
+
+    After an unexpected error it is not asked again: the text goes on without its drafts, and the log says so. A
+    `HierspecError` is meant for the user, and fails the request.
+    """
 
     def __init__(self, store: Store, prompt: np.ndarray, namespace: str) -> None:
         self.name = store.name
@@ -45,7 +48,7 @@ class RequestStore(Store):
     def end(self) -> None:
         try:
             self._try(self.view.end)
-        except HierspecError as error:  # the text is written: nothing about it can fail any more
+        except HierspecError as error:  # the text is complete, so this must not fail it
             self._leave_out(error)
 
     def _try(self, method: Callable[..., Any], *arguments: Any) -> Any:

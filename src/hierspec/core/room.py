@@ -1,10 +1,10 @@
-"""How much of the KV cache requests take: some wait before any of those that run loses what was computed for it."""
+"""How much of the KV cache requests take: new ones wait, so that no running one loses its entries."""
 
 from __future__ import annotations
 
 from hierspec.core.request import Request
 
-_LIKELY_TOKENS = 256  # that a request is taken to write when it is let in; those that write more may have to wait then
+_LIKELY_TOKENS = 256  # expected output when a request is admitted; one that writes more may have to wait then
 
 
 def room_taken(request: Request) -> float:
@@ -13,12 +13,12 @@ def room_taken(request: Request) -> float:
 
 
 def room_likely(request: Request) -> float:
-    """The same once it has written as much as most do."""
+    """The same part at the expected length of its output."""
     return _share(request, min(request.limit, max(len(request.output), _LIKELY_TOKENS)))
 
 
 def room_at_most(request: Request) -> float:
-    """The same at its longest."""
+    """The same part at its longest possible output."""
     return _share(request, request.limit)
 
 

@@ -35,12 +35,12 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # on tokens of the prompt and the output
     presence_penalty: float = 0.0  # on tokens of the output
-    frequency_penalty: float = 0.0  # on tokens of the output, each time
+    frequency_penalty: float = 0.0  # on tokens of the output, per occurrence
     logit_bias: Mapping[int, float] | None = None
     seed: int | None = None  # None: a new one for every request
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()  # besides the model's own
-    logprobs: int | None = None  # also give each token's log-probability, and so many of the most likely ones
+    logprobs: int | None = None  # also return log-probabilities: each token's, and those of this many most likely ones
     grammar: Grammar | None = None  # what the text must look like
 
     def __post_init__(self) -> None:
@@ -87,16 +87,16 @@ class Sampling:
 
 
 def _shown(value: object) -> str:
-    """For an error: long enough to be recognised."""
+    """A value for an error message, cut to 80 characters."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no number of more than some thousand digits
+    except ValueError:  # Python refuses to print integers of many thousand digits
         return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _unboxed(value: Any) -> Any:
-    """A number of numpy's as Python's: that never overflows."""
+    """A numpy scalar as a Python number: Python's integers never overflow."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -105,7 +105,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """Whether it can be computed with: a whole number may be too large for that."""
+    """Whether it is a float, or an integer small enough to become one."""
     if isinstance(value, int) and not isinstance(value, bool):
         return abs(value) < 1 << 1023
     return isinstance(value, float)
@@ -116,7 +116,7 @@ def adjust(
 ) -> np.ndarray:
     """Logits of the token after `text`, with penalties, bias, temperature and filters. [vocabulary] float64.
 
-    `allowed` are the bits of a `Constraint`: other tokens are forbidden before all else.
+    `allowed` is the bit mask of a `Constraint`: all other tokens are masked out first.
     """
     z = np.array(logits, np.float64)
     if allowed is not None:
@@ -201,7 +201,7 @@ def _mix(h: np.ndarray) -> np.ndarray:
 
 
 class Dice:
-    """A request's random numbers for the rules that sample. The tests put an enumerator in its place."""
+    """A request's random numbers for the rules that sample. Tests replace it by an enumerator of all outcomes."""
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.PCG64(seed & _MASK64))
@@ -212,4 +212,4 @@ class Dice:
     def choose(self, distribution: Distribution) -> int:
         cumulative = np.cumsum(distribution)
         token = int(np.searchsorted(cumulative, self._generator.random() * cumulative[-1], side="right"))
-        return min(token, int(np.flatnonzero(distribution)[-1]))  # a rounded sum must not reach an impossible token
+        return min(token, int(np.flatnonzero(distribution)[-1]))  # rounding must not pick a token of probability 0

@@ -1,4 +1,4 @@
-"""Scores a text that is given, not written: what a scorer says at each of its tokens."""
+"""Scores a given text: a scorer's picks and logits at each of its tokens."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.stats import TierStats
 
-ROWS = 128  # of a pass whose logits are looked at: rows of a whole vocabulary are large
+ROWS = 128  # per pass: logits of a whole vocabulary are large
 
 
 def score_tokens(scorer: Scorer, text: np.ndarray, first: int) -> Generator[tuple[np.ndarray, Answer]]:
-    """The tokens of `text` from `first` (at least 1) on, a pass at a time: tokens, and an answer with a row of picks
-    and logits for each. A pass is over a draft that is the text itself, so it answers for every token of it."""
+    """Yield the tokens of `text` from `first` (at least 1) on, pass by pass, each time with an answer for them.
+
+    The answer has a row of picks and logits for every token: a pass verifies a draft that is the text itself.
+    """
     request = Request(text, Sampling(), Hierarchy((Tier(scorer),)))
     try:
         for start in range(first, len(text), ROWS):

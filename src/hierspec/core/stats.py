@@ -14,7 +14,7 @@ class TierStats:
 
     name: str
     calls: int = 0
-    drafts: int = 0  # of these, passes that verified a draft
+    drafts: int = 0  # of the calls, those that verified a draft
     proposed: Counter[str] = field(default_factory=Counter)  # by who drafted
     accepted: Counter[str] = field(default_factory=Counter)
     proposed_at: Counter[int] = field(default_factory=Counter)  # by depth, 0 right after the context
@@ -23,9 +23,9 @@ class TierStats:
     seconds: float = 0.0  # in the tier's passes
     pick_seconds: float = 0.0  # of these, picking tokens from the logits, where the scorer measures it
     store_seconds: float = 0.0  # in the stores it asked
-    known: int | None = None  # positions that earlier texts had left computed, once anybody has asked
-    reach: int = 0  # positions of the text, nodes included, that its last pass knew
-    expected_seconds: float = 0.0  # what its passes should have taken by measured costs, where its pace has them
+    known: int | None = None  # positions found in the KV cache from earlier texts; None: not looked up yet
+    reach: int = 0  # positions that its last pass covered, draft nodes included
+    expected_seconds: float = 0.0  # expected time of its passes by measured costs, where its pace has them
 
     def count(self, proposal: Proposal, accepted: list[int], written: int) -> None:
         self.calls += 1

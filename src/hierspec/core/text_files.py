@@ -1,5 +1,7 @@
-"""Files that anybody may have written: plans, prompts, configurations. Whatever is wrong with one is one sentence, and
-soon said."""
+"""Reads files that anybody may have written: plans, prompts, configurations.
+
+Whatever is wrong with one is reported in one sentence, and without long waiting.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,9 @@ _WHY = {
     errno.ELOOP: "it is a link that leads to itself",
     errno.EIO: "the disk failed",
 }
-_LARGEST_LINE = 4 << 20  # bytes of a line of JSON, which may take twenty times as much memory
+_LARGEST_LINE = 4 << 20  # bytes of a line of JSON, which may take twenty times as much memory once parsed
 _LARGEST_TABLE = 1 << 15  # characters of TOML; ours take hundreds
-_MOST_DOTS = 1000  # in TOML: the standard library takes time by the square of a dotted key's length
+_MOST_DOTS = 1000  # in TOML: the standard library's time is quadratic in the length of a dotted key
 
 _LARGEST_OBJECT = 16 << 20  # bytes of a file that holds one JSON object; real ones have thousands
 _LONGEST_SHOWN = 80
@@ -40,12 +42,12 @@ Refuse = Callable[[str], HierspecError]  # from the reason to a sentence that sa
 
 
 def refusal(path: str | Path, remedy: str) -> Refuse:
-    """For a file of which the user need not know what it is for: why it cannot be read, and what to do."""
+    """Errors for a file whose purpose the user need not know: why it cannot be read, and what to do."""
     return lambda reason: HierspecError(f"{shown_path(path)} cannot be read: {reason}; {remedy}.")
 
 
 def read_text(path: str | Path, refuse: Refuse, largest: int = 64 << 20) -> str:
-    """The text of a file of UTF-8, with or without a byte order mark, of at most so many bytes."""
+    """The text of a UTF-8 file, with or without a byte order mark, of at most `largest` bytes."""
     with _opened(path, refuse) as file:
         content = _read(file, largest + 1, refuse)
     if len(content) > largest:
@@ -54,7 +56,7 @@ def read_text(path: str | Path, refuse: Refuse, largest: int = 64 << 20) -> str:
 
 
 def read_object(path: str | Path, remedy: str) -> dict[str, Any]:
-    """The JSON object in a file. None of its texts holds half a character, which nothing could print or encode."""
+    """The JSON object in a file. Lone surrogates are refused: nothing could print or encode them."""
     refuse = refusal(path, remedy)
     content = _parsed(read_text(path, refuse, _LARGEST_OBJECT), refuse)
     if not isinstance(content, dict):
@@ -69,9 +71,9 @@ def read_object(path: str | Path, remedy: str) -> dict[str, Any]:
 def json_lines(
     path: str | Path, refuse: Refuse, refuse_line: Callable[[int, str], HierspecError]
 ) -> Iterator[tuple[int, Any]]:
-    """The number of each line that is not blank, from 1 on, and the value of its JSON.
+    """Yield the number, from 1 on, and the parsed JSON of each line that is not blank.
 
-    Lines end with a line feed. Other characters that break lines in a text, such as U+2028, may stand inside a string.
+    Lines end with a line feed. Other line breaks, such as U+2028, may occur inside a string.
     """
     with _opened(path, refuse) as file:
         number = 0
@@ -100,7 +102,7 @@ def toml_table(text: str, refuse: Refuse) -> dict[str, Any]:
 
 
 def shown(value: object) -> str:
-    """For a sentence: a value as Python writes it, on one line, printable, and short."""
+    """A value's `repr` for an error message: on one line, printable, and short."""
     try:
         text = _SHORT.repr(value)
     except RecursionError:
@@ -116,15 +118,15 @@ def shown_path(path: str | Path) -> str:
 
 
 def why(error: OSError | ValueError) -> str:
-    """Why a file could not be opened, in words of ours."""
+    """Why a file could not be opened, in plain words."""
     if isinstance(error, OSError):
         return _WHY.get(error.errno or 0, "the system cannot read it")
-    return "its name is not one that a file can have"  # a zero byte, or letters without an encoding
+    return "its name is not one that a file can have"  # a zero byte, or characters that cannot be encoded
 
 
 @contextmanager
 def _opened(path: str | Path, refuse: Refuse) -> Iterator[BinaryIO]:
-    """The file, at its start. A pipe that nobody writes to is empty; it is not waited for."""
+    """The open file. A pipe that nobody writes to counts as empty: we do not wait for a writer."""
     patient = getattr(os, "O_NONBLOCK", 0)
     try:
         descriptor = os.open(path, os.O_RDONLY | patient)
@@ -133,7 +135,7 @@ def _opened(path: str | Path, refuse: Refuse) -> Iterator[BinaryIO]:
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise refuse(_WHY[errno.EISDIR])
-    if patient:  # once it is open: whoever writes to it may take time
+    if patient:  # from here on we wait: whoever writes to a pipe may take time
         os.set_blocking(descriptor, True)
     with open(descriptor, "rb") as file:
         yield file

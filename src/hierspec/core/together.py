@@ -1,5 +1,7 @@
-"""Keeps the passes of requests together: half of them drafting while the others verify would make every pass half as
-wide, which costs nearly as much as a whole one."""
+"""Keeps requests in step, so that they share passes.
+
+If half of them drafted while the others verify, every pass would be half as wide and cost nearly as much as a full one.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,15 @@ from weakref import WeakKeyDictionary
 from hierspec.core.interfaces import Ask, Scorer
 from hierspec.core.request import Request
 
-_LONGEST = 1.5  # of its own passes that a pass may wait, for the sake of those who do not draft
-_NEW = 0.25  # what the last pass counts for in the average
+_LONGEST = 1.5  # longest wait, in average passes of the scorer: requests that are ready need it too
+_NEW = 0.25  # weight of the newest pass in the moving average
 
 
 class Together:
-    """Lets a scorer's pass wait until those who draft for it have come to it. Meanwhile their drafts are computed, so
-    no time is lost, and the pass is shared by all."""
+    """Delays a scorer's pass until the requests that still draft for it are ready.
+
+    Their drafts are computed meanwhile, so no time is lost, and all share the pass.
+    """
 
     def __init__(self) -> None:
         self._usual: WeakKeyDictionary[Scorer, float] = WeakKeyDictionary()  # seconds of a pass, on average
@@ -23,19 +27,19 @@ class Together:
 
     def choose(self, asks: Mapping[Request, Ask]) -> dict[Request, Ask]:
         """The asks of this round without those that wait."""
-        awaited: set[int] = set()  # scorers to which drafts will come
+        awaited: set[int] = set()  # scorers for which something is being drafted
         for request, ask in asks.items():
-            # Nobody waits for a long prompt.
+            # A scorer that has not read the prompt yet may take long: nobody waits for it.
             if ask.stats.reach:
                 for tier, stats in zip(request.hierarchy.tiers, request.stats.tiers, strict=True):
                     if stats is ask.stats:
                         break
                     awaited.add(id(tier.scorer))
         chosen = {request: ask for request, ask in asks.items() if not self._waits(ask.scorer, awaited)}
-        return chosen or dict(asks)  # where one scorer is in several tiers, all could wait for each other
+        return chosen or dict(asks)  # with one scorer in several tiers, all could wait for each other
 
     def learn(self, scorer: Scorer, seconds: float) -> None:
-        """A pass of this scorer took so long; so much longer the others have waited."""
+        """A pass of this scorer took `seconds`: the scorers that wait have waited that much longer."""
         usual = self._usual.get(scorer)
         self._usual[scorer] = seconds if usual is None else (1 - _NEW) * usual + _NEW * seconds
         self._waited.pop(scorer, None)

@@ -1,7 +1,7 @@
-"""Which drafts are accepted. One function a rule, each the same short walk down the tree.
+"""Which drafts are accepted. One function per rule, each the same short walk down the tree.
 
-The walk starts at the context and goes down while a child is accepted; a token of the scorer's own ends it. Whatever
-was drafted, the tokens written have the distribution of the scorer alone.
+The walk starts at the context and goes down while a child is accepted. It ends with a token of the scorer's own.
+Whatever was drafted, the tokens written have the distribution of the scorer alone.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from hierspec.core.sampling import NO_TOKEN, Dice
 class Verdict:
     """`accepted` nodes, in order. `written[i]` holds position i's token, then its runners-up.
 
-    There is one position more than there are accepted nodes: the last token is the scorer's own, or `NO_TOKEN` where
-    the row that it would come from is no numbers. Such rows elsewhere do not matter: plain decoding never sees them.
+    There is one position more than there are accepted nodes: the last token is the scorer's own, or `NO_TOKEN` if the
+    logits of its row are not numbers. Such rows elsewhere do not matter: plain decoding never sees them.
     """
 
     accepted: list[int]
@@ -33,7 +33,7 @@ Rule = Callable[[Proposal, Answer, Dice, int], Verdict]
 
 
 def coupled(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -> Verdict:
-    """A draft is accepted where it equals the pick."""
+    """A draft is accepted if it equals the scorer's pick."""
     assert answer.picks is not None
     node, accepted = -1, list[int]()
     written: list[list[Candidate]] = [[(int(token), None) for token in answer.picks[0][:candidates]]]
@@ -46,9 +46,9 @@ def coupled(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1)
 
 
 def residual(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -> Verdict:
-    """A token x drafted from q is accepted with probability min(1, p(x) / q(x)); rejected, it leaves max(p - q, 0).
+    """A token x drafted from q is accepted with probability min(1, p(x) / q(x)); a rejection leaves max(p - q, 0) of p.
 
-    Several candidates at one position are tried in turn, each against what the rejected ones left of p.
+    Several candidates at one position are tried in turn, each against what earlier rejections left of p.
     """
     assert answer.distributions is not None
     walk = _Walk(proposal, answer.distributions, proposal.children(), dice, candidates, Verdict([], []))
@@ -58,9 +58,9 @@ def residual(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1
 def block(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -> Verdict:
     """The first drafts of all positions are accepted or rejected jointly (arXiv 2403.10444).
 
-    A draft that is too likely under the scorer makes up for an earlier one that was too unlikely, so that on average no
-    fewer tokens are accepted than under `residual`. Where this spine of first drafts ends, the others at that position
-    are tried against what it left, as under `residual`.
+    A draft that is likelier under the scorer than under the drafter makes up for an earlier one that was less likely.
+    So on average no fewer tokens are accepted than under `residual`. Where this spine of first drafts ends, the other
+    drafts at that position are tried against what is left of p, as under `residual`.
     """
     distributions = answer.distributions
     assert distributions is not None
@@ -69,7 +69,7 @@ def block(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -
     while _usable(distributions[node + 1]) and walk.children[node + 1]:
         node = walk.children[node + 1][0]
         spine.append(node)
-    # What share of the drafts so far the scorer would have written, at most all of it; one entry a position.
+    # shares[i]: the product of p / q over the first i drafts, capped at 1 after each.
     shares, accepted = [1.0], 0
     for depth, node in enumerate(spine):
         token, sampled_from = proposal.tokens[node], proposal.distributions[node]
@@ -93,12 +93,12 @@ def block(proposal: Proposal, answer: Answer, dice: Dice, candidates: int = 1) -
 
 
 def _beyond_draft(weights: np.ndarray, proposal: Proposal, node: int) -> np.ndarray:
-    """The part of these weights that is more than what the node was sampled with."""
+    """The residual max(weights - q, 0), where q is the distribution that the node was sampled from."""
     sampled_from = proposal.distributions[node]
     if sampled_from is not None:
         return np.maximum(weights - sampled_from, 0)
     left = weights.copy()
-    left[proposal.tokens[node]] = 0.0  # a fixed token has probability 1, and no weight is more
+    left[proposal.tokens[node]] = 0.0  # q of a fixed token is 1, which no weight exceeds
     return left
 
 
@@ -114,7 +114,7 @@ class _Walk:
     verdict: Verdict
 
     def down(self, node: int, left: Distribution, untried: list[int]) -> Verdict:
-        """From `node` while a draft is accepted: `untried` come after it, and are tried against `left`."""
+        """Go down from `node` while a draft is accepted: first its children `untried`, against `left` of p."""
         while True:
             accepted = -1
             if not _usable(left):
@@ -141,7 +141,7 @@ class _Walk:
         self._write(self.proposal.tokens[node], self.proposal.parents[node])
 
     def _write(self, token: int, after: int) -> None:
-        """The token with the scorer's distribution, then runners-up sampled without replacement."""
+        """Write the token with the scorer's distribution, then runners-up sampled without replacement."""
         distribution = self.distributions[after + 1]
         written: list[Candidate] = [(token, distribution)]
         for _ in range(min(self.candidates, int(np.count_nonzero(distribution))) - 1):
@@ -164,7 +164,7 @@ def _without(distribution: Distribution, token: int) -> Distribution:
 
 def _normalised(weights: np.ndarray, otherwise: Distribution) -> Distribution:
     total = weights.sum()
-    # Nothing is left only where a draft of probability 1 was rejected, by rounding: then any distribution is right.
+    # Nothing is left only if rounding rejected a draft of probability 1: then any distribution will do.
     return weights / total if total > 0 else otherwise
 
 

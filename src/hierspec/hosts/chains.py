@@ -14,14 +14,14 @@ _AGREED, _CONTESTED = 1 << 10, 1 << 11  # added to classes of evidence, which ar
 def best_chain(
     proposals: Sequence[Proposal], rates: AcceptanceRates, most: int, prices: Sequence[float] = ()
 ) -> tuple[Proposal, float]:
-    """The path of at most `most` tokens that should have most of its tokens accepted, by the rates learnt so far.
+    """The path of at most `most` tokens of which the most should be accepted, and its expected gain, less its price.
 
-    With `prices`, what the time for each token is worth in tokens, it ends where that is more than what it brings. With
-    the chain comes what it should bring, less its price.
-    Where several trees draft the same token, the rate of the first counts, as in `Appraiser.appraise`.
+    Acceptance rates are those learnt so far. `prices` are what the time of each token is worth, in tokens: with them
+    the path ends where another token would cost more than it gains. If several trees draft the same token, the rate of
+    the first counts, as in `Appraiser.appraise`.
     """
     first = proposals[0]
-    # A text that is in the history too gives the same tree twice; it adds nothing to the first.
+    # A text that is also in the history gives the same tree twice, which adds nothing.
     proposals = [
         first,
         *(other for other in proposals[1:] if other.tokens != first.tokens or other.parents != first.parents),
@@ -44,8 +44,10 @@ def best_chain(
 
 
 def compare(proposals: Sequence[Proposal]) -> list[Proposal]:
-    """The same proposals, with evidence that tells where the others agree with the first, which a draft model wrote,
-    and where they do not: of two different tokens one is wrong, and both are right less often than by themselves."""
+    """The same proposals, with evidence of where the others agree with the first, which a draft model wrote.
+
+    Of two different tokens at least one is wrong, so each is accepted less often than by itself.
+    """
     first, *others = proposals
     spine: list[tuple[int, int]] = []  # node and token of the first proposal's main path
     at = -1
@@ -54,7 +56,7 @@ def compare(proposals: Sequence[Proposal]) -> list[Proposal]:
             spine.append((node, token))
             at = node
     evidence = list(first.evidence)
-    said: dict[int, int] = {}  # depth of the main path -> what others say there
+    said: dict[int, int] = {}  # depth of the main path -> whether others agree there
     compared = [_compared(other, spine, said) for other in others]
     for depth, what in said.items():
         evidence[spine[depth][0]] += what
@@ -62,7 +64,7 @@ def compare(proposals: Sequence[Proposal]) -> list[Proposal]:
 
 
 def _compared(proposal: Proposal, spine: Sequence[tuple[int, int]], said: dict[int, int]) -> Proposal:
-    """Notes what it says along the spine."""
+    """The proposal with such evidence; notes in `said` where it agrees with the spine."""
     evidence, depths = list(proposal.evidence), {-1: 0}  # of nodes on the spine: the depth of what comes after them
     for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
         depth = depths.get(parent, len(spine))
@@ -117,7 +119,7 @@ def _merged(proposals: Sequence[Proposal], rates: AcceptanceRates, most: int) ->
                     depths.append(depth)
                     paths.append(rate(source, kind, depth) * (paths[after] if after >= 0 else 1.0))
             moved.append(node)
-    # What comes after each node at best; children have higher numbers than their parents.
+    # The best continuation of each node; children have higher numbers than their parents.
     after_it, best_child = [0.0] * (len(tokens) + 1), [-1] * (len(tokens) + 1)  # the last: after the context
     for node in range(len(tokens) - 1, -1, -1):
         value, parent = paths[node] + after_it[node], parents[node]

@@ -1,5 +1,7 @@
-"""The cores that a host's process computes on. A host may pin each of its threads to one of them, and threads that a
-pinned one starts would all share that core."""
+"""The cores that a host's process computes on.
+
+A host may pin each of its threads to one core, and threads that a pinned one starts would all share that core.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ _ENOUGH = 1 << 20  # numbers in a tensor that is worth several threads
 
 @contextmanager
 def on_all_cores(tasks: Path = _TASKS) -> Iterator[None]:
-    """Threads that are started meanwhile may run on every core that some thread of this process may run on."""
+    """Threads that are started inside may run on every core that any thread of this process may run on."""
     if not hasattr(os, "sched_setaffinity") or not tasks.is_dir():
         yield
         return
-    torch.ones(_ENOUGH).add_(1)  # its threads are started with the first work for them
+    torch.ones(_ENOUGH).add_(1)  # makes torch start its threads before their cores are read
     before = os.sched_getaffinity(0)
     cores = set(before)
     for task in tasks.iterdir():

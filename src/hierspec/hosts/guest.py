@@ -27,9 +27,9 @@ from hierspec.hosts.host_pace import HostPace
 from hierspec.pacing.pace import AdaptivePace
 
 _LOG = logging.getLogger("hierspec")
-_MOST_FAILURES = 8  # after so many nothing is drafted any more: something is wrong that does not go away
-_LEARNT = "drafts for target"  # the name under which a pack and earlier runs have it
-_BRANCHES = 4  # nodes beside the longest chain: a store's first guess may not be the best by what was learnt
+_MOST_FAILURES = 8  # after this many nothing is drafted any more: something is wrong for good
+_LEARNT = "drafts for target"  # the name under which packs and earlier runs keep it
+_BRANCHES = 4  # nodes beside the longest chain: by what was learnt, a store's first draft may not be its best
 _GREEDY = Sampling(max_tokens=1 << 30, seed=0)  # drafters write their likeliest tokens; the host knows when a text ends
 
 
@@ -45,7 +45,7 @@ class Guest:
     def __init__(self, assembler: Assembler, plan: Plan, pace: HostPace, context: int, namespace: str = "") -> None:
         check_guest_plan(plan)
         assembler.adopt(_LEARNT, pace)
-        # Tiers below weigh their time against that of the host's steps, where those are timed.
+        # Lower tiers weigh their time against that of the host's steps, if those are timed.
         weighed = plan if pace.adapts and assembler.costs.times_host else plan.fixed()
         target, *below = assembler.hierarchy(weighed).tiers
         if isinstance(target.pace, AdaptivePace):
@@ -57,7 +57,7 @@ class Guest:
         self._failures, self._spent = 0, 0.0
 
     def begin(self, text: np.ndarray) -> GuestRequest | None:
-        """A request that the host has begun with this text; None where nothing is drafted for it."""
+        """A request that the host has begun with this text; None if nothing is drafted for it."""
         if self._failures >= _MOST_FAILURES:
             return None
         try:
@@ -67,27 +67,31 @@ class Guest:
             return None
 
     def sleeps(self, requests: int, tokens: int) -> bool:
-        """Whether the host, whose requests wrote so many tokens, need not tell which: `caught_up` tells it later. Draft
-        models go on token by token, so theirs are always told."""
+        """Whether we need not look at the tokens that the host just wrote: `caught_up` passes them on later.
+
+        Never with draft models, which follow the text token by token.
+        """
         return not self._tiers and self.pace.sleeps(requests, tokens)
 
     def caught_up(self, request: GuestRequest, tokens: Sequence[int]) -> None:
-        """The host wrote these while nobody looked."""
+        """The host wrote these tokens in steps that were not looked at."""
         request.drafted, request.proposals = (), ()
         if tokens:
             request.follow(tokens)
 
     def wrote(self, request: GuestRequest, tokens: Sequence[int]) -> bool:
-        """The host has written these tokens in place of the last draft. False where the request has ended by that, or
-        could not have written them."""
+        """The host has verified the last draft and written these tokens.
+
+        Returns False if the request has ended by that, or cannot have written them.
+        """
         rows = len(request.drafted) + 1
         if not self._tiers and len(tokens) <= rows:
             self.pace.learn_drafts(request.proposals, tokens)
             request.follow(tokens)
         elif len(tokens) <= rows:
-            # The host may have verified less than all: what it says nothing about ends the walk.
+            # The host may have verified only a part of the draft: the walk ends where it says nothing.
             picks = np.array([*tokens, *[NO_TOKEN] * (rows - len(tokens))], np.int64)[:, None]
-            request.last_pass = None  # of a drafter's: the host's steps are timed elsewhere
+            request.last_pass = None  # it was a drafter's: the host's steps are timed elsewhere
             step = self._advance(request, Answer(picks))
             if not isinstance(step, Step) or step.tokens != tuple(tokens):
                 request.cancel()
@@ -124,16 +128,16 @@ class Guest:
                         waiting[request] = outcome
 
     def end(self, request: GuestRequest) -> None:
-        """The host has no more of it: what it wrote may be learnt for others."""
+        """The host has finished this text: it may now be learnt for others."""
         self.pace.text_ends(request)
         request.cancel()
 
     def close(self) -> None:
-        """Write down what the next run can begin with."""
+        """Save what the next run can begin with."""
         self._assembler.close()
 
     def _look_up(self, request: GuestRequest) -> None:
-        """What the recursion does where only stores draft, in a third of the time: a test compares the two."""
+        """What the recursion does if only stores draft, in a third of the time: a test compares the two."""
         tier, request.proposals, request.drafted = self.hierarchy.tiers[0], [], ()
         room = request.limit - len(request.output) - 1
         if room < 1 or not self.pace.drafting:
@@ -172,7 +176,7 @@ class Guest:
         return answers
 
     def _advance(self, request: GuestRequest, answer: Answer | None) -> Ask | Step | None:
-        """The request's next ask or step; None where it failed: the host goes on without drafts for it."""
+        """The request's next ask or step; None if it failed: the host goes on without drafts for it."""
         if request.ended is not None:
             return None
         try:
@@ -190,5 +194,5 @@ class Guest:
 
 
 def _cut(request: GuestRequest, ask: Ask) -> Ask:
-    """As draft models see it: of a long prompt they may read the end alone. The host verifies what they draft."""
+    """The ask as draft models see it: of a long prompt they may read only the end. The host verifies their drafts."""
     return replace(ask, context=ask.context[request.read_from :]) if request.read_from else ask

@@ -10,15 +10,15 @@ from hierspec.pacing.healing import HealingCosts
 from hierspec.scorers.base import StateScorer
 
 _WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # rows of a step whose costs are told apart
-# What twice as many rows are thought to add before any were timed, as a share of a step of one row. Little: wide steps
-# that are tried show what they cost, and those that are thought too dear are never tried.
+# Prior: what doubling the rows adds to a step, as a share of a one-row step. It is low on purpose: wide steps that are
+# tried show what they cost, but those that are thought too expensive are never tried.
 _DOUBLED = 1 / 16
-_FIRST_STEPS = 3  # that are timed before anything is thought to be known; the fastest counts
-_UNKNOWN = 0.03  # seconds of a step before that: nothing is drafted by it
+_FIRST_STEPS = 3  # steps timed before the costs count as known; the fastest counts
+_UNKNOWN = 0.03  # placeholder for the seconds of a step until then; nothing is drafted by it
 
 
 class HostCosts(HealingCosts):
-    """Begins with what the first steps show. One object for all who weigh the host's time."""
+    """Begins with the times of the first steps. One object for all who weigh the host's time."""
 
     def __init__(self) -> None:
         self._first: list[float] = []
@@ -26,7 +26,7 @@ class HostCosts(HealingCosts):
 
     @property
     def timed(self) -> bool:
-        """Whether a host's step is known."""
+        """Whether the cost of a host's step is known."""
         return len(self._first) >= _FIRST_STEPS
 
     def observe(self, rows: int, seconds: float, context: float = 0, requests: int = 1) -> None:
@@ -46,12 +46,12 @@ class HostCosts(HealingCosts):
 
 
 def _times(rows: int) -> float:
-    """How long so many rows are thought to take, where one takes 1."""
+    """Prior time of a step of this many rows, relative to one of one row."""
     return 1 + _DOUBLED * math.log2(rows)
 
 
 class HostCostBook(CostBook):
-    """Costs of draft models as everywhere, and of the target's passes as its host is seen to take for them."""
+    """Costs of draft models as usual, and of the target's passes as timed in its host."""
 
     def __init__(self, host: HostCosts, *about: str) -> None:
         super().__init__(*about)

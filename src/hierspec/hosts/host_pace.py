@@ -22,23 +22,21 @@ from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.pace import to_prefill
 from hierspec.pacing.routing import Router
 
-_EAGER, _EVERY = 512, 8  # after so many rounds one in so many is learnt from,
-_MANY = 8  # where more requests than this run: learning takes a few microseconds a row
-_DOUBT = (
-    32  # steps without a draft after which rows are thought to cost half as much: what is never tried is never timed
-)
-_SAMPLE_EVERY = 16  # steps: one of so many may be timed without drafts
+_EAGER, _EVERY = 512, 8  # after 512 rounds, only one in 8 is learnt from if many requests run
+_MANY = 8  # requests above which that is so: learning takes a few microseconds per row
+_DOUBT = 32  # steps without a draft after which prices are halved: widths that are never tried are never timed
+_SAMPLE_EVERY = 16  # one step in this many may run without drafts, to be timed
 _DRAFTERS = "draft models"  # as one source beside the stores
-_DECAY = 0.998  # what a step counts for after the next
+_DECAY = 0.998  # weight of earlier steps after each new one
 
 
 class HostPace(FixedPace):
-    """The pace of tier 0 where it is a host's: all rows of a step share it.
+    """The pace of tier 0 if it runs in a host: all rows of a step share it.
 
-    Where the plan adapts, the host's steps are timed between two calls. Each row's chain ends where its next token
-    would cost more than it should bring, draft models run where they should bring more than they take (`router`), and
-    where all chains together should bring less than looking for them takes nothing is looked up for a while (`Rest`).
-    Otherwise every chain is as long as the host allows.
+    If the plan adapts, the host's steps are timed between two calls. Each row's chain ends where its next token should
+    cost more than it gains. Draft models run if they should gain more than they cost (`router`). If all chains together
+    should gain less than looking them up costs, nothing is looked up for a while (`Rest`). If the plan does not adapt,
+    every chain is as long as the host allows.
     """
 
     def __init__(self, most: int, adapts: bool, clock: Callable[[], float] = perf_counter) -> None:
@@ -46,12 +44,10 @@ class HostPace(FixedPace):
         self.acceptance, self.lengths = AcceptanceRates(), Lengths()
         self.costs = HostCosts()  # of the host's steps by their rows
         self.router: Router | None = None  # chooses which draft model drafts; None: the next tier, always
-        self._beside = StoreChoice()  # whether one drafts where stores have a draft
-        self._reading = Reading()  # and how much of a text it reads for that
-        self._reading_seconds = 0.0  # of this call
-        self._tokens = self._plain = (
-            1.0  # that a request wrote, older ones decayed; in the time of how many plain steps
-        )
+        self._beside = StoreChoice()  # whether a draft model also runs if stores have a draft
+        self._reading = Reading()  # how much of a text a draft model reads first
+        self._reading_seconds = 0.0  # seconds of prefill in this call
+        self._tokens = self._plain = 1.0  # tokens that a request wrote, and their time in plain steps, decayed
         self._learnt = 0  # rounds
         self._steps = 0  # steps
         self._undrafted = 0  # steps in a row in which nothing was worth drafting
@@ -61,12 +57,14 @@ class HostPace(FixedPace):
         self._began = self._ended = 0.0  # the last call
 
     def sleeps(self, requests: int, tokens: int) -> bool:
-        """The host calls: whether this step is one of several to come in which nothing is looked up, so that it does
-        not matter who writes what. So many tokens were written."""
+        """The host calls, after writing `tokens` tokens: whether nothing is looked up in this step and the next.
+
+        Then it does not matter which row wrote what.
+        """
         if not (self.adapts and self._rest.sleeps(requests)):
             return False
         self._see(self._clock(), tokens)
-        self._rows, self._drafting = 0, False  # what the next call sees is not the step of known rows
+        self._rows, self._drafting = 0, False  # the next call cannot time a step of known rows
         return True
 
     def _see(self, now: float, tokens: int) -> None:
@@ -76,8 +74,11 @@ class HostPace(FixedPace):
         self._began = now
 
     def step_begins(self, requests: int, same: bool, tokens: int) -> None:
-        """The host calls: so many of its requests have written so many tokens. `same`: they are those of the call
-        before, and none was prefilled meanwhile, so the time between tells what such a step costs."""
+        """The host calls: `requests` requests have written `tokens` tokens.
+
+        `same`: they are those of the call before, and none was prefilled meanwhile, so the time between the calls is
+        the cost of such a step.
+        """
         now = self._clock()
         if self.adapts and same and self._rows:
             self._learn_time(now - self._ended, now - self._began, tokens / requests)
@@ -98,8 +99,10 @@ class HostPace(FixedPace):
             self._rest.learn(self._gain, self._speed() * (self._ended - self._began - self._reading_seconds))
 
     def began_to_read(self, seconds: float) -> None:
-        """Draft models have read texts that were new to them in this time. It is spent once a text and was weighed
-        before: what looking for drafts takes in a step it does not tell."""
+        """Draft models took this time to read texts that were new to them.
+
+        It is spent once per text, and was weighed before: it does not count as time for looking up drafts.
+        """
         self._reading_seconds += seconds
 
     def drafts(self, round: Round) -> bool:
@@ -121,8 +124,10 @@ class HostPace(FixedPace):
         return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin(self._load))
 
     def _to_read(self, router: Router, round: Round, room: int) -> list[int] | None:
-        """Tokens that each draft model would read before it drafts; None where none should. Once one has begun to read
-        a text, all begin where it did."""
+        """Tokens that each draft model would read before it drafts; None if none should draft.
+
+        Once one of them has begun to read a text, all begin where it did.
+        """
         request, lacking = round.request, to_prefill(router, round)
         assert isinstance(request, GuestRequest)
         if not _is_read(round):
@@ -178,56 +183,58 @@ class HostPace(FixedPace):
         return chain
 
     def learn_drafts(self, proposals: Sequence[Proposal], written: Sequence[int]) -> None:
-        """What was written in place of these proposals. Once much is known, some of many are enough."""
+        """Learn from what was written where these were proposed. Once much is known, a sample is enough."""
         self._learnt += 1
         if self._learnt < _EAGER or self._load.requests <= _MANY or self._learnt % _EVERY == 0:
             for proposal in proposals:
                 self.acceptance.learn(proposal, written)
 
     def text_ends(self, request: GuestRequest) -> None:
-        """The host has no more of it."""
+        """The host has finished this text."""
         self.lengths.learn(len(request.output))
         if self.router is not None and not any(stats.calls for stats in request.stats.tiers[1:]):
             self._reading.left_unread()
 
     def learnt(self) -> dict[str, Any]:
-        """What was counted, for the next run."""
+        """The counts, for the next run."""
         return {"acceptance": self.acceptance.counts()}
 
     def begin_with(self, learnt: Mapping[str, Any]) -> None:
-        """Take what was learnt before as a prior: what comes soon weighs more."""
+        """Take what was learnt before as a prior, which new rounds soon outweigh."""
         self.acceptance.begin_with(learnt["acceptance"])
 
     def _best(self, proposals: Sequence[Proposal], room: int) -> tuple[Proposal, float]:
         return best_chain(proposals, self.acceptance, min(self.most, room), self._prices)
 
     def _learn_time(self, host: float, whole: float, tokens: float) -> None:
-        """A step of the host took so long, with our own time `whole`, and brought so many tokens a request."""
+        """A step of the host took `host` seconds, `whole` with our own time, and wrote `tokens` tokens per request."""
         if self.costs.timed:
             plain = whole / self.costs.seconds(self._load.requests)
             self._tokens, self._plain = _DECAY * self._tokens + tokens, _DECAY * self._plain + plain
         self.costs.observe(self._rows, host, 0, self._load.requests)
 
     def _samples(self) -> bool:
-        """Whether this step is left without drafts to time it: where all steps are wide, narrow ones are not known."""
+        """Whether this step runs without drafts, to be timed: if all steps are wide, narrow ones stay unknown."""
         self._steps += 1
         return self._steps % _SAMPLE_EVERY == 0 and not self.costs.known(self._load.requests)
 
     def _worth_of_time(self) -> list[float]:
-        """What each further token of a row's draft costs, in tokens that could be written in its time."""
+        """The price of each further token of a row's draft: the tokens that could be written in its time."""
         share, speed = self.costs.under(self._load), self._speed()
         speed *= 0.5 ** (self._undrafted // _DOUBT)
         seconds = [share.seconds(1 + nodes) for nodes in range(self.most + 1)]
         return [speed * (after - before) for before, after in pairwise(seconds)]
 
     def _speed(self) -> float:
-        """Tokens a second that all requests write, which is what a second is worth. Without drafts each writes one a
-        step, so where drafting is slower than that its own speed is no measure."""
+        """Tokens per second of all requests: the price of a second. At least that of one token per request and step.
+
+        Plain decoding writes that much, so a lower speed with drafts would be the wrong price.
+        """
         return self._load.requests * max(self._tokens / self._plain, 1.0) / self.costs.seconds(self._load.requests)
 
 
 def _compared(round: Round) -> Sequence[Proposal]:
-    """What was drafted, a draft model's compared with the stores'."""
+    """The round's proposals; a draft model's is compared with those of stores."""
     return round.proposals if round.drafted is None or len(round.proposals) < 2 else compare(round.proposals)
 
 

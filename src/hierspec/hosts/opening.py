@@ -36,7 +36,7 @@ class HostModel:
 
 
 def open_guest(model: HostModel, options: GuestOptions, most: int, clock: Callable[[], float] = perf_counter) -> Guest:
-    """Drafts at most `most` tokens a row."""
+    """The guest for a host's model, which drafts at most `most` tokens per row."""
     plan = read_plan(options.plan, model.layers)
     vocabulary = Vocabulary(model.name, Tokenizer.from_folder(model.folder), model.vocabulary)
     load, pace = LoadOptions(device=model.device), HostPace(most, plan.adapt and model.timed, clock)
@@ -50,8 +50,10 @@ def open_guest(model: HostModel, options: GuestOptions, most: int, clock: Callab
 
 
 def _readable(model: HostModel, pack: str | None) -> Checkpoint | None:
-    """The host's model with its pack; nothing of it is computed. A host may run models that cannot be read here: None,
-    unless a pack for it was named."""
+    """The host's model with its pack; nothing of it is computed.
+
+    None if the host runs a model that cannot be read here, unless a pack was named for it: then it raises.
+    """
     try:
         return load_checkpoint(model.weights, pack=pack)
     except (HierspecError, OSError):

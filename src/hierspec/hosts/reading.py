@@ -1,20 +1,19 @@
-"""How much of a text a draft model reads before it drafts: what its drafts should save in the rest of the text, against
-the time of its prefill.
+"""How much of a text a draft model prefills: what its drafts should save in the rest, against the time of prefill.
 
-Drafts need not be exact, and what was copied from far above is mostly in the stores. So of a long prompt the end is
-read alone where all of it would cost much of what drafts save: with stores beside it, a small model that has read the
-last 128 tokens of 800 has as much accepted as one that has read them all.
+Drafts need not be exact, and what is copied from far above is mostly in the stores. So only the end of a long prompt is
+read if all of it would cost a large part of what drafts save. Beside stores, a small model that has read the last 128
+tokens of 800 gets as many tokens accepted as one that has read them all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-_PRIOR_TOKENS, _PRIOR_SAVED = 64.0, 0.2  # as if in so many tokens drafts had saved so many of each
+_PRIOR_TOKENS, _PRIOR_SAVED = 64.0, 0.2  # prior: as if drafts had saved 0.2 tokens for each of 64 written
 _HALF_LIFE = 2048.0  # tokens after which older ones count half
-_UNREAD = 0.9  # what was counted counts for, after each text that was not read: texts may change
-_LEAST = 32  # tokens without which a draft is hardly better than none
-_SHARE = 1 / 4  # of what drafts should save: for more of the text than that
+_UNREAD = 0.9  # weight of the counts after each text that was not read: texts may change
+_LEAST = 32  # least tokens to read: with fewer a draft is hardly better than none
+_SHARE = 1 / 4  # of what drafts should save: most that reading more than `_LEAST` may cost
 
 
 class Reading:
@@ -24,8 +23,10 @@ class Reading:
         self._tokens = self._saved = 0.0
 
     def learn(self, tokens: int, saved: float) -> None:
-        """A round of a text that is read wrote so many tokens, and its draft saved so many beyond those of the stores,
-        less the time that it took."""
+        """A round of a text that was read wrote `tokens` tokens.
+
+        Its draft saved `saved` tokens beyond those of the stores, less the price of its time.
+        """
         self._tokens, self._saved = self._tokens + tokens, self._saved + saved
         if self._tokens > _HALF_LIFE:
             self._tokens, self._saved = self._tokens / 2, self._saved / 2
@@ -35,8 +36,10 @@ class Reading:
         self._tokens, self._saved = _UNREAD * self._tokens, _UNREAD * self._saved
 
     def window(self, price: Callable[[int], float], lacking: int, room: int) -> int:
-        """How many of the last tokens to read, of those that the draft model lacks; 0: it should not draft here.
-        Reading n of them costs `price(n)`, and so many tokens are still to be written."""
+        """How many of the last `lacking` tokens a draft model should read; 0: it should not draft here.
+
+        Reading n of them costs `price(n)`, and `room` tokens are still to be written.
+        """
         worth = room * (self._saved + _PRIOR_TOKENS * _PRIOR_SAVED) / (self._tokens + _PRIOR_TOKENS)
         least = min(_LEAST, lacking)
         if price(least) > worth:

@@ -1,9 +1,9 @@
 """Which request a row of a host's batch is, where the host gives no ids and rows move between steps.
 
-A row is told by its whole text: it is the request that was known with exactly these tokens. So nothing that was drafted
-from one text can reach a row with another. Comparing 4,096 tokens takes a microsecond or two, no more than hashing the
-new ones would. Two rows with the same text cannot be told apart, and need not be: whatever is kept of one is right for
-the other.
+A row is recognised by its whole text: it is the request that was known with exactly these tokens. So nothing that was
+drafted from one text can reach a row with another. Comparing 4,096 tokens takes a microsecond or two, no more than
+hashing the new ones would. Two rows with the same text cannot be told apart, and need not be: what is kept of one is
+right for the other.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Known = TypeVar("Known", bound=HasText)
 class Rows(Generic[Known]):
     """The requests of a host's batch, by row, as of the last step.
 
-    `patience`: steps for which one may be out of the batch before it counts as ended. With pipeline parallelism batches
-    take turns; otherwise who is out of the batch has ended, or was preempted and begins again as a new one.
+    `patience`: steps for which a request may be out of the batch before it counts as ended. With pipeline parallelism
+    batches take turns; otherwise a request out of the batch has ended, or was preempted and begins again as a new one.
     """
 
     def __init__(self, patience: int = 1) -> None:
@@ -43,8 +43,10 @@ class Rows(Generic[Known]):
         yield from (request for request, _ in self._absent.values())
 
     def recognise(self, texts: Sequence[np.ndarray | None]) -> tuple[list[Known | None], list[Known]]:
-        """The request of each row, given its text up to the last step (None: this row is not looked at), and those that
-        have ended. Rows that nobody knows are None; `put` says who they are."""
+        """The request of each row, by its text up to the last step, and the requests that have ended.
+
+        A text of None means that its row is not looked at. Unknown rows are None; `put` says who they are.
+        """
         last = self._rows
         found: list[Known | None] = [None] * len(texts)
         missed = []
@@ -64,9 +66,10 @@ class Rows(Generic[Known]):
         return found, self._ended(others)
 
     def catch_up(self, texts: Sequence[np.ndarray | None]) -> list[tuple[Known, list[int]]]:
-        """Calls went by that nobody looked at: those whose texts go on in some row, and what was written there since.
-        Once that is added to their texts, `recognise` finds them. Where a text goes on from two of them either will
-        do."""
+        """After steps that nobody looked at: requests whose texts continue in some row, and what was written since.
+
+        Once that is added to their texts, `recognise` finds them. If a row continues two of them, either will do.
+        """
         grown, missed = list[tuple[Known, list[int]]](), []
         left = {id(known): known for known in self}
         for row, text in enumerate(texts):
@@ -83,11 +86,11 @@ class Rows(Generic[Known]):
         return grown
 
     def put(self, row: int, request: Known | None) -> None:
-        """Who a row of the last step is; None: nobody that is worth remembering."""
+        """Say which request a row of the last step is; None: none worth remembering."""
         self._rows[row] = request
 
     def forget_all(self) -> list[Known]:
-        """Remember nobody any more; returns who was."""
+        """Forget all requests, and return them."""
         everybody = list(self)
         self._rows, self._absent = [], {}
         return everybody
@@ -112,7 +115,7 @@ class Rows(Generic[Known]):
         return [request for request in others if id(request) in left]
 
     def _ended(self, gone: list[Known]) -> list[Known]:
-        """Begins the next step: those out of the batch wait as long as there is patience."""
+        """Count a step for the requests out of the batch; returns those whose patience is over."""
         self._absent = {key: (request, steps + 1) for key, (request, steps) in self._absent.items()}
         self._absent.update((id(request), (request, 1)) for request in gone)
         ended = [request for request, steps in self._absent.values() if steps >= self._patience]

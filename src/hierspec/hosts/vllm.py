@@ -4,8 +4,8 @@
       '{"method": "custom_class", "model": "hierspec.hosts.vllm.Proposer", "num_speculative_tokens": 8}'
 
 vLLM runs the target and verifies; stores and draft models are hierspec's, under the plan that `additional_config` or
-HIERSPEC_PLAN names. vLLM's scheduler takes the drafts of the first tensor-parallel rank alone and sends them to all. So
-only that rank drafts: what depends on clocks and files cannot differ between ranks, and one process writes a history.
+HIERSPEC_PLAN names. vLLM's scheduler takes the drafts of the first tensor-parallel rank and sends them to all. So only
+that rank drafts: what depends on clocks and files cannot differ between ranks, and only one process writes a history.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from hierspec.hosts.vllm_sampling import cure_sampling
 
 
 class Proposer:
-    """What vLLM makes once a worker, and calls after every step."""
+    """What vLLM makes once per worker, and calls after every step."""
 
     def __init__(self, vllm_config: Any) -> None:
         check_version()
         guest = _open_guest(vllm_config) if _first_rank() else None
-        # With pipeline parallelism as many batches as stages take turns.
+        # With pipeline parallelism there are as many batches as stages, and they take turns.
         self._set(guest, vllm_config.model_config.max_model_len, vllm_config.parallel_config.pipeline_parallel_size)
         self._on_cpu = vllm_config.device_config.device_type == "cpu"
         if guest is not None:
@@ -40,7 +40,7 @@ class Proposer:
 
     @classmethod
     def over(cls, guest: Guest | None, max_model_len: int, patience: int = 1) -> Proposer:
-        """One without a vLLM around it: for measurements and tests."""
+        """A proposer without a vLLM around it: for measurements and tests."""
         proposer = object.__new__(cls)
         proposer._set(guest, max_model_len, patience)
         return proposer
@@ -53,8 +53,10 @@ class Proposer:
         self._slept = False  # calls went by in which no row was looked at
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """vLLM calls this with the target. Nothing of it is needed: draft models were loaded before. On a CPU every
-        rank samples."""
+        """vLLM calls this with the target. It is not needed here: draft models were loaded before.
+
+        On a CPU every rank samples, so every rank needs the cure.
+        """
         if self._on_cpu:
             from vllm.v1.sample import rejection_sampler
 
@@ -68,8 +70,10 @@ class Proposer:
         slot_mappings: Any = None,
         **_: Any,
     ) -> list[list[int]]:
-        """Drafts for the rows of the batch. The arrays have more rows than the batch, and the rows' texts already hold
-        what was just sampled."""
+        """Drafts for the rows of the batch.
+
+        The arrays have more rows than the batch, and the rows' texts already hold what was just sampled.
+        """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         guest = self._guest
         if guest is None:
@@ -104,7 +108,7 @@ class Proposer:
         return drafts
 
     def close(self) -> None:
-        """Learn what still runs, and write down what the next run can begin with."""
+        """Learn the texts that still run, and save what the next run can begin with."""
         if self._guest is not None:
             for request in self._rows.forget_all():
                 self._guest.end(request)
@@ -118,7 +122,7 @@ class Proposer:
         lengths: Sequence[int],
         token_ids: np.ndarray,
     ) -> dict[int, GuestRequest]:
-        """The requests of the rows that have sampled something, up to date; those that nobody knows begin."""
+        """Bring the requests of all rows that have sampled something up to date; unknown rows begin new ones."""
         requests = {}
         for row, (request, tokens, length) in enumerate(zip(known, sampled, lengths, strict=True)):
             if not tokens:
@@ -147,7 +151,7 @@ def _open_guest(config: Any) -> Guest:
         model.get_vocab_size(),
         model.max_model_len,
         device if device in ("cpu", "cuda") else "cpu",
-        # Where batches take turns no step can be timed by itself.
+        # If batches take turns, no step can be timed by itself.
         timed=config.parallel_config.pipeline_parallel_size == 1,
     )
     return open_guest(served, options, most)

@@ -51,7 +51,7 @@ def read_options(additional: Mapping[str, Any] | None, environment: Mapping[str,
 
 
 def read_plan(name: str, layers: int) -> Plan:
-    """A plan by its name or file, for a target of so many layers."""
+    """A plan by its name or file, for a target of this many layers."""
     if name == AUTO:
         name = DEFAULT_PLAN
     if name not in NAMED and (name.endswith(".toml") or Path(name).is_file()):
@@ -60,7 +60,7 @@ def read_plan(name: str, layers: int) -> Plan:
 
 
 def check_version() -> None:
-    """Refuse a vLLM whose interface for proposers is another one."""
+    """Refuse a vLLM with a different interface for proposers."""
     installed = vllm_version()
     if installed is None:
         raise HierspecError("vLLM is not installed here; install it with: pip install vllm")

@@ -1,8 +1,8 @@
-"""Cures sampling with speculation in vLLM for CPUs.
+"""Repairs sampling with speculation in vLLM for CPUs.
 
-There the settings of a request are spread over its drafted tokens by a function that writes whole numbers into a copy:
-temperatures and top-p stay whatever the memory held. And a step in which nothing was drafted ends in an error, where
-top-k is set. Both are replaced by what the GPU's kernel computes, in torch; vLLM looks them up by these names.
+Its function that repeats a request's settings for each drafted token writes integers into a copy, so temperatures and
+top-p are whatever the memory held. And a step without drafts fails if top-k is set. Both are replaced by torch code
+that computes what the GPU's kernel does; vLLM looks the functions up by these names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SPREAD, _CONSTRAIN = "expand_batch_to_tokens", "apply_sampling_constraints"
 
 
 def cure_sampling(sampler: Any) -> None:
-    """Replace the two functions in vLLM's module `rejection_sampler`; nothing where another version has other ones."""
+    """Replace the two functions in vLLM's module `rejection_sampler`; do nothing if a version has other ones."""
     constrain = getattr(sampler, _CONSTRAIN, None)
     if constrain is None or not hasattr(sampler, _SPREAD):
         return
@@ -32,7 +32,7 @@ def cure_sampling(sampler: Any) -> None:
 
 
 def spread(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0) -> Tensor:
-    """Each request's value, once for each of its tokens; `cu_num_tokens` are their counts summed up."""
+    """Each request's value, once for each of its tokens; `cu_num_tokens` are the cumulative counts."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     values = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     return torch.repeat_interleave(values, counts.long(), output_size=num_tokens)

@@ -20,7 +20,7 @@ from hierspec.hosts.guest import check_guest_plan
 from hierspec.hosts.vllm_options import check_version, read_plan
 
 PROPOSER = "hierspec.hosts.vllm.Proposer"
-DEFAULT_TOKENS = 8  # of a row's draft at most: rows that bring nothing are left out anyway
+DEFAULT_TOKENS = 8  # longest draft of a request: tokens that do not pay are left out anyway
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class VllmServer:
 
 
 def vllm_model(model: str | None, dtype: torch.dtype = torch.float32) -> str:
-    """What vLLM is given for a model: a folder or a hub name. Of a GGUF file its folder in the cache."""
+    """What vLLM is given for a model: a folder or a hub name; for a GGUF file, its converted folder in the cache."""
     path = find_source(model)
     if path is not None and path.is_file():
         return str(convert(path, dtype))
@@ -81,7 +81,7 @@ def vllm_model(model: str | None, dtype: torch.dtype = torch.float32) -> str:
 
 
 def _vllm() -> Sequence[str]:
-    """The command, or its module where an installation has none (the one for CPUs)."""
+    """The command, or its module if the installation has no command (the one for CPUs)."""
     beside = Path(sys.executable).with_name("vllm")
     if beside.is_file():
         return [str(beside)]

@@ -1,1 +1,1 @@
-"""What is worth its time; never what is written. numpy only."""
+"""Decides what is worth its time, never what is written. numpy only."""

@@ -1,4 +1,4 @@
-"""How often drafts are accepted: learnt by class, from every verdict.
+"""How often drafts are accepted: learnt by class, from every verification.
 
 It also learns about drafts that were not verified: what the scorer wrote in their place shows whether they would have
 been accepted.
@@ -12,10 +12,10 @@ from hierspec.core.proposal import CERTAIN, Proposal
 
 _DEEPEST = 8  # deeper drafts are counted together
 _PRIOR_TRIALS = 16.0  # trials after which a class weighs as much as the wider class it belongs to
-_PRIOR = 0.4  # of a source of which nothing is known
+_PRIOR = 0.4  # rate of a source of which nothing is known
 _HALF_LIFE = 4000.0  # trials after which older ones count half: texts change
-_MOST_PRIOR = 128.0  # trials that what was learnt before may count for
-_NEW = 0.01  # share of what was learnt from which on new trials count: to work out rates takes longer than to learn
+_MOST_PRIOR = 128.0  # most trials that the counts of earlier runs may weigh
+_NEW = 0.01  # rates are worked out again once new trials exceed this share of all: that takes longer than counting
 _UNSEEN = (0.0, 0.0)
 
 Class = tuple[str, int, int]  # source, evidence, depth; -1 for all of them
@@ -26,15 +26,15 @@ class AcceptanceRates:
 
     def __init__(self) -> None:
         self._counts: dict[Class, list[float]] = {}  # trials, accepted
-        self._rates: dict[Class, float] = {}  # as worked out when they were last asked for, while little is new
-        self._trials = self._new = 0.0  # all that was learnt, and since rates were worked out
+        self._rates: dict[Class, float] = {}  # cached until enough is new
+        self._trials = self._new = 0.0  # trials, and those since the cached rates were dropped
 
     def rate(self, source: str, evidence: int, depth: int) -> float:
         key = source, evidence, depth if depth < _DEEPEST else _DEEPEST
         return self._rates[key] if key in self._rates else self._work_out(key)
 
     def _work_out(self, key: Class) -> float:
-        """What was counted for a class, with the rate of the wider class around it as the prior."""
+        """The rate of a class from its counts, with the rate of the next wider class as the prior."""
         rates, (source, evidence, depth) = self._rates, key
         if evidence == CERTAIN:
             return rates.setdefault(key, 1.0)
@@ -48,11 +48,11 @@ class AcceptanceRates:
         return rate
 
     def counts(self) -> list[tuple[str, int, int, float, float]]:
-        """All that is known: source, evidence, depth, trials, accepted."""
+        """All counts: source, evidence, depth, trials, accepted."""
         return [(*key, counts[0], counts[1]) for key, counts in self._counts.items()]
 
     def begin_with(self, counts: Iterable[tuple[str, int, int, float, float]]) -> None:
-        """Take what another text or run has shown, as a prior: the text at hand soon weighs more."""
+        """Take the counts of other texts or runs as a prior, which the current text soon outweighs."""
         for source, evidence, depth, trials, accepted in counts:
             if trials > 0:
                 weight = min(trials, _MOST_PRIOR) / trials
@@ -61,7 +61,7 @@ class AcceptanceRates:
         self._rates.clear()
 
     def learn(self, proposal: Proposal, written: Sequence[int]) -> None:
-        """What was written in place of a proposal. A node is a trial where all before it on its path were written."""
+        """Learn from what was written where this was proposed. A node is a trial if all before it on its path were."""
         depths = {-1: 0}  # depth of what comes after each node on the written path
         all_counts, trials = self._counts, 0
         for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True)):
@@ -72,7 +72,7 @@ class AcceptanceRates:
             accepted = token == written[depth]
             if accepted:
                 depths[node] = depth + 1
-            if evidence == CERTAIN:  # there is nothing to learn, and others of its source are not like it
+            if evidence == CERTAIN:  # nothing to learn, and it says nothing about other tokens of its source
                 continue
             trials += 1
             for key in ((source, -1, -1), (source, evidence, -1), (source, evidence, min(depth, _DEEPEST))):

@@ -1,32 +1,36 @@
-"""What drafts may lose: a little at the start, then a share of the time that has passed.
+"""How much time drafts may lose: a little at the start, then a share of the time that has passed.
 
-Whether drafts pay is only known when some were tried, on this machine and for this text. Trying them must not make
-anybody notably slower, so every round that tries is paid from here. What drafts gain flows back.
+Whether drafts pay is only known once some were tried, on this machine and for this text. Trials must not slow anybody
+down noticeably, so every drafting round is paid from this allowance. What drafts gain is added to it.
 """
 
 from __future__ import annotations
 
-_AT_FIRST = 2.0  # plain passes, in time
-_SHARE = 0.01  # of the time
-_MOST = 8.0  # plain passes that may be saved up: what drafts gained long ago does not pay for a text where they lose
+_AT_FIRST = 2.0  # plain passes
+_SHARE = 0.01  # of the elapsed time
+_MOST = 8.0  # plain passes that may be saved up: old gains must not pay for a text where drafts lose
 
 
 class Allowance:
-    """Shared by all requests of a plan, however many run together: time passes for all of them. It is counted in plain
-    passes, and falls below zero where one round took more than was left."""
+    """What drafts may still lose, in plain passes. All requests of a plan share it, whatever the batch size.
+
+    It falls below zero if one round loses more than was left.
+    """
 
     def __init__(self) -> None:
         self.left = _AT_FIRST
 
     def passed(self, passes: float) -> None:
-        """So much time has passed."""
+        """Time has passed: add a share of it."""
         self.left = min(self.left + _SHARE * passes, _MOST)
 
     def lost(self, passes: float) -> None:
-        """By so much a round with drafts was slower; negative where it was faster."""
+        """A round with drafts was slower by this much; negative if it was faster."""
         self.left = min(self.left - passes, _MOST)
 
     def wait(self, needed: float) -> float:
-        """The time after which so much may be tried: none where enough is left. What takes more than can be saved up
-        may be tried too, and is paid for afterwards."""
+        """The time until a trial of this cost is allowed; 0 if enough is left.
+
+        A trial that costs more than can be saved up is allowed too, and paid off afterwards.
+        """
         return max(min(needed, _MOST) - self.left, 0.0) / _SHARE

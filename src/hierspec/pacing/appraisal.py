@@ -10,26 +10,26 @@ from hierspec.core.proposal import CERTAIN, NOTHING, Distribution, Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
 from hierspec.pacing.costs import ALONE, PROBE, Costs, Load
 
-_DECAY = 0.998  # what a pass counts for after the next
-_PROBES = (1, 3, 7)  # nodes of drafts that are verified to learn what that costs
-_PRIOR_PASSES = 64.0  # every request starts as if it had already made so many passes at the average speed
+_DECAY = 0.998  # weight of earlier passes after each new one
+_PROBES = (1, 3, 7)  # sizes of drafts that are verified only to time such passes
+_PRIOR_PASSES = 64.0  # prior: every request starts as if it had already made 64 passes at the average speed
 
 
 @dataclass
 class Appraiser:
     """Chooses what a tier's scorer verifies. Shared by all requests of a model.
 
-    Time is kept as that of a request alone after a short context: what was learnt under one load serves another.
+    Times are normalised to a single request after a short context, so what is learnt under one load serves another.
     """
 
     costs: Costs
     acceptance: AcceptanceRates = field(default_factory=AcceptanceRates)
-    written: float = 0.0  # tokens over all requests, older ones decayed,
-    seconds: float = 0.0  # and what their passes should have taken
-    _untried: float = 0.0  # seconds since drafts were last verified to learn what that costs
+    written: float = 0.0  # tokens over all requests, older ones decayed
+    seconds: float = 0.0  # expected time of the passes that wrote them, decayed likewise
+    _untried: float = 0.0  # seconds of plain passes since the last probe
 
     def learn(self, proposals: Iterable[Proposal], written: Sequence[int], nodes: int, load: Load = ALONE) -> None:
-        """What came of a pass over `nodes` nodes: the tokens written in place of what was proposed."""
+        """A pass over `nodes` nodes wrote these tokens where `proposals` had been drafted."""
         for proposal in proposals:
             self.acceptance.learn(proposal, written)
         self.written = _DECAY * self.written + len(written)
@@ -38,7 +38,7 @@ class Appraiser:
         self.seconds = _DECAY * self.seconds + relative * self.costs.seconds(1)
 
     def speed(self, written: int, seconds: float, load: Load = ALONE) -> float:
-        """Tokens a second that a request may expect: its own speed so far, with that of earlier requests as the prior.
+        """Expected tokens per second of a request: its own speed so far, with that of earlier requests as the prior.
 
         A second costs the tokens that would otherwise be written in it. Pricing it at plain decoding's speed would
         verify too many drafts.
@@ -48,12 +48,12 @@ class Appraiser:
         return (written + _PRIOR_PASSES * average) / (seconds + _PRIOR_PASSES * plain)
 
     def learnt(self) -> dict[str, Any]:
-        """What was counted; the time in plain passes."""
+        """The counts, with time in plain passes."""
         passes = self.seconds / (self.costs.seconds(1) or 1.0)
         return {"speed": [passes, self.written], "acceptance": self.acceptance.counts()}
 
     def begin_with(self, learnt: Mapping[str, Any]) -> None:
-        """Take what was learnt before as a prior: what comes soon weighs more."""
+        """Take what was learnt before as a prior, which new rounds soon outweigh."""
         passes, written = (float(value) for value in learnt.get("speed", (0.0, 0.0)))
         weight = min(1.0, _PRIOR_PASSES / passes) if passes > 0 else 0.0
         self.seconds, self.written = weight * passes * self.costs.seconds(1), weight * written
@@ -64,8 +64,10 @@ class Appraiser:
         return self.appraise(proposals, budget, speed, load)[1]
 
     def probe(self, proposal: Proposal, load: Load = ALONE) -> Proposal:
-        """What to verify though it is not worth it, now and then, where costs may be wrong: what is never tried is
-        never timed. Mostly nothing. It may take one second in `PROBE`."""
+        """A draft to verify now and then although it does not pay: widths that are never tried are never timed.
+
+        Mostly nothing, and nothing once the costs are known. Probes may take one second in `PROBE`.
+        """
         if load.requests > 1 or not proposal.tokens:
             return NOTHING
         costs = self.costs.under(load)
@@ -83,8 +85,11 @@ class Appraiser:
         return NOTHING
 
     def _any_worth(self, proposals: Sequence[Proposal], least: float) -> bool:
-        """Whether some node is this probable: of all nodes one that follows the context is. Mostly nothing is worth it
-        where drafts are poor, and then this is all that is looked at."""
+        """Whether any node is at least this probable; sampled tokens always count.
+
+        The first token of a path is its most probable, so deeper ones need no look. Where drafts are poor this quick
+        test mostly finds nothing.
+        """
         rate = self.acceptance.rate
         for proposal in proposals:
             for parent, source, distribution, evidence in zip(
@@ -97,19 +102,19 @@ class Appraiser:
     def appraise(
         self, proposals: Iterable[Proposal], budget: int, speed: float, load: Load = ALONE
     ) -> tuple[float, Proposal]:
-        """The tree that `choose` gives, and before it what it should gain: tokens, less what its time is worth.
+        """The expected gain of the tree that `choose` returns (tokens, less the price of its time), and the tree.
 
         A node is worth verifying while the probability that its path is accepted exceeds the price of the time that it
-        adds to the pass, at `speed` tokens a second. Where several draft the same node, the acceptance rate of the
-        first counts: the better of two estimates is too often the luckier one. Sampled tokens always stay, and first:
-        dropping one for its value would change the distribution. Certain ones stay while a row costs less than a pass:
-        they will be written, and each takes a row some time.
+        adds to the pass, at `speed` tokens per second. If several sources draft the same node, the acceptance rate of
+        the first counts: the higher of two estimates is too often only the luckier one. Sampled tokens always stay and
+        come first: dropping one for its value would change the distribution. Certain tokens stay while a row costs less
+        than a pass: they will be written anyway, and each needs a row sooner or later.
         """
         costs, proposals = self.costs.under(load), tuple(proposals)
         step, mean = costs.least(budget)
         if not self._any_worth(proposals, speed * mean):
             return 0.0, NOTHING
-        least = speed * step  # no tree is better for a less probable node than this
+        least = speed * step  # a node less probable than this improves no tree
         nodes: list[tuple[int, int, str, Distribution | None, int]] = []  # as in a proposal
         probabilities: list[float] = []  # that the whole path to a node is accepted
         depths: list[int] = []
@@ -129,7 +134,7 @@ class Appraiser:
                 node = index.get((after, token)) if distribution is None else None
                 if node is None:
                     probability *= rate(source, evidence, depth)
-                    certain = evidence == CERTAIN and probability == 1.0  # with all that comes before it
+                    certain = evidence == CERTAIN and probability == 1.0  # as is the whole path to it
                     stays = distribution is not None or certain or probability >= least
                     node = len(nodes) if stays else -1
                     index.setdefault((after, token), node)
@@ -141,7 +146,7 @@ class Appraiser:
                 moved.append(node)
         order = sorted(range(len(nodes)), key=probabilities.__getitem__, reverse=True)
         if sampled:
-            order.sort(key=lambda node: nodes[node][3] is None)  # otherwise the order stays
+            order.sort(key=lambda node: nodes[node][3] is None)  # a stable sort: by probability within both
         size, best, expected = 0, 0.0, 0.0
         seconds = costs.seconds
         alone = seconds(1)

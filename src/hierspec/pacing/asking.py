@@ -1,8 +1,8 @@
 """Which stores are asked after the first: what each adds to those before it, against the time that asking it takes.
 
-A store further down is worth little where those before it already have a good draft, so its worth is learnt by how good
-that is. Every decision is made before a token is sampled, from what earlier rounds have shown: it changes what is
-drafted, never what is written.
+A later store is worth little if those before it already have a good draft, so its worth is learnt separately by how
+good that draft is. Every decision is made before a token is sampled, from earlier rounds: it changes what is drafted,
+never what is written.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Iterable
 from hierspec.core.proposal import Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
 
-_PROMISES = (0.01, 0.3, 0.6)  # where classes begin of how probable the best draft of the stores before it is
-_MEMORY = 0.99  # what an ask counts for after the next
-_PRIOR_ASKS, _PRIOR_GAIN = 8.0, 0.2  # as if it had been asked so often and brought so many tokens each time
+_PROMISES = (0.01, 0.3, 0.6)  # bounds of the classes: acceptance rate of the best draft of earlier stores
+_MEMORY = 0.99  # weight of earlier asks after each new one
+_PRIOR_ASKS, _PRIOR_GAIN = 8.0, 0.2  # prior: as if asked this often, with this many tokens gained each time
 _TRIAL = 8  # asks after a rest, so that a store that has become better comes back
-_RESTS = (32, 512)  # times that it is left out: at first, and at most, twice as many each time
-_OUTLIER = 3.0  # times the usual: an ask that took longer counts as this
+_RESTS = (32, 512)  # times that a store is skipped: the first rest and the longest; each doubles the last
+_OUTLIER = 3.0  # an ask counts as at most this many times the average
 
 
 class _Worth:
-    """Of one store where those before it have a draft of one class."""
+    """What one store gains where the stores before it have a draft of one class."""
 
     def __init__(self) -> None:
         self.asks, self.gained = _PRIOR_ASKS, _PRIOR_ASKS * _PRIOR_GAIN  # older ones decayed
@@ -30,7 +30,7 @@ class _Worth:
         self._rest = _RESTS[0]
 
     def asked(self, price: float) -> bool:
-        """Whether it is asked this time, where asking it costs so many tokens."""
+        """Whether to ask it this time, if the time of asking is worth `price` tokens."""
         if self._resting:
             self._resting -= 1
             self._trial = _TRIAL
@@ -49,20 +49,22 @@ class _Worth:
 
 
 class StoreChoice:
-    """Of one tier and its stores in their order. Shared by all requests of a model."""
+    """Chooses which of a tier's stores are asked. Shared by all requests of a model."""
 
     def __init__(self) -> None:
         self._worth: dict[tuple[str, int], _Worth] = {}  # by store, and the class of what those before it have
         self._seconds: dict[str, tuple[float, float]] = {}  # store -> asks and seconds, older ones decayed
 
     def asks(self, store: str, promise: int, speed: float) -> bool:
-        """Whether to ask this store too, where a second is worth `speed` tokens."""
+        """Whether to ask this store too, if a second is worth `speed` tokens."""
         asks, seconds = self._seconds.get(store, (0.0, 0.0))
         return not asks or self._of(store, promise).asked(speed * seconds / asks)
 
     def learn(self, store: str, promise: int, gained: float, seconds: float) -> None:
-        """An ask that took so long brought so many tokens that no store before it had drafted, less what it took to
-        verify its drafts."""
+        """An ask took `seconds` and gained this many tokens that no earlier store had drafted.
+
+        The price of verifying its drafts is subtracted already.
+        """
         asks, spent = self._seconds.get(store, (0.0, 0.0))
         if asks >= 1:
             seconds = min(seconds, _OUTLIER * spent / asks)
@@ -74,7 +76,7 @@ class StoreChoice:
 
 
 def promise(acceptance: AcceptanceRates, proposals: Iterable[Proposal]) -> int:
-    """The class of what is drafted so far: by how often such first tokens are accepted."""
+    """The class of the drafts so far, by how often such first tokens are accepted."""
     best = 0.0
     for proposal in proposals:
         if proposal.tokens:

@@ -1,8 +1,8 @@
-"""When a tier hands up its block: by count, at a correction, when it is no longer sure, or when another round is not
-worth its time.
+"""When a tier hands up its block.
 
-Every decision is made from what is already written and from what became of earlier blocks, before the next token is
-sampled. So none of this can change what is written, only how fast.
+It does so by count, at a correction, when it is no longer sure, or when another round is not worth its time. Every
+decision is made from what is already written and from what became of earlier blocks, before the next token is sampled.
+So none of this can change what is written, only how fast.
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ from hierspec.core.proposal import Proposal
 from hierspec.pacing.acceptance import AcceptanceRates
 from hierspec.pacing.costs import ALONE, FREE, NO_PREFILL, PROBE, Costs, Load, Prefill
 
-_TRIAL_BLOCKS = 16  # to begin with, while they lose little:
-_TRIAL_PASSES = 2.0  # plain passes that they may lose in all, and of the time that has passed
-_TRIAL_SHARE = 1 / 32
-_TRIAL_TOKENS = 4  # that a trial block has at least
-_TRIAL_EVERY = 64  # of later blocks one is such a trial, so that what longer ones are worth is not forgotten
-_GOOD_DRAFT = 0.75  # tokens that a good draft's first brings: where a load makes that too little none is tried
+_TRIAL_BLOCKS = 16  # first blocks that are drafted on trial, whether they pay or not
+_TRIAL_PASSES = 2.0  # plain passes that trials may lose in all
+_TRIAL_SHARE = 1 / 32  # of the elapsed time, that trials may lose on top of that
+_TRIAL_TOKENS = 4  # least tokens of a trial block
+_TRIAL_EVERY = 64  # one later block in this many is as long as a trial, so that the worth of long blocks stays known
+_GOOD_DRAFT = 0.75  # tokens gained by the first token of a good draft: if even that is too little, none is tried
 _PRIOR_ROUNDS = 8.0  # rounds after which a depth weighs as much as all depths together
-_DECAY = 0.99  # what a pass counts for after the next
+_DECAY = 0.99  # weight of earlier passes after each new one
 _HALF_LIFE = 256.0  # rounds after which older ones count half
-_MOST_PRIOR = 48.0  # rounds that what was learnt before may count for
+_MOST_PRIOR = 48.0  # most rounds that the counts of earlier runs may weigh
 _SURE = lead_class(1.0)  # a token of probability 0.75 is ahead by 1.1 nats at least
-_LOOK_EVERY = 16  # once in so many times a tier drafts beside other drafts, however good they are
+_LOOK_EVERY = 16  # one time in this many a tier drafts beside other drafts, however good those are
 
 
 class BlockPolicy(Protocol):
-    """Ends a tier's blocks before they have `gather` tokens. Shared by all requests of a model; the load is that of the
-    request at hand."""
+    """Ends a tier's blocks before they have `gather` tokens. Shared by all requests of a model.
+
+    The load is that of the current request.
+    """
 
     def go_on(self, block: Sequence[Written], load: Load = ALONE) -> bool:
         """Whether a block that is not yet full should get another round."""
 
     def learn_round(self, tokens: int, seconds: float, load: Load = ALONE) -> None:
-        """What a round of this tier brought, and what it should have taken, the tiers below included."""
+        """A round of this tier wrote `tokens` tokens in the expected time `seconds`, lower tiers included."""
 
 
 class ByCount:
@@ -60,23 +62,25 @@ class UntilCorrection(ByCount):
 
 
 class UntilUnsure(ByCount):
-    """Hands up once a token was hardly ahead of the next best. That token stays in the block: only what would come
-    after it is left to the tier above."""
+    """Hands up once a token was hardly ahead of the next best.
+
+    That token stays in the block: only what would come after it is left to the tier above.
+    """
 
     def go_on(self, block: Sequence[Written], load: Load = ALONE) -> bool:
         return block[-1].lead >= _SURE
 
 
 class WhileWorthwhile:
-    """Goes on while another round should bring the tier above more tokens than that time would bring otherwise.
+    """Goes on while another round should gain more tokens for the tier above than it could write in that time.
 
-    A round brings what is accepted above: the probability that the block so far is accepted, by how its tokens came
-    about and their depths, times what rounds brought whose block was accepted up to there. It takes its own time and
-    that of the wider pass above. The same with an empty block says whether to draft at all.
+    A round's expected gain is the probability that the block so far is accepted (by the evidence and depth of its
+    tokens), times what rounds gained whose block was accepted up to there. Its price is its own time and that of the
+    wider pass above. The same test with an empty block says whether to draft at all.
 
-    Seconds are kept as those of a request alone after a short context: under another load they are scaled by the ratio
-    of a plain pass there to a plain pass under the load, and those of this tier's rounds by the ratio of its own
-    passes. So what was learnt under one load, or after one length of context, serves another.
+    Seconds are normalised to a single request after a short context. Those under another load are scaled by the ratio
+    of the two plain passes, and those of this tier's rounds by the ratio of its own passes. So what is learnt under one
+    load or context length serves another.
     """
 
     def __init__(
@@ -87,35 +91,35 @@ class WhileWorthwhile:
         undrafted: Costs | None = None,
         at_once: int = 1,
     ) -> None:
-        self.above, self.own = above, own  # of the passes of the tier above over drafts of this one, and of this tier's
-        # Of the passes of the tier above before which nothing was drafted: drafting may slow the next pass down, by
-        # what it displaces from the processor's caches.
+        self.above, self.own = above, own  # passes above that verify this tier's drafts, and its own passes
+        # Passes above before which nothing was drafted: drafting may slow the next pass down, because it evicts
+        # weights from the processor's caches.
         self.undrafted = undrafted or above
         self.prefill = prefill  # before this tier can draft
-        self._at_once = at_once  # tokens that it writes in little more time than one, where a request is alone
+        self._at_once = at_once  # tokens that it writes in little more time than one, for a single request
         self.acceptance = AcceptanceRates()  # by the tier above
         self._blocks = 0
         self._tokens = self._seconds = 0.0  # of the tier above, older passes decayed
-        self._round = [0.0, 0.0, 0.0]  # rounds of this tier, their tokens, and their time in passes over one row
+        self._round = [0.0, 0.0, 0.0]  # rounds of this tier, their tokens, and their time in one-row passes
         self._gains: dict[int, list[float]] = {}  # depth at which rounds began -> rounds, tokens accepted; -1: all
-        # Blocks beside other drafts, tokens that passes over both brought, and seconds beyond those of plain passes.
+        # Blocks beside other drafts, tokens gained by passes over both, and seconds of these beyond plain passes.
         self._beside = [0.0, 0.0, 0.0]
-        self._aside = [0.0, 0.0]  # blocks alone, and tokens that runners-up and the like brought beyond their chains
-        self._drafted = [0.0, 0.0, 0.0]  # blocks, their tokens, and the tokens written in their places
+        self._aside = [0.0, 0.0]  # blocks alone, and tokens gained beyond their chains (by runners-up and the like)
+        self._drafted = [0.0, 0.0, 0.0]  # blocks, their tokens, and the tokens written by the passes over them
         self._with_others = 0  # times that there were other drafts
         self._idle = 0.0  # seconds since drafting was last tried
-        self._lost = self._passed = 0.0  # seconds that trials have lost against plain decoding, and that passed
+        self._lost = self._passed = 0.0  # seconds that trials lost against plain decoding, and elapsed seconds
 
     @property
     def _plain(self) -> float:
-        """Seconds of a plain pass above."""
+        """Seconds of a plain pass of the tier above."""
         return self.undrafted.seconds(1)
 
     def pays(self, other_gain: float = 0.0, load: Load = ALONE, to_prefill: int = 0, room: int = 0) -> bool:
-        """Whether the tier above should have anything drafted now, or run a pass without.
+        """Whether this tier should draft now, or the tier above should run a pass without it.
 
-        `other_gain` is what that pass should gain by other drafts: tokens, less what its time is worth. The tier has
-        not seen `to_prefill` tokens of the text, and at most `room` are still to be written.
+        `other_gain` is what that pass should gain from other drafts: tokens, less the price of its time. This tier
+        would have to prefill `to_prefill` tokens first, and at most `room` are still to be written.
         """
         if self.hopeless(load) or self._too_late(load, to_prefill, room):
             return False
@@ -135,7 +139,7 @@ class WhileWorthwhile:
         return True
 
     def hopeless(self, load: Load) -> bool:
-        """Whether under this load not even a good draft could pay."""
+        """Whether not even a good draft could pay under this load."""
         return load.requests > 1 and self._speed() * self._extra_seconds(0, load) > _GOOD_DRAFT
 
     def _too_late(self, load: Load, to_prefill: int, room: int) -> bool:
@@ -149,20 +153,23 @@ class WhileWorthwhile:
         drafting = length * (passes / tokens * self._own_pass(load) if tokens else self.own.under(load).seconds(1))
         verifying = self.above.under(load).seconds(1 + round(length))
         saved = self.undrafted.under(load).seconds(1) - (drafting + verifying) / brought  # for each token
-        # Where the machine is slower than when it was measured, so is prefill, which nobody times.
+        # If the machine is slower now than when it was measured, so is prefill, which nobody times.
         slower = self._plain / self.undrafted.measured[0] if self.undrafted.measured[0] else 1.0
         return slower * self.prefill.seconds(to_prefill, load.context) > room * saved
 
     def begin(self, load: Load = ALONE) -> int:
-        """A block begins. The tokens that it should have in any case."""
+        """A block begins. Returns the tokens that it should have at least."""
         trial = self._on_trial()
         self._blocks += 1
         least = self._least_rounds(load)
         return max(_TRIAL_TOKENS, least) if trial or self._blocks % _TRIAL_EVERY == 0 else least
 
     def _on_trial(self) -> bool:
-        """Whether to draft to learn what it is worth: for the first blocks, and while it is not known what verifying
-        takes here (what was learnt elsewhere does not tell), as long as they lose little."""
+        """Whether to draft in order to learn what drafts are worth, as long as that loses little.
+
+        That is so for the first blocks, and while the cost of verifying is not known here (the counts of earlier runs
+        do not tell).
+        """
         allowed = _TRIAL_PASSES * self._plain + _TRIAL_SHARE * self._passed
         return self._new and self._lost <= allowed
 
@@ -181,8 +188,7 @@ class WhileWorthwhile:
         return probability * gain >= self._speed() * extra
 
     def _least_rounds(self, load: Load) -> int:
-        """Of a block: where a call for several tokens takes little more time than for one, a block of one token costs
-        almost as much as one of several."""
+        """Least rounds of a block: if one call writes several tokens, a block of one costs almost as much."""
         return self._at_once if load.requests == 1 else 1
 
     def learn_round(self, tokens: int, seconds: float, load: Load = ALONE) -> None:
@@ -192,8 +198,10 @@ class WhileWorthwhile:
     def learn_block(
         self, block: Sequence[Written], written: Sequence[int], seconds: float, beside: bool = False, load: Load = ALONE
     ) -> None:
-        """What the tier above wrote in place of a block (an empty one, where nothing was drafted), and in which time;
-        and whether there were other drafts beside it."""
+        """The tier above wrote `written` in the expected time `seconds`, with `block` as this tier's draft.
+
+        The block is empty if nothing was drafted; `beside` says whether there were other drafts too.
+        """
         seconds = self.alone(seconds, load)
         self._tokens = _DECAY * self._tokens + len(written)
         self._seconds = _DECAY * self._seconds + seconds
@@ -214,19 +222,19 @@ class WhileWorthwhile:
         else:
             _count(self._aside, max(len(written) - 1 - accepted, 0))
         if accepted >= self._speed() * self._extra_seconds(0, load, self._least_rounds(load)):
-            self._idle = math.inf  # it would have paid: where drafting is left out, try again at once
+            self._idle = math.inf  # it would have paid: if drafting has stopped, try again at once
         start = 0
         for depth, position in enumerate(block):
             if position.how == ACCEPTED and depth + 1 < len(block):
-                continue  # a round ends with a token that the tier did not accept but write
+                continue  # a round ends with the tier's own token
             if start > accepted or start >= len(written):
-                break  # the text had left the block before this round began: it shows nothing
+                break  # the block was rejected before this round began: it shows nothing
             for key in (-1, start):
                 _count(self._gains.setdefault(key, [0.0, 0.0]), min(accepted, depth + 1) - start)
             start = depth + 1
 
     def learnt(self) -> dict[str, Any]:
-        """What was counted. Time is in plain passes, and only in `speed` and `beside`."""
+        """The counts. Only `speed` and `beside` hold times, in plain passes."""
         plain = self._plain or 1.0
         return {
             "blocks": self._blocks,
@@ -239,7 +247,7 @@ class WhileWorthwhile:
         }
 
     def begin_with(self, learnt: Mapping[str, Any]) -> None:
-        """Take what was learnt before as a prior: what comes soon weighs more."""
+        """Take what was learnt before as a prior, which new rounds soon outweigh."""
         plain = self._plain
         self._blocks = int(learnt["blocks"])
         passes, tokens = _prior(*learnt.get("speed", (0.0, 0.0)))
@@ -253,7 +261,7 @@ class WhileWorthwhile:
         self.acceptance.begin_with(learnt["acceptance"])
 
     def _gain(self, depth: int, rounds: int = 1) -> float:
-        """Tokens accepted above of so many rounds, of which the first begins at this depth, if all before it are."""
+        """Expected tokens accepted above from `rounds` rounds that begin at `depth`, if all before it are accepted."""
         gained, probability, (counted, tokens, _) = 0.0, 1.0, self._round
         each = max(tokens / counted, 1.0) if counted else 1.0  # tokens of a round
         for number in range(rounds):
@@ -270,7 +278,7 @@ class WhileWorthwhile:
         return gain
 
     def _extra_seconds(self, depth: int, load: Load = ALONE, more: int = 1) -> float:
-        """Seconds that so many more rounds after so many tokens add: their own, and those of the wider pass above."""
+        """Seconds that `more` rounds after `depth` tokens add: their own, and those of the wider pass above."""
         rounds, tokens, passes = self._round
         wider = 1 + depth + (round(more * tokens / rounds) if rounds else more)
         above, without = self.above.under(load), self.above if depth else self.undrafted
@@ -279,22 +287,21 @@ class WhileWorthwhile:
         return self.alone(more * drafting + max(verifying, 0.0), load)
 
     def _own_pass(self, load: Load) -> float:
-        """Seconds by which those of this tier's rounds are counted: a pass of its own, a plain one above where that
-        costs nothing."""
+        """The unit of this tier's rounds: one of its own passes, or a plain pass above if its own costs are unknown."""
         return self.own.under(load).seconds(1) or self.undrafted.under(load).seconds(1)
 
     def alone(self, seconds: float, load: Load) -> float:
-        """These seconds under a load as seconds of a request alone, after a short context."""
+        """Seconds under a load, converted to those of a single request after a short context."""
         plain = self.undrafted.under(load).seconds(1)
         return seconds * self._plain / plain if plain else seconds
 
     def _speed(self) -> float:
-        """Tokens a second of the tier above, which is what time is worth; plain decoding's at least."""
+        """Tokens per second of the tier above, at least plain decoding's: the price of a second."""
         return max((self._tokens + 1) / (self._seconds + self._plain), 1 / self._plain) if self._plain else 0.0
 
 
 def _count(counts: list[float], *values: float) -> None:
-    """One more round with these values, the number of rounds first."""
+    """Count one more round with these values; counts[0] is the number of rounds."""
     for index, value in enumerate((1.0, *values)):
         counts[index] += value
     if counts[0] > _HALF_LIFE:
@@ -302,7 +309,7 @@ def _count(counts: list[float], *values: float) -> None:
 
 
 def _prior(count: float, *sums: float) -> list[float]:
-    """Counts of earlier rounds, as many of them as what was learnt before may weigh."""
+    """Counts of earlier runs, scaled to weigh `_MOST_PRIOR` rounds at most."""
     weight = min(1.0, _MOST_PRIOR / count) if count > 0 else 0.0
     return [weight * float(value) for value in (count, *sums)]
 

@@ -1,8 +1,8 @@
 """What a forward pass costs: by its width, by the length of the text, and by how many requests share it.
 
-A pass over a short text is mostly the reading of weights and products of every row. Attention comes on top: what each
-further token of the context adds to a pass. So costs are two curves over the width, seconds after a short context and
-growth, and a pass after any other context is a straight line through both.
+After a short context a pass mostly reads weights and multiplies its rows by them. Attention comes on top: each further
+token of context adds to the pass. So costs are two curves over the width: seconds after a short context, and growth per
+further token of context. Costs are linear in the length of the context.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-PROBE = 64.0  # what does not pay: seconds without it for each second of trying again
+PROBE = 64.0  # trials of what does not pay may take one second in this many
 
 
 class Load(NamedTuple):
-    """Under which a request's passes run."""
+    """The conditions under which a request's passes run."""
 
-    requests: int = 1  # that share them
-    context: int = 0  # tokens of its text; contexts shorter than where costs were measured count as that
+    requests: int = 1  # that share each pass
+    context: int = 0  # tokens of its text; shorter ones than the measured context count as that one
 
 
 ALONE = Load()  # one request, after a short context
 
 
 class Curve:
-    """A number by rows, which never falls: known for some widths, straight lines in between and beyond.
+    """A non-decreasing function of the number of rows: known at some widths, linear in between and beyond.
 
-    Costs that heal get new curves every few passes, so a value is computed when it is first needed.
+    Costs that heal get new curves every few passes, so values are computed lazily.
     """
 
     def __init__(self, rows: Sequence[int], values: Iterable[float]) -> None:
@@ -55,8 +55,10 @@ class Curve:
         return rising[high - 1] + share * (rising[high] - rising[high - 1])
 
     def least(self, nodes: int, requests: int = 1) -> tuple[float, float]:
-        """The least that one of up to `nodes` nodes adds, and the least that up to so many add on average, where so
-        many requests have each as many."""
+        """The least that any one of the first `nodes` nodes adds, and the least average over the first 1 to `nodes`.
+
+        Each of `requests` requests has the same number of nodes.
+        """
         least = self._least.setdefault(requests, [(math.inf, math.inf)])
         alone = self.at(requests)
         while len(least) <= nodes:
@@ -67,22 +69,22 @@ class Curve:
 
 
 class Share:
-    """What passes cost one request under a load, by its own rows.
+    """One request's share of the cost of passes under a load, by its own rows.
 
-    Where width is nearly free a share is less than the pass alone. Where a batch fills the machine every row has its
-    price, and a draft must be nearly certain to be worth it. What a long text adds is not shared: each has its own.
+    While width is nearly free, a share costs less than a pass alone. Once a batch fills the machine, every row has its
+    price, and a draft must be nearly certain to be worth it. The cost of a long context is not shared.
     """
 
     def __init__(self, base: Curve, growth: Curve | None, requests: int, further: int) -> None:
         self._base, self._requests = base, requests
-        self._growth, self._further = growth, further  # tokens of context beyond those where base was measured
+        self._growth, self._further = growth, further  # tokens of context beyond those at which base was measured
 
     def seconds(self, rows: int) -> float:
         share = self._base.at(self._requests * rows) / self._requests
         return share if self._growth is None else share + self._further * self._growth.at(rows)
 
     def least(self, nodes: int) -> tuple[float, float]:
-        """No more than the least that one of up to `nodes` nodes adds to a pass, and that so many add on average."""
+        """As `Curve.least`, for this share: lower bounds, since the parts reach their least at different widths."""
         step, mean = self._base.least(nodes, self._requests)
         step, mean = step / self._requests, mean / self._requests
         if self._growth is None:
@@ -92,13 +94,13 @@ class Share:
 
 
 class Prefill(NamedTuple):
-    """What a tier has to compute of a text before it can draft."""
+    """The cost of a tier's prefill, which it needs before it can draft."""
 
-    each: float = 0.0  # seconds of a token
-    growth: float = 0.0  # that each token before it adds to those
+    each: float = 0.0  # seconds per token
+    growth: float = 0.0  # seconds that each token before it adds
 
     def seconds(self, tokens: int, context: int) -> float:
-        """Of the last so many of a context's tokens."""
+        """Time to prefill the last `tokens` tokens of a context."""
         return tokens * (self.each + self.growth * max(context - tokens / 2, 0.0))
 
 
@@ -106,8 +108,7 @@ NO_PREFILL = Prefill()
 
 
 class Costs:
-    """Seconds of one pass by its rows, after `context` tokens, and what each further token of context adds: measured
-    for some widths."""
+    """Seconds of a pass by its rows after `context` tokens, and growth per further token, measured at some widths."""
 
     def __init__(
         self, rows: Sequence[int], seconds: Sequence[float], growth: Sequence[float] = (), context: int = 0
@@ -118,21 +119,21 @@ class Costs:
         self._draw(self.measured, self.growth)
 
     def _draw(self, seconds: Iterable[float], growth: Iterable[float]) -> None:
-        """Let the curves go through these at the measured widths."""
+        """Draw the curves through these values at the measured widths."""
         self._base, self._growth_values = Curve(self.rows, seconds), growth
-        self._growth: Curve | None = None  # drawn where a text is long
+        self._growth: Curve | None = None  # drawn once a text is long
         self._last: tuple[Load, Share] | None = None  # a round asks for the same load several times
 
     def seconds(self, rows: int) -> float:
-        """Of a pass alone, after a short context."""
+        """Time of a pass of a single request after a short context."""
         return self._base.at(rows)
 
     def measured_plain(self, context: int) -> float:
-        """What a pass over one row after so many tokens was measured to take, whatever was learnt since."""
+        """Time of a one-row pass after `context` tokens as measured, whatever was learnt since."""
         return self.measured[0] + self._further(context) * self.growth[0]
 
     def under(self, load: Load) -> Share:
-        """The part of each of some requests whose passes, all of one width, run as one batch."""
+        """Each request's share of a batched pass in which all requests have the same width."""
         if self._last is None or self._last[0] != load:
             further = self._further(load.context)
             growth = self._growth_curve() if further else None
@@ -145,25 +146,27 @@ class Costs:
         return self._growth
 
     def _further(self, context: float) -> int:
-        """Tokens of context beyond those after which seconds were measured."""
+        """Tokens of context beyond those at which seconds were measured."""
         return max(int(context) - self.context, 0) if self.growth[-1] else 0
 
     def observe(self, rows: int, seconds: float, context: float = 0, requests: int = 1) -> None:
-        """A pass over so many rows of so many requests, after so many tokens on average, took so long. These costs
-        stay as they are."""
+        """A pass over `rows` rows of `requests` requests took `seconds`, after `context` tokens on average.
+
+        These costs ignore it.
+        """
         return
 
     @property
     def heals(self) -> bool:
-        """Whether passes correct them: only then is there a clock to go by."""
+        """Whether timed passes correct them: only then is there a clock to go by."""
         return False
 
     def again(self) -> Costs:
-        """As they were measured, to be corrected by other passes."""
+        """A copy as measured, to be corrected by other passes."""
         return self
 
     def known(self, rows: int, context: int = 0) -> bool:
-        """Whether there is nothing to learn about passes of this width after so many tokens."""
+        """Whether there is nothing left to learn about passes of this width after `context` tokens."""
         return True
 
 

@@ -1,10 +1,10 @@
-"""Costs that correct themselves: what was measured once, and since then every pass as it was timed.
+"""Costs that correct themselves: measured once, then corrected by every timed pass.
 
-A measurement may be wrong: made in a noisy minute, or on a cold processor. So the logarithms of the true costs are
-estimated by a Kalman filter: at the measured widths the seconds after a short context, and what each further token of
-context adds. Its prior is the measurement; each timed pass is an observation of the widths beside it, of the second
-kind as far as its context was long. An error common to everything (the machine is busy) is thought likelier than one
-of all contexts alone, and that likelier than one of a single width: so a few passes of any width move all, and passes
+A measurement may be wrong: made in a noisy minute, or on a cold processor. So a Kalman filter estimates the logarithms
+of the true costs at the measured widths: the seconds after a short context, and the growth per further token of
+context. Its prior is the measurement. Each timed pass is an observation of the widths next to its own, and of growth as
+far as its context was long. By the prior, an error common to all costs (the machine is busy) is likelier than one of
+all growth, and that is likelier than one of a single width. So a few passes of any width move everything, and passes
 over long texts correct what long texts cost without spoiling what is known of short ones.
 """
 
@@ -18,25 +18,28 @@ import numpy as np
 
 from hierspec.pacing.costs import Costs
 
-_SCALE = 0.5  # how far off all costs together may be to begin with (standard deviation of the logarithm),
-_GROWTH = 0.4  # what further context adds beside the others,
-_SHAPE = 0.2  # and one width beside the others, where it was measured without any spread
-_REACH = 0.7  # distance of the logarithms of two widths over which their errors part
-_SCALE_DRIFT, _GROWTH_DRIFT, _SHAPE_DRIFT = 0.006, 0.003, 0.0015  # of these from one pass to the next
-_NOISE = 0.1  # of one timed pass to begin with; then as it is seen to be, at least
-_LEAST_NOISE = 0.02
-_NOISE_MEMORY = 0.98  # what the noise of a pass counts for after the next
-_OUTLIER = 2.0  # standard deviations from which on a surprise counts less: something else ran meanwhile,
-_CHANGED = 3  # unless so many of one width and sign follow each other: then the machine has changed
-_LONG = 0.3  # share of a pass from which on what further context added is what has changed
-_EAGER, _EVERY = 12, 4  # after so many passes of a width one in so many is enough
-_PUBLISH = 0.01  # a change from which on new curves are made
-_KNOWN = 0.1  # a width is known when its standard deviation is less
+# Standard deviations are those of logarithms.
+_SCALE = 0.5  # prior standard deviation of the error common to all costs
+_GROWTH = 0.4  # that of the further error common to all growth
+_SHAPE = 0.2  # that of the further error of one width, if repeated measurements agreed
+_REACH = 0.7  # distance of two log widths at which the correlation of their errors has fallen to 1/e
+_SCALE_DRIFT, _GROWTH_DRIFT, _SHAPE_DRIFT = 0.006, 0.003, 0.0015  # drift of these errors from one pass to the next
+_NOISE = 0.1  # standard deviation of one timed pass, at first; later as observed
+_LEAST_NOISE = 0.02  # lower bound of the observed noise
+_NOISE_MEMORY = 0.98  # weight of the noise of earlier passes after each new one
+_OUTLIER = 2.0  # standard deviations beyond which a surprise counts less: something else ran meanwhile
+_CHANGED = 3  # outliers in a row, of one width and sign, that mean that the machine has changed
+_LONG = 0.3  # share of growth in a pass above which such a change is one of growth alone
+_EAGER, _EVERY = 12, 4  # after 12 passes of a width, one in 4 is enough
+_PUBLISH = 0.01  # change of a logarithm above which new curves are drawn
+_KNOWN = 0.1  # a width is known if its standard deviation is less than this
 
 
 class HealingCosts(Costs):
-    """Costs of one scorer. `spread` is by how much repeated measurements of each width differed, as a share, and
-    `growth_spread` the same of what a further token of context adds."""
+    """Costs of one scorer that timed passes correct.
+
+    `spread` is the relative difference between repeated measurements of each width, and `growth_spread` that of growth.
+    """
 
     def __init__(
         self,
@@ -67,17 +70,17 @@ class HealingCosts(Costs):
         self._logs = np.log(np.maximum(np.concatenate([values for values, _ in parts]), 1e-12))
         self._published = self._logs.copy()
         self._noise = _NOISE**2
-        # In a row, by width, after short contexts and then after long ones; below zero: passes that were too fast.
+        # Outliers in a row, by width: first after short contexts, then after long ones. Negative: too fast.
         self._outliers = [0] * 2 * count
         self._timed = [0] * count  # passes, by width
 
     @property
     def passes(self) -> int:
-        """That were timed."""
+        """How many passes were timed."""
         return sum(self._timed)
 
     def observe(self, rows: int, seconds: float, context: float = 0, requests: int = 1) -> None:
-        """A pass over so many rows of so many requests, after so many tokens on average, took so long."""
+        """A pass over `rows` rows of `requests` requests took `seconds`, after `context` tokens on average."""
         if not (rows >= 1 and 0 < seconds < math.inf):
             return
         width = self._between(rows)[0]
@@ -95,7 +98,7 @@ class HealingCosts(Costs):
         surprise = math.log(seconds) - math.log(expected)
         total = variance + self._noise
         if surprise * surprise > _OUTLIER**2 * total:
-            # Likely something else ran meanwhile: it counts as if it had been that much noisier, unless it stays so.
+            # Probably something else ran meanwhile: treat this pass as that much noisier, unless outliers persist.
             total = surprise * surprise / _OUTLIER**2
             streak = self._outliers[streaks]
             self._outliers[streaks] = (
@@ -107,11 +110,11 @@ class HealingCosts(Costs):
         logs += gain * surprise
         covariance -= gain[:, None] * towards[None, :]
         if abs(self._outliers[streaks]) >= _CHANGED:
-            # What was known is true no longer: of long texts, where they show it, and of all where short ones do.
+            # The machine has changed: doubt growth if long texts show it, and everything if short ones do.
             doubted = slice(count if long else 0, None)
             covariance[doubted, doubted] += self._prior[doubted, doubted]
             self._outliers = [0] * 2 * count
-        # What the filter did not expect beyond its own doubt is the noise of passes.
+        # The part of the surprise beyond the filter's own variance is noise of passes.
         seen = min(max(surprise * surprise - variance, _LEAST_NOISE**2), _OUTLIER**2 * self._noise)
         self._noise = _NOISE_MEMORY * self._noise + (1 - _NOISE_MEMORY) * seen
         if np.abs(self._logs - self._published).max() > _PUBLISH:
@@ -119,7 +122,7 @@ class HealingCosts(Costs):
             self._draw(*(values.tolist() for values in self._estimates()))
 
     def _expected(self, rows: int, context: float, requests: int) -> tuple[float, np.ndarray]:
-        """Seconds that such a pass should take, and how far each of the estimated logarithms moves its logarithm."""
+        """Expected seconds of such a pass, and how far each estimated logarithm moves their logarithm."""
         weights = np.zeros(len(self._logs))
         low, high, share = self._between(rows)
         base = self._weigh(weights, low, high, share)
@@ -138,13 +141,13 @@ class HealingCosts(Costs):
         return base + added, (base * weights + added * longer) / (base + added)
 
     def _weigh(self, weights: np.ndarray, low: int, high: int, share: float) -> float:
-        """What is estimated between two of the logarithms; notes the weight of each."""
+        """The cost interpolated between two estimates; adds the weight of each to `weights`."""
         weights[low] += 1 - share
         weights[high] += share
         return (1 - share) * math.exp(self._logs[low]) + share * math.exp(self._logs[high])
 
     def _estimates(self) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds and growth at the measured widths, as they are thought to be now."""
+        """The current estimates of seconds and growth at the measured widths."""
         count, values = len(self.rows), np.exp(self._logs)
         return values[:count], values[count:] if len(values) > count else np.array(self.growth)
 
@@ -156,7 +159,7 @@ class HealingCosts(Costs):
         return HealingCosts(self.rows, self.measured, self.spread, self.growth, self.growth_spread, self.context)
 
     def healed(self) -> HealingCosts:
-        """As they are now, with the doubt that is left as their spread."""
+        """The current estimates as measured costs, with their remaining uncertainty as the spread."""
         doubt = np.minimum(np.sqrt(np.maximum(np.diag(self._covariance) - _SCALE_DRIFT**2, 0.0)), 1.0)
         (seconds, growth), count = self._estimates(), len(self.rows)
         return HealingCosts(
@@ -164,14 +167,16 @@ class HealingCosts(Costs):
         )
 
     def known(self, rows: int, context: int = 0) -> bool:
-        """Whether passes of about this width and context were seen lately: else its costs may still be as wrong as
-        measured."""
+        """Whether passes of about this width and context were timed lately.
+
+        If not, their costs may still be as wrong as the measurement.
+        """
         at_least = self.rows[min(bisect_left(self.rows, rows), len(self.rows) - 1)]
         _, weights = self._expected(at_least, context, 1)
         return bool(weights @ self._covariance @ weights < _KNOWN**2)
 
     def _between(self, rows: int) -> tuple[int, int, float]:
-        """The measured widths beside this one, and its share of the way. Beyond the last it tells of the last."""
+        """Indices of the measured widths around this one, and its share of the way. Beyond the last: the last twice."""
         high = min(bisect_left(self.rows, rows), len(self.rows) - 1)
         if self.rows[high] <= rows or high == 0:
             return high, high, 0.0

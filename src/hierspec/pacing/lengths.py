@@ -1,11 +1,11 @@
-"""How long texts become: what a drafter's prefill has to be worth depends on how much is still to be written."""
+"""How long texts become: whether a drafter's prefill pays depends on how much is still to be written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-_PRIOR_TEXTS, _PRIOR_TOKENS = 2.0, 128.0  # as if so many texts of this length had been written
+_PRIOR_TEXTS, _PRIOR_TOKENS = 2.0, 128.0  # prior: as if this many texts of this length had been written
 _MOST_TEXTS = 32.0  # texts after which older ones count half
 
 
@@ -16,13 +16,13 @@ class Lengths:
         self._texts = self._tokens = 0.0
 
     def learn(self, tokens: int) -> None:
-        """A text has ended with so many tokens."""
+        """A text has ended after this many tokens."""
         self._texts, self._tokens = self._texts + 1, self._tokens + tokens
         if self._texts > _MOST_TEXTS:
             self._texts, self._tokens = self._texts / 2, self._tokens / 2
 
     def rest(self, written: int) -> int:
-        """Tokens that a text of which so many are written should still get: one that is long goes on for a while."""
+        """Tokens expected after the first `written`: a text that is already long still goes on for a while."""
         mean = (self._tokens + _PRIOR_TEXTS * _PRIOR_TOKENS) / (self._texts + _PRIOR_TEXTS)
         return max(int(mean - written), int(mean / 4), 1)
 

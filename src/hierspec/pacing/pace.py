@@ -1,4 +1,4 @@
-"""The pace of a tier that weighs time: joins appraisal, routing and the ends of blocks."""
+"""The pace of a tier that decides by cost: it combines appraisal, routing and the ends of blocks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hierspec.pacing.switch import Stages, Switches
 
 
 class AdaptivePace(FixedPace):
-    """Decides by measured costs and by what was learnt; each part is as in a fixed plan where it is not given."""
+    """Decides by measured costs and by what was learnt. A part that is not given works as in a fixed plan."""
 
     def __init__(
         self,
         costs: Costs = FREE,  # of the tier's passes over drafts of the next tier
         appraiser: Appraiser | None = None,  # chooses what is verified; None: as much as the budget holds
         router: Router | None = None,  # chooses who drafts; None: the next tier, always
-        ends: Mapping[int, BlockPolicy] | None = None,  # of its blocks, by the tiers skipped; None: by count
-        lengths: Lengths | None = None,  # of texts
+        ends: Mapping[int, BlockPolicy] | None = None,  # when its blocks end, by the tiers skipped; None: by count
+        lengths: Lengths | None = None,  # of finished texts
         switches: Switches | None = None,  # whether anything is drafted; None: always
         store_choice: StoreChoice | None = None,  # which stores are asked, where there is an appraiser
     ) -> None:
@@ -64,7 +64,7 @@ class AdaptivePace(FixedPace):
         return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin(load))
 
     def _stages(self, round: Round) -> Stages | None:
-        """Which time writing with drafts against writing without. What a grammar forces always pays."""
+        """The stages that time drafting against plain decoding. None with a grammar: what it forces always pays."""
         request = round.request
         if self.switches is None or request.constraint is not None:
             return None
@@ -98,12 +98,12 @@ class AdaptivePace(FixedPace):
             if not round.request.prefilled:
                 stages.learn(len(tokens), (round.request.spent - round.began) / plain, load.requests)
             elif drafted is not None and not round.request.output:
-                # The target's prefill is no cost of drafts, and gives one token. All else is drafts' cost and gain.
+                # First round: the target's prefill gives one token and is no cost of drafts. The rest is theirs.
                 spent = sum(stats.seconds for stats in round.request.stats.tiers[round.level + 1 :])
                 stages.charge(len(tokens) - 1, spent / plain, load.requests)
 
     def _learn_plain(self, round: Round) -> None:
-        """A round in which nothing may be drafted. All requests of a pass took the same time, so it counts once."""
+        """Learn from a round without drafts. All requests of a pass took the same time, so the pass counts once."""
         request, load = round.request, _load(round)
         self._learn_pass(round, self.costs, load)
         stages = self._stages(round)
@@ -114,19 +114,19 @@ class AdaptivePace(FixedPace):
             stages.learn(len(round.tokens), (request.spent - round.began) / plain)
 
     def _learn_pass(self, round: Round, costs: Costs, load: Load) -> None:
-        """What a pass should have taken and what it took, and how long a text became."""
+        """Learn from the expected and the actual time of a pass, and from the length of a finished text."""
         request, tokens = round.request, round.tokens
         seconds = costs.under(load).seconds(1 + len(round.draft))
         if request.last_pass is not None:
             costs.observe(*request.last_pass)
-            request.last_pass = None  # once: tokens that were written ahead share a pass's time
+            request.last_pass = None  # observe it once: tokens that were written ahead share its time
         request.stats.tiers[round.level].expected_seconds += seconds
         round.seconds += seconds
         if round.level == 0 and (len(tokens) > round.room or tokens[-1] in request.stop_ids):
             self.lengths.learn(len(request.output) + len(tokens))
 
     def _learn_drafts(self, round: Round, load: Load) -> None:
-        """What drafts are worth."""
+        """Learn what drafts are worth."""
         tokens, drafted = round.tokens, round.drafted
         if self.appraiser is not None:
             self._learn_stores(self.appraiser, round, load)
@@ -137,7 +137,7 @@ class AdaptivePace(FixedPace):
         self.ends[round.block.skipped].learn_round(len(tokens), round.seconds, load)
 
     def _learn_stores(self, appraiser: Appraiser, round: Round, load: Load) -> None:
-        """What every store after the first added to those before it: accepted nodes go by who drafted them first."""
+        """Learn what each store after the first added: an accepted node counts for the source that drafted it first."""
         sources, before = round.draft.sources, [proposal for _, proposal, _ in round.asked[:1]]
         for store, proposal, seconds in round.asked[1:]:
             drafts, gained = promise(appraiser.acceptance, before), 0.0
@@ -162,7 +162,7 @@ def _load(round: Round) -> Load:
 
 
 def to_prefill(router: Router, round: Round) -> list[int]:
-    """Tokens of the text that each route's tier has not seen. One that was asked before lacks little."""
+    """Tokens that each route's tier has to prefill first. A tier that has run before lacks little: 0."""
     lacking = []
     for route, stats in zip(router.routes, round.request.stats.tiers[round.level + 1 :], strict=False):
         if stats.known is None:

@@ -1,8 +1,8 @@
 """Which lower tier drafts for a tier: the next one down, or one further down, skipping those in between.
 
 A tier in the middle pays where it rejects what the tier above would reject; on other texts it is only in the way. So
-the routes are compared while they are used, by the tokens that rounds with each brought and the seconds that they
-should have taken. As everything about blocks it is decided from what is already written, and changes no text.
+routes are compared while they are used, by the tokens that rounds with each wrote and their expected time. Like all
+decisions about blocks this depends only on what is already written, so it changes no text.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hierspec.core.interfaces import Written
 from hierspec.pacing.blocks import WhileWorthwhile
 from hierspec.pacing.costs import ALONE, PROBE, Costs, Load
 
-_TRIALS = 8  # rounds for which each route is tried to begin with
-_DECAY = 0.95  # what a round counts for after the next of the same route
+_TRIALS = 8  # rounds for which each route is tried at first
+_DECAY = 0.95  # weight of earlier rounds of a route after each new one
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,16 @@ class Route:
 
     policy: WhileWorthwhile  # when it hands up
     costs: Costs  # of passes that verify its drafts
-    known: Callable[[np.ndarray], int] = lambda context: 0  # tokens of a new text that it finds computed
+    known: Callable[[np.ndarray], int] = lambda context: 0  # tokens of a new text that it finds in the KV cache
 
 
 class Router:
     """The routes down from one tier, the nearest first; shared by all requests of a model.
 
-    Mostly the fastest so far is taken, where its policy finds that drafting pays. The others are tried in turn, each
-    for as long as it is ahead of the fastest since its trial began; so one that has become better stays. Trials may
-    lose one second in `PROBE`. Where drafting does not pay, trials wait until the fastest would be tried again.
+    Usually the fastest so far is taken, if its policy finds that drafting pays. The others are tried in turn, each for
+    as long as it is ahead of all others and of plain decoding since its trial began; so one that has become better
+    stays. Trials may lose one second in `PROBE`. While drafting does not pay, trials wait until the fastest is tried
+    again.
     """
 
     def __init__(self, routes: Sequence[Route]) -> None:
@@ -44,15 +45,17 @@ class Router:
         self._rounds = [0] * len(self.routes)
         self._brought = [[0.0, 0.0] for _ in self.routes]  # tokens and seconds, older rounds decayed
         self._trial = 0  # the route that was last tried though it was not the fastest
-        self._trying = False  # whether it still is,
-        self._ahead = 0.0  # by how many seconds it is ahead then
+        self._trying = False  # whether that trial still runs
+        self._ahead = 0.0  # seconds by which the trial is ahead
         self._credit = 0.0  # seconds that trials may lose
 
     def choose(
         self, other_gain: float = 0.0, load: Load = ALONE, to_prefill: Sequence[int] = (), room: int = 0
     ) -> int | None:
-        """The index of the route to take now; None: nothing should be drafted. Arguments as in `WhileWorthwhile.pays`,
-        `to_prefill` for every route."""
+        """The index of the route to take now; None: nothing should be drafted.
+
+        Arguments are those of `WhileWorthwhile.pays`, `to_prefill` for every route.
+        """
 
         def pays(index: int) -> bool:
             unseen = to_prefill[index] if to_prefill else 0
@@ -91,8 +94,7 @@ class Router:
         beside: bool = False,
         load: Load = ALONE,
     ) -> None:
-        """What a round brought in which this route was taken, as `WhileWorthwhile.learn_block`. All routes learn what
-        time is worth."""
+        """A round with this route is over; arguments as in `WhileWorthwhile.learn_block`. All routes learn from it."""
         for index, route in enumerate(self.routes):
             route.policy.learn_block(block if index == taken else (), written, seconds, beside, load)
         if len(self.routes) == 1:
@@ -113,7 +115,7 @@ class Router:
         self._brought[taken] = [_DECAY * tokens + len(written), _DECAY * spent + seconds]
 
     def learnt(self) -> dict[str, Any]:
-        """What was counted; the time in plain passes."""
+        """The counts, with time in plain passes."""
         plain = self.routes[0].costs.seconds(1) or 1.0
         return {"rounds": self._rounds, "brought": [[tokens, spent / plain] for tokens, spent in self._brought]}
 
@@ -127,6 +129,6 @@ class Router:
         self._brought = [[float(tokens), float(spent) * plain] for tokens, spent in brought]
 
     def _speed(self, index: int) -> float:
-        """Tokens a second of rounds with this route."""
+        """Tokens per second in rounds with this route."""
         tokens, seconds = self._brought[index]
         return tokens / seconds if seconds else math.inf

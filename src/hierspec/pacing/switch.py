@@ -1,47 +1,48 @@
-"""Whether anything is drafted at all: tokens a second with drafts against those without, by the clock.
+"""Whether anything is drafted at all: tokens per second with drafts against those without, by the clock.
 
-Everything else in this folder adds up what parts should take. That misses what no part shows: drafts displace weights
-from caches, deciding takes time too, and a plain pass right after drafting is not the plain pass of plain decoding. So
-both ways of writing are timed whole, in runs of rounds that follow each other, and the faster one is kept. What trying
-the slower one may cost is limited (`allowance.py`).
+Everything else in this folder adds up the expected time of parts. That misses some costs: drafts evict weights from
+caches, decisions take time too, and a plain pass right after drafting is slower than one in plain decoding. So both
+modes are timed end to end, in runs of consecutive rounds, and the faster one is kept. What trials of the slower one may
+cost is limited (`allowance.py`).
 """
 
 from __future__ import annotations
 
 from hierspec.pacing.allowance import Allowance
 
-_SETTLING = 1  # rounds without drafts after one with, of which nothing is learnt: the weights come back into caches
-_SAMPLE = 4 + _SETTLING  # rounds without drafts, now and then: where drafts pay, each costs what one would have gained
-_FIRST_RUN = 16  # rounds with drafts before the next sample, where they gain nothing,
-_RUN_PER_GAIN = 400  # and so many more where they double the speed: samples cost a hundredth at most
-_PROBE = 12  # rounds with drafts after a break
-_BREAKS = (32, 512)  # rounds without drafts where those lose: at first, and at most, twice as long each time
-_LOOK_EVERY = 32  # rounds of a break after which one may draft,
-_LUCK = 3  # and so many tokens from it end the break: the text has become an easier one
-_PROBED = 3  # rounds that the allowance must be enough for before a break ends
-_SLOWER = 0.97  # of the speed without drafts: below it a run of drafts ends at once,
-_ENOUGH = 6  # when it has had so many rounds
-_MEMORY = {True: 0.97, False: 0.9}  # what a round with and without drafts counts for after the next
-_FADED = 0.3  # what rounds with drafts before a break count for after it
-_OUTLIER = 3.0  # times the usual: a round that took longer counts as this
+_SETTLING = 1  # plain rounds after drafting that are not timed: the weights must get back into caches first
+_SAMPLE = 4 + _SETTLING  # plain rounds between runs of drafts that pay, to compare; each loses what drafts would gain
+_FIRST_RUN = 16  # drafting rounds between two samples if drafts gain nothing
+_RUN_PER_GAIN = 400  # further drafting rounds, times the gain (1: double speed), so that samples cost 1% at most
+_PROBE = 12  # drafting rounds after a break
+_BREAKS = (32, 512)  # plain rounds of a break, while drafts lose: the first and the longest; each doubles the last
+_LOOK_EVERY = 32  # one round in this many of a break may draft, to look whether drafts pay again
+_LUCK = 3  # tokens from such a round that end the break: the text has become easier to draft
+_PROBED = 3  # drafting rounds that the allowance must cover before a break ends
+_SLOWER = 0.97  # of plain speed: a run of drafts that is slower ends early
+_ENOUGH = 6  # rounds of a run before it may end for being slower
+_MEMORY = {True: 0.97, False: 0.9}  # weight of earlier rounds after each new one, with drafts and without
+_FADED = 0.3  # weight after a break of the drafting rounds before it
+_OUTLIER = 3.0  # a round counts as at most this many times the average
 
 
 class Switch:
-    """Of one plan and of about so many requests that run together, which share it: all draft, or none does. Seconds are
-    in plain passes as measured once, so that rounds after short and long contexts can be compared.
+    """Turns drafting on and off for one plan and one batch size: all its requests draft, or none does.
 
-    With `looks`, single rounds of a break draft, and what they bring may end it."""
+    Seconds are in plain passes as measured once, so that rounds after short and long contexts can be compared. With
+    `looks`, single rounds of a break draft, and what they write may end it.
+    """
 
     def __init__(self, allowance: Allowance | None = None, looks: bool = True) -> None:
         self._allowance = allowance or Allowance()
         self._may_look = looks
         self._on = False
         self._left = float(_SAMPLE)  # rounds of this run
-        self._rounds = 0.0  # that it has had
+        self._rounds = 0.0  # of this run so far
         self._length = _SAMPLE  # rounds of this break
         self._break = _BREAKS[0]
         self._looks = False  # this round drafts though it is a break
-        self._settling = 0.0  # rounds that do not count
+        self._settling = 0.0  # rounds still to come that are not timed
         self._counts = {True: [0.0, 0.0, 0.0], False: [0.0, 0.0, 0.0]}  # rounds, tokens and seconds, older ones decayed
 
     def drafts(self) -> bool:
@@ -51,18 +52,18 @@ class Switch:
         return self._on or self._looks
 
     def rests(self) -> int:
-        """In how many rounds, from the one that begins on, nothing is drafted for sure."""
+        """For how many rounds, including the one that begins, nothing will be drafted for certain."""
         if self._on or self._looks:
             return 0
         return int(min(self._left, (self._left - 1) % _LOOK_EVERY or _LOOK_EVERY))
 
     @property
     def compares(self) -> bool:
-        """Whether this run is of the slower way, as far as is known: only to compare."""
+        """Whether this run is of the slower mode, as far as is known: it only serves to compare."""
         return self._on != (self._gain() >= 0)
 
     def learn(self, tokens: float, seconds: float, requests: int = 1) -> None:
-        """What a round of one of so many requests brought, and how long it took with all that belongs to it."""
+        """A round of one of `requests` requests wrote `tokens` tokens and took `seconds`, with all overheads."""
         self._allowance.passed(seconds / requests)
         if self._on or self._looks:
             self._pay(tokens, self._usual(True, seconds), requests)
@@ -81,27 +82,27 @@ class Switch:
             self._turn()
 
     def charge(self, tokens: float, seconds: float, requests: int = 1) -> None:
-        """What drafts brought and cost beside the rounds that are learnt from, as the prefill of a drafter does."""
+        """Count gains and costs of drafts outside the timed rounds, such as the prefill of a drafter."""
         self._counts[True][1] += tokens
         self._counts[True][2] += seconds
         self._pay(tokens, seconds, requests)
 
     def _pay(self, tokens: float, seconds: float, requests: int) -> None:
-        """For drafts that took so long and brought so many tokens."""
+        """Charge the allowance for drafts that took `seconds` and wrote `tokens`."""
         self._allowance.lost((seconds - tokens * self._plain_seconds()) / requests)
 
     def _plain_seconds(self) -> float:
-        """Of a token without drafts; a plain pass as measured where none was timed yet."""
+        """Time of a token without drafts; that of one measured plain pass before any round was timed."""
         _, tokens, seconds = self._counts[False]
         return seconds / tokens if tokens else 1.0
 
     def _loses(self) -> bool:
-        """Whether a run of drafts ends before its time."""
+        """Whether a run of drafts ends early."""
         gain = self._gain()
         return gain < 0 and (self._allowance.left <= 0 or (self._rounds >= _ENOUGH and gain < _SLOWER - 1))
 
     def _turn(self) -> None:
-        """A run ends, and one of the other way begins; a break goes on while nothing is left to try drafts with."""
+        """End this run and begin one of the other mode. A break goes on until the allowance covers another trial."""
         if not self._on and self._gain() < 0 and not self._looks:
             plain_rounds, _, plain_seconds = self._counts[False]
             wait = int(self._allowance.wait(_PROBED * self._lost()) * plain_rounds / plain_seconds)
@@ -119,7 +120,7 @@ class Switch:
         return _PROBE
 
     def _end_drafts(self) -> int:
-        """Rounds to be without: few where drafts are ahead, a break where they lose."""
+        """Plain rounds that follow: a sample if drafts are ahead, a break if they lose."""
         if self._gain() >= 0:
             self._break = _BREAKS[0]
             return _SAMPLE
@@ -128,18 +129,20 @@ class Switch:
         return self._length
 
     def _gain(self) -> float:
-        """By how much drafts are faster than plain decoding, as a share; 0 where one of them is unknown."""
+        """By how much drafts are faster than plain decoding, as a share; 0 if either was not timed yet."""
         _, tokens, seconds = self._counts[True]
         return tokens / seconds * self._plain_seconds() - 1 if seconds and self._counts[False][1] else 0.0
 
     def _lost(self) -> float:
-        """Seconds by which a round with drafts is slower than writing its tokens without. A GPU writes plainly in long
-        calls, and a small model's drafts take it two or three rounds."""
+        """Seconds by which a drafting round is slower than writing its tokens plainly.
+
+        For a small model on a GPU that may be two or three plain rounds: its plain decoding runs many steps per call.
+        """
         rounds, tokens, seconds = self._counts[True]
         return max(seconds - tokens * self._plain_seconds(), 0.0) / rounds if rounds else 0.0
 
     def _usual(self, drafted: bool, seconds: float) -> float:
-        """What a round counts for that took so long."""
+        """The time that a round counts for: an outlier counts less."""
         rounds, _, spent = self._counts[drafted]
         return min(seconds, _OUTLIER * spent / rounds) if rounds >= 1 else seconds
 
@@ -151,16 +154,16 @@ class Switch:
 class Stages:
     """What may draft in a round: nothing, stores alone, or lower tiers as well.
 
-    Two switches, one in the other. In rounds that may draft, tiers are timed against stores alone; the faster of these
-    two ways is timed against drafting nothing. With one switch, tiers that lose would take the stores with them.
+    There are two nested switches. In rounds that may draft, drafting with tiers is timed against stores alone; the
+    faster of the two is timed against drafting nothing. With one switch, tiers that lose would turn stores off too.
     """
 
     def __init__(self, drafts: Allowance | None = None, tiers: Allowance | None = None) -> None:
-        """What each may lose; without `tiers` there is one switch."""
+        """The allowance of each switch; without `tiers` there is only one."""
         self._drafts = Switch(drafts)
         self._tiers = None if tiers is None else Switch(tiers, looks=False)
         self._drafting = False  # whether this round may draft
-        self.last_plain_pass = -1.0  # when the pass without drafts ended that was learnt from last
+        self.last_plain_pass = -1.0  # when the last plain pass that was counted ended: each counts once
 
     def drafts(self) -> bool:
         """Whether the round that begins may draft."""
@@ -168,11 +171,11 @@ class Stages:
         return self._drafting
 
     def tiers_draft(self) -> bool:
-        """Whether lower tiers may, in a round that may draft."""
+        """Whether lower tiers may draft, in a round that may draft at all."""
         return self._tiers is None or self._tiers.drafts()
 
     def rests(self) -> int:
-        """In how many rounds, from the one that begins on, nothing is drafted for sure."""
+        """As `Switch.rests`."""
         return self._drafts.rests()
 
     def learn(self, tokens: float, seconds: float, requests: int = 1) -> None:
@@ -185,23 +188,23 @@ class Stages:
         self._drafts.learn(tokens, seconds, requests)
 
     def charge(self, tokens: float, seconds: float, requests: int = 1) -> None:
-        """As `Switch.charge`, of lower tiers."""
+        """As `Switch.charge`, for drafts of lower tiers."""
         if self._tiers is not None:
             self._tiers.charge(tokens, seconds, requests)
         self._drafts.charge(tokens, seconds, requests)
 
 
 class Switches:
-    """Those of one plan: what pays for one request may not for eight."""
+    """The stages of one plan, one per batch size: drafting may pay for one request and not for eight."""
 
     def __init__(self, tiers_apart: bool = False) -> None:
-        """`tiers_apart`: it has stores and tiers, so each may pay without the other."""
+        """`tiers_apart`: the plan has both stores and tiers, and either may pay without the other."""
         self._drafts = Allowance()
         self._tiers = Allowance() if tiers_apart else None
         self._stages: dict[int, Stages] = {}
 
     def of(self, requests: int) -> Stages:
-        """For so many requests together, or half as many again."""
+        """The stages for this batch size: 1, 2 to 3, 4 to 7 and so on share one."""
         stages = self._stages.get(requests.bit_length())
         if stages is None:
             stages = self._stages[requests.bit_length()] = Stages(self._drafts, self._tiers)

@@ -1,4 +1,4 @@
-"""What could draft for a model: exits of it, drafts of its pack, and draft models that somebody names."""
+"""What could draft for a model: its exits, the drafters of its pack, and draft models that the user names."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hierspec.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
 
-_DEPTHS = (1 / 8, 1 / 4, 1 / 2)  # of a model's layers: exits to try where nothing was trained for it
+_DEPTHS = (1 / 8, 1 / 4, 1 / 2)  # of a model's layers: exits to try if none was trained for it
 _PACKED = {PACKED_FEATURE: FEATURE, PACKED_SMALL: SMALL}
 
 
 def candidate_tiers(
     model: LanguageModel, max_memory: int | None = None, drafts: Sequence[str] | None = None
 ) -> list[TierPlan]:
-    """Everything that could draft for this model and adds at most so many bytes to its memory.
+    """Everything that could draft for this model and adds at most `max_memory` bytes to its memory.
 
     `drafts` are folders and GGUF files of draft models, folders of EAGLE heads, "feature" or "small"; None: those of
     its pack. Its exits are candidates in any case.
@@ -53,7 +53,7 @@ def candidate_tiers(
 
 
 def _exits(model: LanguageModel) -> list[int]:
-    """Layers after which the model may end early: those trained for that, or a few where none was."""
+    """Layers after which the model may exit early: those trained for that, or a few if none was."""
     if model.pack is not None:
         return sorted({*model.pack.exits(), *model.pack.exits_with_norm()})
     if model.config.early_exit is not None:
@@ -75,7 +75,7 @@ def check_drafts_of(source: str | Path | None, drafts: Sequence[str]) -> None:
 
 
 def check_drafts(vocabulary: Vocabulary | None, config: DecoderConfig | None, drafts: Sequence[str]) -> None:
-    """Refuse a draft that is nowhere, that is named twice, or that has other token ids; by its name, in a sentence."""
+    """Refuse a draft that does not exist, is named twice, or has other token ids, in a sentence that names it."""
     if twice := next((draft for number, draft in enumerate(drafts) if draft in drafts[:number]), None):
         raise HierspecError(f"The draft {twice} is named twice; name it once.")
     for draft in drafts:

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
     from hierspec.prompt_ids import Prompt
 
-_FIRST_TRACES = 6  # that all plans are simulated on
+_FIRST_TRACES = 6  # traces on which all plans are simulated
 _FINALISTS = 8  # plans that are then simulated on all traces
-_NOISE = 0.03  # share by which two plans must differ to be told apart by the clock
-_SHORTEST = 4  # tokens of the longest answer: the first step is not counted
+_NOISE = 0.03  # relative difference below which the clock cannot tell two plans apart
+_SHORTEST = 4  # tokens that the longest answer must have: the first step is not counted
 
 
 @dataclass
@@ -63,14 +63,14 @@ class PlanResult:
 
 @dataclass
 class Choice:
-    """All plans: first the best, then those that were run, the fastest first, then the others by their prediction."""
+    """All plans: the best, then those that were run, fastest first, then the others by their prediction."""
 
     results: list[PlanResult]
     figures: Figures
     acceptance: Acceptance
     table: CostTable
-    names: Mapping[str, str]  # of tiers, for people, by `scorer_key`
-    seconds: dict[str, float] = field(default_factory=dict)  # that the steps took
+    names: Mapping[str, str]  # names of tiers, for people, by `scorer_key`
+    seconds: dict[str, float] = field(default_factory=dict)  # by step of the choice
 
     @property
     def best(self) -> PlanResult:
@@ -78,7 +78,7 @@ class Choice:
 
     @property
     def fastest(self) -> PlanResult:
-        """By the clock; the best is one that cannot be told from it, and is simpler."""
+        """The fastest by the clock. The best may be a simpler one that the clock cannot tell from it."""
         run = [result for result in self.results if result.measured is not None]
         return min(run, key=lambda result: result.seconds, default=self.best)
 
@@ -165,8 +165,11 @@ def choose(
 
 
 def _best_first(results: Sequence[PlanResult]) -> list[PlanResult]:
-    """Those that were run, the fastest first, then the others; but first of all the simplest of those that are as fast
-    as the fastest, as far as the clock can tell: tiers that never draft take memory all the same."""
+    """Plans that were run, fastest first, then the others, with the best moved to the front.
+
+    The best is the simplest of those that are as fast as the fastest, as far as the clock can tell: even tiers that
+    never draft take memory.
+    """
     ordered = sorted(results, key=lambda result: (result.measured is None, result.seconds))
     if ordered[0].measured is None:
         return ordered

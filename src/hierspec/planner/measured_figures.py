@@ -22,9 +22,9 @@ def figures_of(
     accepted: Acceptance,
     per_row: Mapping[str, float] | None = None,
 ) -> Figures:
-    """The input of the search, from measured tables. Of two tiers the one that costs more may verify the other.
+    """The input of the search, from measured tables. Of two tiers, the more expensive one may verify the other.
 
-    `per_row` are seconds that each row takes besides, by `scorer_key`.
+    `per_row` are the seconds that each row takes on top of a pass, by `scorer_key`.
     """
     more = {key: (per_row or {}).get(scorer_key(scorer), 0.0) for key, scorer in zip(keys, scorers, strict=True)}
     costs = {
@@ -60,7 +60,7 @@ def _with_more(costs: Costs, per_row: float) -> Costs:
 
 
 def _costs_over(upper: StateScorer, lower: StateScorer, table: CostTable) -> Costs | None:
-    """Costs of verifying drafts of an exit, which have been through the first layers already; None: of no such exit."""
+    """Costs of verifying drafts of an exit, which has already run the first layers; None if it is no such exit."""
     parts, below = table.of(upper), table.of(lower)
     if upper.pool is not lower.pool or not 0 < lower.layers < upper.layers or parts.base is None or below.base is None:
         return None

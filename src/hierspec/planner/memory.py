@@ -1,6 +1,6 @@
-"""What the tiers of a plan add to a model's memory, said before any of them is loaded.
+"""What the tiers of a plan add to a model's memory, known before any of them is loaded.
 
-From shapes alone: configurations of draft models and headers of safetensors files.
+It is computed from shapes alone: configurations of draft models and headers of safetensors files.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def added_weights(model: LanguageModel, plan: Plan) -> dict[str, int | None]:
-    """Bytes of weights by what adds them, nearest to the target first; None where nobody knows before it is fetched.
+    """Bytes of weights by what adds them, nearest to the target first; None if unknown until it is fetched.
 
-    Tiers on the target's own weights add nothing and are left out. What cannot be read is told when it is loaded.
+    Tiers on the target's own weights add nothing and are left out. Files that cannot be read are reported on loading.
     """
     added: dict[str, int | None] = {}
     for tier in plan.tiers:
@@ -38,7 +38,7 @@ def added_weights(model: LanguageModel, plan: Plan) -> dict[str, int | None]:
         if _scores_few(model, tier):
             tokens = model.assembler.catalogue.tokens
             assert tokens is not None
-            weights = None if tier.weights == "int4" else tier.weights  # a head never has fewer than eight
+            weights = None if tier.weights == "int4" else tier.weights  # a head never has fewer than 8 bits
             added["draft vocabulary"] = round(len(tokens) * model.config.hidden * _width(model, weights))
     return added
 

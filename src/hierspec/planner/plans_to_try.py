@@ -18,7 +18,7 @@ PLAIN = "plain"
 LONGEST = 16  # tokens of a block: beyond that, even drafts that are nearly always accepted gain nothing measurable
 _HIERARCHIES = 3  # of the search's results, besides the best of each depth, made into plans
 _LONGEST_ADAPTIVE = 8  # tokens, where a policy ends a tier's blocks
-_WIDEST = 48  # nodes that a pass of a fixed ladder may verify
+_WIDEST = 48  # nodes that a pass of a fixed hierarchy may verify
 
 
 def plans_to_try(
@@ -28,8 +28,10 @@ def plans_to_try(
     by_key: Mapping[str, TierPlan],
     rule: str = "coupled",
 ) -> dict[str, Plan]:
-    """By name, each once: named plans that can run, the search's hierarchies, and both with adaptive lengths. All have
-    this rule."""
+    """Plans by name, each once: named plans that can run, and the search's hierarchies with fixed and adaptive lengths.
+
+    All have this rule, except plain decoding.
+    """
     plans: dict[str, Plan] = {PLAIN: Plan(), **_named(model, tiers, rule)}
     for hierarchy in _chosen(hierarchies):
         configs = hierarchy[1:]
@@ -59,7 +61,7 @@ def fixed_ladder(below: Sequence[TierPlan], hierarchy: HierarchyConfig) -> Plan:
     budgets, longest = list[int](), 0
     for config in reversed(hierarchy):
         budgets.insert(0, max(1, min(longest, _WIDEST)))
-        longest = (config.gather + longest) * config.candidates  # a block's last round may bring that many more
+        longest = (config.gather + longest) * config.candidates  # a block's last round may add that many more
     tiers = tuple(
         replace(tier, gather=config.gather, until=config.until, candidates=config.candidates, budget=budget)
         for tier, config, budget in zip(below, hierarchy[1:], budgets[1:], strict=True)
@@ -72,11 +74,11 @@ def tier_name(tier: TierPlan) -> str:
 
 
 def _named(model: LanguageModel, tiers: Sequence[TierPlan], rule: str) -> dict[str, Plan]:
-    """Named plans whose tiers are all there."""
+    """Named plans whose tiers are all available."""
     sources = {(tier.exit_layer, tier.draft) for tier in tiers}
     plans = {}
     named = {name: model.plan(name) for name in NAMED}
-    for name in sorted(NAMED, key=lambda name: named[name].rule != rule):  # of two that become one, the one that is it
+    for name in sorted(NAMED, key=lambda name: named[name].rule != rule):  # plans that have the rule come first
         plan = named[name]
         if set(plan.stores) & {"lookahead", "corpus"}:
             continue  # lookahead learns from the target's picks after rejected tokens, which no trace has
@@ -88,7 +90,7 @@ def _named(model: LanguageModel, tiers: Sequence[TierPlan], rule: str) -> dict[s
 
 
 def _chosen(hierarchies: Sequence[HierarchyConfig]) -> Iterable[HierarchyConfig]:
-    """The best, and the best of every depth: the formula is the more optimistic the more tiers there are."""
+    """The best few, and the best of every depth: the more tiers there are, the more optimistic the formula is."""
     below = [hierarchy for hierarchy in hierarchies if len(hierarchy) > 1]
     of_depth: dict[int, HierarchyConfig] = {}
     for hierarchy in below:

@@ -1,1 +1,1 @@
-"""What can judge tokens, on any backend: the model, its exits, drafters on its states."""
+"""What can score tokens, on any backend: the model, its exits, drafters on its states."""

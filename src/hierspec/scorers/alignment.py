@@ -1,5 +1,7 @@
-"""What a staircase keeps when its text changes, and what its entries see: loops over entries, compiled, because a
-processor or GPU waits for them between passes."""
+"""What a staircase keeps when its text changes, and what its entries attend to.
+
+These loops over entries are compiled, because the processor or GPU waits for them between passes.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,10 @@ def _child(tokens, parents, same, used, parent, token):  # type: ignore[no-untyp
 def follow(  # type: ignore[no-untyped-def]
     tokens, parents, positions, heights, same, used, context, node_tokens, node_parents
 ):
-    """Put the context behind its first `same` tokens, which are held, and the nodes of a proposal behind it. Keep how
-    far each has come where the same text is held among the entries up to `used`.
+    """Write the context after its first `same` tokens, which are held, and then the nodes of a proposal.
 
-    Returns the entries whose rows are to move, and the entries where these rows are.
+    A token keeps its height if the same text is held among the entries up to `used`. Returns the entries whose rows
+    must be copied from other entries, and those other entries.
     """
     length, count = len(context), len(node_tokens)
     wanted = length + count
@@ -66,8 +68,7 @@ def follow(  # type: ignore[no-untyped-def]
 
 @compiled_brief
 def seen_by(entries, chain, positions, parents, slots):  # type: ignore[no-untyped-def]
-    """How many entries from the first on each of these sees, and the paths of those that are not where their positions
-    are: slots from the context down to the entry, one path after the other, and where each begins and ends."""
+    """What each of these entries attends to, as `Staircase.seen` says it."""
     rows, size = len(entries), 0
     lengths, starts = np.empty(rows, np.int64), np.zeros(rows + 1, np.int64)
     for row in range(rows):

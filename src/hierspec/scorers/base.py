@@ -25,7 +25,7 @@ class Head(Protocol):
     """From states to logits."""
 
     def logits(self, asks: Sequence[Ask], states: Tensor) -> Tensor:
-        """[rows, vocabulary] from states [rows, hidden]: 1 + nodes rows for each ask. Good until the next call."""
+        """[rows, vocabulary] from states [rows, hidden]: 1 + nodes rows for each ask. Valid until the next call."""
 
     def release(self, request: RequestView) -> None:
         """The request has ended."""
@@ -47,14 +47,14 @@ class WholeHead:
 
 @dataclass(frozen=True, eq=False)
 class StateScorer(ABC):
-    """Scores in two halves: states of what is asked about, and a head that turns them into logits."""
+    """Scores in two steps: the states of the asked rows, and a head that turns them into logits."""
 
     name: str
     decoder: Decoder  # the checkpoint's
     pool: StaircasePool  # of the checkpoint's staircases
     layers: int  # of the checkpoint that it runs, or whose states it needs
     head: Head
-    kind: str = ""  # tells its costs from those of another scorer of this name
+    kind: str = ""  # distinguishes its costs from those of another scorer of the same name
 
     @property
     def vocabulary(self) -> int:
@@ -71,7 +71,7 @@ class StateScorer(ABC):
 
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
         for ask in asks:
-            if ask.stats.known is None:  # its first: what is computed of it was computed for others
+            if ask.stats.known is None:  # first call: what is computed now comes from other texts
                 ask.stats.known = 0 if ask.stats.calls else self.known(ask.context)
         try:
             with torch.inference_mode():
@@ -104,25 +104,27 @@ class StateScorer(ABC):
         """[rows, hidden], as the head takes them: 1 + nodes rows for each ask."""
 
     def in_one_call(self, asks: Sequence[Ask]) -> bool:
-        """Whether these are answered without logits of their own: layers, head and picks are one call."""
+        """Whether layers, head and picks run as one call for these, so that their logits never appear."""
         return False
 
     @abstractmethod
     def assume_computed(self, asks: Sequence[Ask], done: int) -> None:
-        """For timing alone: the first `done` positions of these contexts count as computed, whatever is kept for them,
-        and the others as not; layers beneath those of a drafter count as computed everywhere."""
+        """For timing alone: pretend that exactly the first `done` positions of these contexts are computed.
+
+        The checkpoint's layers beneath a drafter's own count as computed everywhere.
+        """
 
     @property
     def pools(self) -> tuple[StaircasePool, ...]:
-        """Of all staircases that it runs on."""
+        """The pools of all staircases that it runs on."""
         return (self.pool,)
 
     def share_of_memory(self, positions: int) -> float:
-        """The part of its KV cache that a text of so many positions takes: 1 is all of it."""
+        """The share of its KV cache that a text of this many positions takes: 1 is all of it."""
         return max(pool.share(positions) for pool in self.pools)
 
     def known(self, context: np.ndarray) -> int:
-        """Tokens at the beginning of a new text that earlier ones have left computed."""
+        """Leading tokens of a new text that are in the KV cache from earlier texts."""
         return self.pool.known(context)
 
     def release(self, request: RequestView) -> None:
@@ -135,14 +137,14 @@ class StateScorer(ABC):
 
 
 def _raw(asks: Sequence[Ask], logits: Tensor) -> list[np.ndarray | None]:
-    """A copy of each ask's logits where they were asked for: masks and the next pass write over these."""
+    """A copy of each ask's logits if it wants them: masks and the next pass overwrite these."""
     parts = logits.split([1 + len(ask.proposal) for ask in asks])
     return [part.cpu().numpy().copy() if ask.logits else None for ask, part in zip(asks, parts, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
 class ModelScorer(StateScorer):
-    """Judges with the first `layers` layers of the checkpoint."""
+    """Scores with the first `layers` layers of the checkpoint."""
 
     writer: PassWriter | None = None  # layers, head and picks in one call, where the backend has that
 
@@ -158,7 +160,7 @@ class ModelScorer(StateScorer):
         return super()._score(asks) if answers is None else answers
 
     def _written(self, asks: Sequence[Ask]) -> list[Answer] | None:
-        """The answers in one call; None where more is lacking than the rows that are asked about."""
+        """The answers in one call; None if more must be computed than the asked rows."""
         assert self.writer is not None
         assert isinstance(self.head, WholeHead)
         staircases = self.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in asks])
@@ -167,7 +169,7 @@ class ModelScorer(StateScorer):
         start = max(int(each.max()) for each in heights)
         if start >= self.layers or any((s.heights[: s.chain - 1] < self.layers).any() for s in staircases):
             return None
-        if any((each < start).any() for each in heights):  # some have come further, mostly for an exit
+        if any((each < start).any() for each in heights):  # some rows are further up, mostly because an exit ran them
             advance(self.decoder, staircases, start, among=asked)
         alone = staircases[0] if len(staircases) == 1 and not asks[0].proposal.tokens else None
         rows = PassRows(

@@ -1,6 +1,6 @@
 """Scorers that live on one checkpoint's states: the model itself, its exits, and what a pack adds to them.
 
-Each is made once, so that the passes of several requests are packed.
+Each is made once, so that the passes of several requests are batched.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ScorerCatalogue:
         return self.decoder.backend.pass_writer(self.decoder)
 
     def whole(self, layers: int) -> ModelScorer:
-        """The model itself, or its exit after so many layers, through the last norm and the whole head."""
+        """The model itself, or its exit after this many layers, through the last norm and the whole head."""
         config = self.decoder.config
         if not 1 <= layers <= config.layers:
             raise HierspecError(f"exit_layer {layers} does not exist: {self.name} has {config.layers} layers.")
@@ -126,7 +126,7 @@ class ScorerCatalogue:
         norm = None if branch.norm is None else branch.norm.to(last)
         join = self._join(branch.fc, branch.fc_bias, weights)
         first = join if branch.first is None else self._join(branch.first, None, weights)
-        # States at taps are normalised and not weighted: a norm of ones.
+        # States at taps are normalised without weights: a norm of ones.
         first_norms = torch.stack([last, *(torch.ones_like(last) for _ in branch.taps)])
         own_norm = None if norm is None else norm[None]
         head, layer = self.head(norm, small, weights), self._layer(branch, weights)
@@ -208,7 +208,7 @@ class ScorerCatalogue:
     def head(
         self, norm: Tensor | None, small: bool, weights: str | None = None, tokens: np.ndarray | None = None
     ) -> Head:
-        """A head behind this norm (None: nothing is normed) that scores the draft vocabulary, or all of it."""
+        """A head after this norm (None: no norm) that scores the draft vocabulary, or the whole one."""
         if tokens is None:
             tokens = self.tokens if small else np.arange(self.decoder.config.vocabulary, dtype=np.int32)
         if not small and norm is not None:
@@ -222,12 +222,12 @@ class ScorerCatalogue:
         return None if self.pack is None else self.pack.draft_vocabulary()
 
     def weight_bytes(self) -> int:
-        """Of what was added to the checkpoint's own weights."""
+        """Bytes of the weights beyond the checkpoint's own."""
         layers = sum(layer.decoder.weight_bytes for layer in self._layers())
         return layers + self._bytes + sum(shortlist.bytes for shortlist in self._shortlists.values())
 
     def bytes_held(self) -> int:
-        """Of keys, values and states of added layers."""
+        """Bytes of keys, values and states of the added layers."""
         return sum(layer.pool.bytes_held() for layer in self._layers())
 
     def clear(self) -> None:
@@ -246,8 +246,7 @@ class ScorerCatalogue:
         return len(self.tokens) if small and self.tokens is not None else self.decoder.config.vocabulary
 
     def format(self, weights: str | None, config: DecoderConfig | None = None) -> str:
-        """How weights of a drafter are stored: a draft may always have 8 bits where the backend has them; `weights`
-        says otherwise."""
+        """The format of a drafter's weights: `weights` if given, else int8 if the backend has it."""
         backend, config = self.decoder.backend, config or self.decoder.config
         if weights is None and not backend.refuses(config, "int8"):
             return "int8"
@@ -270,7 +269,7 @@ class ScorerCatalogue:
         return self._with_pool(backend.layers(branch.config, named, self.format(weights, branch.config)))
 
     def _named(self, branch: Branch) -> dict[str, Tensor]:
-        """What a decoder of the branch's layers needs: nothing is embedded there, and others norm what it gives."""
+        """The tensors that a decoder of the branch's layers needs; it does not embed, nor normalise its output."""
         return {
             "model.embed_tokens.weight": torch.empty(0, branch.config.hidden, dtype=self.decoder.dtype),
             "model.norm.weight": self.decoder.norm if branch.norm is None else branch.norm,
@@ -281,7 +280,7 @@ class ScorerCatalogue:
         return Layer(decoder, StaircasePool(decoder, self.pool.budget))
 
     def _layers(self) -> list[Layer]:
-        """Those of the scorers that were made."""
+        """The layers of all scorers made so far."""
         return [scorer.layer for scorer in self._scorers.values() if isinstance(scorer, BranchScorer)]
 
     def _join(self, matrix: Tensor, bias: Tensor | None, weights: str | None) -> Join:

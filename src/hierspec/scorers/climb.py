@@ -1,4 +1,4 @@
-"""Brings the tokens of texts up the layers of a decoder, each layer range only where it is lacking."""
+"""Runs tokens of texts through the layers of a decoder, each layer range only for those that lack it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def advance(
     source: Source | None = None,
     among: Sequence[np.ndarray] | None = None,
 ) -> None:
-    """Bring entries of these staircases up to `to_layer`.
+    """Compute entries of these staircases up to `to_layer`.
 
-    `source` gives what enters the first layer, by default the tokens' embeddings. `among` are the entries of each
-    staircase that are meant, by default all; what they see must be there, or be among them.
+    `source` gives the input of the first layer, by default the tokens' embeddings. `among` limits the work to some
+    entries of each staircase; what they attend to must be computed already, or be among them.
     """
     if among is None:
         pending = [np.flatnonzero(s.heights[: s.used] < to_layer) for s in staircases]
@@ -40,24 +40,24 @@ def advance(
             chunk.append(entries[:room])
             room -= len(chunk[-1])
             pending[number] = entries[len(chunk[-1]) :]
-        # The lowest first, up to where others wait to go on with them.
+        # Start with the lowest entries, and let others join where they have stopped.
         levels = sorted({int(h) for s, entries in zip(staircases, chunk, strict=True) for h in s.heights[entries]})
         for start, stop in pairwise([*levels, to_layer]):
             _climb(decoder, staircases, chunk, start, stop, source)
 
 
 def states_after(staircases: Sequence[Staircase], tap: int) -> Tensor:
-    """States from which comes what follows each context, then what follows each of its nodes. [rows, hidden]"""
+    """[rows, hidden]: for each text the state of its last context token, then those of its nodes."""
     parts = [read(staircase, tap, slice(staircase.chain - 1, staircase.used)) for staircase in staircases]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def read(staircase: Staircase, tap: int, entries: slice | np.ndarray) -> Tensor:
-    """The states of these entries, which rise; a view where their slots are neighbours."""
+    """The states of these entries, which are sorted; a view if their slots are contiguous."""
     slots = staircase.slots[entries]
     first, last = int(slots[0]), int(slots[-1])
     states = staircase.memory.states[tap]
-    # Slots within a page rise with the entries, so a page boundary is all that can come in between.
+    # Slots within a page rise with the entries, so only a page boundary can break them up.
     if last - first + 1 == len(slots) and (last - first < staircase.memory.page or (np.diff(slots) == 1).all()):
         return states[first : last + 1]
     return states[torch.as_tensor(slots, device=states.device)]
@@ -71,7 +71,7 @@ def _climb(
     stop: int,
     source: Source | None,
 ) -> None:
-    """Layers start..stop, both taps or the bottom, for the entries of the chunk that have come to `start`."""
+    """Run layers start..stop, each a tap or the bottom, on the entries of the chunk that have got to `start`."""
     climbing: list[tuple[Staircase, np.ndarray]] = []
     inputs: list[Tensor] = []
     for staircase, entries in zip(staircases, chunk, strict=True):
@@ -87,7 +87,7 @@ def _climb(
             inputs.append(source(staircase, entries))
     if not climbing:
         return
-    # What is read may be a view of the memory, and a decoder may write over what it is given.
+    # What was read may be a view of the memory, and a decoder may overwrite its input.
     hidden = torch.cat(inputs) if len(inputs) > 1 else inputs[0].clone() if start else inputs[0]
     decoder.run(climbing[0][0].memory, joined_batch(climbing), hidden, start, stop)
     for staircase, entries in climbing:

@@ -1,7 +1,7 @@
 """Scorers with layers of their own beside a checkpoint's: adapters of exits, feature drafters, small models.
 
 Those layers, mostly one, have a staircase of their own, aligned to the same context and proposal as the checkpoint's.
-So it is a memo like any other: what is lacking is computed, what is kept is computed once.
+So it is a cache like any other: what is missing is computed, and what is kept is computed once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hierspec.scorers.staircase import KEYS_ONLY, Staircase
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The layer of a branch and what it has computed."""
+    """The layers of a branch, and the pool of what they have computed."""
 
     decoder: Decoder
     pool: StaircasePool
@@ -72,7 +72,7 @@ class AdapterScorer(BranchScorer):
         under = {id(staircase): low for staircase, low in zip(staircases, beneath, strict=True)}
 
         def source(staircase: Staircase, entries: np.ndarray) -> Tensor:
-            # Entries of the two staircases are the same ones: both hold this context and this proposal.
+            # Both staircases hold this context and this proposal, so their entries correspond.
             return read(under[id(staircase)], tap, entries).to(self.layer.decoder.dtype, copy=True)
 
         advance(self.layer.decoder, staircases, self.layer.decoder.config.layers, source)
@@ -81,7 +81,7 @@ class AdapterScorer(BranchScorer):
 
 @dataclass(frozen=True, eq=False)
 class SmallScorer(BranchScorer):
-    """A small model with the checkpoint's embeddings: all its layers are its own, and it needs none of its states."""
+    """A small model with the checkpoint's embeddings: all its layers are its own, and it needs no hidden states."""
 
     def states(self, asks: Sequence[Ask]) -> Tensor:
         staircases = self.layer.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in asks])
@@ -96,19 +96,20 @@ class SmallScorer(BranchScorer):
 
 @dataclass(frozen=True, eq=False)
 class FeatureScorer(BranchScorer):
-    """Layers on the token's embedding and the feature of the position before it.
+    """Layers whose input is a token's embedding and the feature of the position before it.
 
-    Up to the last token but one that the target has written, a feature is the checkpoint's last state, normalised: the
-    target computes it anyway. States after other layers may be beside it, or replace it. Beyond that a feature is the
-    drafter's own state. So a draft depends on the context and on how much of it is written, never on what is cached.
+    Up to the last token but one that the target has written, a feature is the checkpoint's last hidden state,
+    normalised: the target computes it anyway. States after other layers may be added to it, or replace it. Beyond that
+    a feature is the drafter's own state. So a draft depends on the context and on how much of it is written, never on
+    what is cached.
     """
 
-    first: Join = field(kw_only=True)  # where features are the checkpoint's
-    join: Join = field(kw_only=True)  # where they are its own
+    first: Join = field(kw_only=True)  # for features of the checkpoint
+    join: Join = field(kw_only=True)  # for features of its own
     # Layers of the checkpoint whose states are its features; the pool keeps them.
     reads: tuple[int, ...] = field(kw_only=True)
-    first_norms: Tensor | None = field(kw_only=True)  # [reads, hidden]: of those; None: as they are
-    norm: Tensor | None = field(kw_only=True)  # [1, hidden], of its own; None: as the layers give them
+    first_norms: Tensor | None = field(kw_only=True)  # [reads, hidden]: norms of those states; None: no norm
+    norm: Tensor | None = field(kw_only=True)  # [1, hidden]: norm of its own states; None: no norm
     skips_first: bool = False  # there is no entry for the text's first token
     writer: DraftWriter | None = None  # several tokens in one call, where the backend has that
 
@@ -127,7 +128,7 @@ class FeatureScorer(BranchScorer):
         return super()._score(asks) if answer is None else [answer]
 
     def _written(self, ask: Ask) -> Answer | None:
-        """The answer in one call; None where more is lacking than the end of the text."""
+        """The answer in one call; None if more must be computed than the end of the text."""
         writer = self.writer
         assert writer is not None
         [staircase], [text] = self._aligned([ask])
@@ -160,8 +161,10 @@ class FeatureScorer(BranchScorer):
         return answer
 
     def _read(self, staircase: Staircase, entries: np.ndarray, text: _Features, writer: DraftWriter) -> None:
-        """Of these entries, which follow features of the checkpoint, only keys and values: nobody asks what comes
-        after them."""
+        """Compute only keys and values of these entries, since nobody needs their states.
+
+        All of them follow features of the checkpoint.
+        """
         for start in range(0, len(entries), CHUNK):
             chunk = entries[start : start + CHUNK]
             writer.read(staircase.memory, batch_of(staircase, chunk), self._joined(staircase, chunk, text))
@@ -175,7 +178,8 @@ class FeatureScorer(BranchScorer):
             return self._joined(staircase, entries, features[id(staircase)])
 
         drafter = self.layer.decoder
-        # What follows a state of the drafter's own waits for it: wave by wave, mostly one.
+        # An entry that follows one of the drafter's own states must wait for it, so entries are computed in waves
+        # (mostly one).
         waiting = True
         while waiting:
             waves = [_ready(staircase, features[id(staircase)].count) for staircase in staircases]
@@ -184,7 +188,7 @@ class FeatureScorer(BranchScorer):
         return states_after(staircases, 0)
 
     def _aligned(self, asks: Sequence[Ask]) -> tuple[list[Staircase], list[_Features]]:
-        """The staircases of these asks, and what the features of their texts are, computed where they were lacking."""
+        """The staircases of these asks and the features of their texts, computed where they were missing."""
         skipped = [int(self.skips_first and len(ask.context) > 1) for ask in asks]
         staircases = self.layer.pool.prepare(
             [(ask.request, ask.context[skip:], ask.proposal) for ask, skip in zip(asks, skipped, strict=True)]
@@ -195,11 +199,11 @@ class FeatureScorer(BranchScorer):
             written = min(len(ask.request.prompt) + len(ask.request.output), len(ask.context))
             count, made = max(written - skip, 0), staircase.from_features or 0
             if made != count:
-                # Between the two numbers features change, and after them what saw those.
+                # The features between the two counts change, and with them all later entries.
                 self.layer.pool.recompute(staircase, min(made, count))
             staircase.from_features = count
             if count and staircase.heights[count - 1] == KEYS_ONLY:
-                self.layer.pool.recompute(staircase, count - 1)  # its state is asked for, or what comes next follows it
+                self.layer.pool.recompute(staircase, count - 1)  # the head or the next entry needs its state now
             text = _Features(count, skip)
             features.append(text)
             if not staircase.heights[:count].all():
@@ -230,7 +234,7 @@ class FeatureScorer(BranchScorer):
 
     def _joined(self, staircase: Staircase, entries: np.ndarray, text: _Features) -> Tensor:
         """What enters the layers at these entries. [entries, hidden]"""
-        count = int(np.searchsorted(entries, text.count))  # entries rise; so many follow features of the checkpoint
+        count = int(np.searchsorted(entries, text.count))  # entries are sorted; this many follow checkpoint features
         parts = []
         if count:
             low = text.beneath
@@ -246,7 +250,7 @@ class FeatureScorer(BranchScorer):
 
 
 def _slots(staircase: Staircase, entries: np.ndarray) -> np.ndarray:
-    """Of the memory; -1 for an entry before the first."""
+    """The memory slots of these entries; -1 for an entry before the first."""
     slots = staircase.slots[entries]
     slots[entries < 0] = -1
     return slots
@@ -254,12 +258,12 @@ def _slots(staircase: Staircase, entries: np.ndarray) -> np.ndarray:
 
 @dataclass(eq=False)
 class _Features:
-    """What the features of one text are in one call."""
+    """Where the features of one text come from in one call."""
 
     count: int  # entries that follow features of the checkpoint
     skip: int  # entries of the checkpoint's staircase before the first
-    lacking: bool = False  # some of those are to be computed
-    beneath: Staircase | None = None  # the checkpoint's, where they are
+    lacking: bool = False  # some of those entries must be computed
+    beneath: Staircase | None = None  # the checkpoint's staircase, which holds the features
 
     def slots(self, entries: np.ndarray) -> np.ndarray:
         """Where the features of these entries are."""
@@ -268,7 +272,7 @@ class _Features:
 
 
 def _charge_target(asks: Sequence[Ask], seconds: float) -> None:
-    """These were layers of the target's, mostly a whole prompt, which it will find computed: not a draft's time."""
+    """Count this time as the target's: its own layers ran, mostly over a prompt, and it will find them computed."""
     for ask in asks:
         tiers = ask.request.stats.tiers
         if tiers and tiers[0] is not ask.stats:
@@ -277,7 +281,7 @@ def _charge_target(asks: Sequence[Ask], seconds: float) -> None:
 
 
 def _ready(staircase: Staircase, from_features: int) -> tuple[np.ndarray, int]:
-    """Entries to be computed whose feature is there, and how many others there are."""
+    """Entries to compute whose feature is available, and how many others must still wait."""
     pending = np.flatnonzero(staircase.heights[: staircase.used] == 0)
     parents = staircase.parents[pending]
     ready = pending[(pending < from_features) | (parents < 0) | (staircase.heights[parents] > 0)]

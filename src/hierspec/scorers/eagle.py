@@ -1,4 +1,4 @@
-"""What only an EAGLE-3 head has: a layer that reads two states, and a head of its own. Through torch."""
+"""What only an EAGLE-3 head has: a layer that reads two states, and a head of its own. Both run in torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hierspec.core.interfaces import Ask, RequestView
 
 
 class EagleDecoder(TorchDecoder):
-    """One layer on rows [rows, 2 * hidden]: embeddings and, beside them, features, to which it adds."""
+    """One layer on rows [rows, 2 * hidden]: embedding and feature. Its residual stream is the feature."""
 
     def __init__(self, backend: Backend, config: DecoderConfig, weights: Mapping[str, Tensor]) -> None:
         super().__init__(backend, config, weights)
@@ -31,7 +31,7 @@ class EagleDecoder(TorchDecoder):
 
 
 class EagleJoin:
-    """`Join` for such rows. With a matrix a feature is that on the states at all taps, else the state itself."""
+    """`Join` for such rows. With a matrix, features are projected from the states at all taps; else they are states."""
 
     def __init__(self, decoder: Decoder, matrix: Tensor | None) -> None:
         self._decoder = decoder
@@ -52,7 +52,7 @@ class EagleJoin:
 
 
 class OwnHead:
-    """A head of its own, which scores some tokens and no others."""
+    """A head of its own that scores only some of the tokens."""
 
     def __init__(self, weight: Tensor, norm: Tensor, tokens: np.ndarray, vocabulary: int, eps: float) -> None:
         self._weight, self._norm, self._vocabulary, self._eps = weight, norm, vocabulary, eps
@@ -69,7 +69,7 @@ class OwnHead:
         for ask, rows in zip(asks, parts, strict=True):
             bias = ask.request.sampling.logit_bias or {}
             forbidden = {token for token, value in bias.items() if value == -math.inf}
-            if self._scored <= forbidden:  # one token that may be written, so that there is something to draft
+            if self._scored <= forbidden:  # allow one other token, so that there is something to draft
                 rows[:, next(token for token in range(self._vocabulary) if token not in forbidden)] = 0
         return logits
 

@@ -1,4 +1,4 @@
-"""Logits of tokens that a request's grammar forbids become minus infinity, so that nobody picks them."""
+"""Masks tokens that a request's grammar forbids: their logits become minus infinity, so that nobody picks them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hierspec.core.interfaces import Ask
 
 
 def mask(asks: Sequence[Ask], logits: Tensor) -> None:
-    """In the rows of asks whose requests have a constraint, in place: 1 + nodes rows for each ask."""
+    """Mask the rows of requests that have a constraint, in place: 1 + nodes rows for each ask."""
     first, vocabulary = 0, logits.shape[1]
     for ask in asks:
         constraint = ask.request.constraint

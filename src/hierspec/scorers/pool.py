@@ -1,4 +1,4 @@
-"""The staircases of one checkpoint, by request, within a stated number of bytes."""
+"""The staircases of one checkpoint, by request, within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ _Result = TypeVar("_Result")
 
 
 class StaircasePool:
-    """Ended requests leave their staircases behind for a later prompt with a common prefix (the next turn of a chat),
-    and running ones share what is finished of theirs with a new one. When memory is short the longest unused ones go
-    first, those of ended requests before all others; a running request that lost its own computes it again.
+    """The KV cache of running requests, and a prefix cache of ended ones.
 
-    Whatever changes staircases or pages runs whole, or what it touched is forgotten: Ctrl-C and failed allocations come
-    anywhere. Where even forgetting was interrupted, everything is forgotten before the next change.
+    Ended requests leave their staircases for a later prompt with a common prefix (the next turn of a chat); running
+    ones share their finished entries with new ones. When memory is short, the least recently used are evicted, those of
+    ended requests first. A running request that lost its staircase computes it again.
+
+    A change of staircases or pages that is interrupted (Ctrl-C, a failed allocation) makes the pool forget what it
+    touched. If even that is interrupted, everything is forgotten before the next change.
     """
 
     def __init__(self, decoder: Decoder, budget: int) -> None:
@@ -35,14 +37,14 @@ class StaircasePool:
         self._pages: Pages | None = None  # reserved when first asked for
         self._running: weakref.WeakKeyDictionary[RequestView, Staircase] = weakref.WeakKeyDictionary()
         self._idle: list[Staircase] = []
-        self._use: dict[Staircase, None] = {}  # all of them, least recently used first; who is not in it is forgotten
-        self._changing = False  # something is half done
+        self._use: dict[Staircase, None] = {}  # all of them, least recently used first; others are forgotten
+        self._changing = False  # a change runs, or was interrupted
 
     def add_tap(self, layer: int) -> None:
         """Keep states after this layer too."""
         if layer not in self.taps:
             self._drop_memory()
-            self.taps = tuple(sorted({*self.taps, layer}))  # last: the memory has room for these taps and no others
+            self.taps = tuple(sorted({*self.taps, layer}))  # only now: memory is made for exactly these taps
 
     def clear(self) -> None:
         """Forget everything. Never changes what is written."""
@@ -58,27 +60,27 @@ class StaircasePool:
         return list(self._use)
 
     def bytes_held(self) -> int:
-        """Of the pages that hold something; those that several texts share count once."""
+        """Bytes of the pages in use; pages that several texts share count once."""
         return 0 if self._pages is None else self._pages.in_use * self._pages.memory.bytes_per_page
 
     def share_of_running(self) -> float:
-        """Which share of the pages running requests hold. What ended ones left behind may go at any time."""
+        """The share of all pages that running requests hold. Those of ended requests may be evicted at any time."""
         if self._pages is None:
             return 0.0
         pages = {int(page) for staircase in self._running.values() for page in staircase.table}
         return len(pages) / self._pages.memory.pages
 
     def share(self, positions: int) -> float:
-        """The part of all pages that a text of so many positions takes."""
+        """The share of all pages that a text of this many positions takes."""
         memory = self.pages.memory
         return -(-positions // memory.page) / memory.pages
 
     def release(self, request: RequestView) -> None:
-        """The request has ended; a later one may go on from what was computed for it."""
+        """The request has ended; a later one may reuse what was computed for it."""
         self._change(self._running.get(request), self._make_idle, request)
 
     def known(self, context: np.ndarray) -> int:
-        """How much of the beginning of a new request's context is computed here already."""
+        """Leading tokens of a new request's context that are already computed here."""
         left = [staircase.common(context) for staircase in self._idle]
         shared = [staircase.finished(context) for staircase in self._use]
         return max((*left, *shared), default=0)
@@ -115,13 +117,13 @@ class StaircasePool:
         *arguments: _Arguments.args,
         **named: _Arguments.kwargs,
     ) -> _Result:
-        """Run a change of this staircase, or of a new one, and of the pages."""
+        """Run a change of this staircase (None: of a new one) and of the pages. If it fails, forget what it touched."""
         if self._changing:
             self.clear()
         self._changing = True
         try:
             result = change(*arguments, **named)
-        except BaseException:  # Ctrl-C included: what is half moved must not be read again
+        except BaseException:  # Ctrl-C included: entries that are half moved must not be read again
             if staircase is not None:
                 self._use.pop(staircase, None)
             self._keep_only_used()
@@ -133,7 +135,7 @@ class StaircasePool:
     def _prepare(self, request: RequestView, context: np.ndarray, proposal: Proposal, pinned: list[Staircase]) -> None:
         running = self._running.get(request)
         staircase = self._begun(context, pinned) if running is None else running
-        self._use.pop(staircase, None)  # while it changes nobody finds it
+        self._use.pop(staircase, None)  # nobody finds it while it changes
         pinned.append(staircase)
         same, entries = staircase.common(context), len(context) + len(proposal)
         lacking = staircase.pages_lacking(entries, same)
@@ -157,11 +159,11 @@ class StaircasePool:
             self._forget(self._idle[0])
 
     def _begun(self, context: np.ndarray, pinned: list[Staircase]) -> Staircase:
-        """The staircase of a new request: one that an ended request left, the beginning of one in use, or a new one."""
+        """A new request's staircase: one left by an ended request, a shared prefix of another, or an empty one."""
         left = max(self._idle, key=lambda staircase: staircase.common(context), default=None)
         common = 0 if left is None else left.common(context)
         page = self.pages.memory.page
-        if left is not None and common and common + page > left.chain:  # hardly more than what is wanted
+        if left is not None and common and common + page > left.chain:  # less than a page of it goes unused
             self._leave_out(left)
             return left
         best = max(self._use, key=lambda staircase: staircase.finished(context), default=None)
@@ -177,15 +179,17 @@ class StaircasePool:
         if pages.free < lacking:
             needed = (pages.in_use + lacking) * pages.memory.bytes_per_page
             if pages.memory.pages < self.budget // pages.memory.bytes_per_page:
-                self._drop_memory()  # the machine had less to give when it was reserved; it may have more next time
+                self._drop_memory()  # the machine had less free when it was reserved, and may have more next time
             raise OutOfMemory(
                 f"Keys and values need {needed / 2**20:.1f} MiB, more than the {self.budget / 2**20:.1f} MiB that they "
                 "may take or than the machine has; raise --kv-memory, or run fewer or shorter requests."
             )
 
     def _evict(self, pinned: list[Staircase]) -> bool:
-        """Forget the one that was unused for longest, if there is one that may go: what ended requests left goes before
-        what running ones need again."""
+        """Forget the least recently used staircase that is not pinned, those of ended requests first.
+
+        Returns whether there was one.
+        """
         for staircase in (*self._idle, *self._use):
             if not any(staircase is needed for needed in pinned):
                 self._forget(staircase)
@@ -197,14 +201,14 @@ class StaircasePool:
         staircase.release()
 
     def _leave_out(self, staircase: Staircase) -> None:
-        """Let no request find it any more."""
+        """Remove it from all lists, so that no request finds it any more."""
         self._use.pop(staircase, None)
         self._idle = [other for other in self._idle if other is not staircase]
         for request in [request for request, held in self._running.items() if held is staircase]:
             del self._running[request]
 
     def _keep_only_used(self) -> None:
-        """Bring lists and counts in line with `_use`, after a change that did not come to its end."""
+        """Bring lists and counts in line with `_use` after an interrupted change."""
         self._idle = [staircase for staircase in self._idle if staircase in self._use]
         for request in [request for request, staircase in self._running.items() if staircase not in self._use]:
             del self._running[request]
@@ -212,6 +216,6 @@ class StaircasePool:
             self._pages.recount(self._use)
 
     def _drop_memory(self) -> None:
-        """Forget everything, and reserve memory anew when it is next asked for."""
+        """Forget everything; memory is reserved again when it is next needed."""
         self.clear()
         self._pages = None

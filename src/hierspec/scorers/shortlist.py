@@ -1,7 +1,7 @@
 """A head that scores a draft vocabulary: frequent tokens, and those that a request itself brings.
 
-What it does not score has the logit minus infinity, so picks and distributions are made as usual. It only drafts: what
-it leaves out the target can still write.
+Tokens that it does not score have the logit minus infinity, so picks and distributions are made as usual. It only
+drafts: the target can still write the tokens that it leaves out.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def added_tokens(request: RequestView, frequent: np.ndarray) -> np.ndarray:
     added = np.setdiff1d(added, frequent, assume_unique=True).astype(np.int32)
     forbidden = [token for token, value in bias.items() if value == -math.inf]
     if forbidden and not len(np.setdiff1d(np.union1d(added, frequent), forbidden)):
-        # Everything is forbidden that would be scored: one token that is not, so that there is something to draft.
+        # All scored tokens are forbidden: add one that is not, so that there is something to draft.
         left = np.setdiff1d(np.arange(len(frequent) + len(added) + len(forbidden) + 1), forbidden)
         added = np.union1d(added, left[:1]).astype(np.int32)
     return added

@@ -14,8 +14,7 @@ from hierspec.scorers.pool import StaircasePool
 
 
 class SkippingDecoder:
-    """A decoder that leaves layers out. From the first of them on its states are not the model's, so it needs a
-    pool of its own."""
+    """A decoder that leaves layers out. It needs a pool of its own: from the first of them on its states differ."""
 
     def __init__(self, decoder: Decoder, skipped: Collection[int]) -> None:
         layers = decoder.config.layers
@@ -42,7 +41,7 @@ class SkippingDecoder:
         return self._decoder.logits(states, norm)
 
     def run(self, memory: Memory, batch: Batch, hidden: Tensor, start: int, stop: int) -> Tensor:
-        """The layers of start..stop that are not skipped, in runs of neighbours."""
+        """Run the layers of start..stop that are not skipped, in contiguous ranges."""
         first = start
         for layer in range(start, stop + 1):
             if layer < stop and self._runs[layer]:
@@ -50,7 +49,7 @@ class SkippingDecoder:
             if first < layer:
                 hidden = self._decoder.run(memory, batch, hidden, first, layer)
                 self.layer_rows += len(batch.positions) * (layer - first)
-            if layer < stop and layer + 1 in memory.taps:  # nobody has run this one, and its states are asked for
+            if layer < stop and layer + 1 in memory.taps:  # a skipped layer at a tap: states pass through it
                 memory.states[memory.taps.index(layer + 1), batch.slots] = hidden
             first = layer + 1
         return hidden

@@ -25,7 +25,7 @@ from hierspec.core.errors import OutOfMemory
 from hierspec.core.proposal import Proposal
 from hierspec.scorers.alignment import follow, seen_by
 
-KEYS_ONLY = -1  # a height: keys and values of all layers are there, and no state. What comes later needs no more
+KEYS_ONLY = -1  # a height: keys and values of all layers are there, but no state; later tokens need no more
 
 _NO_PATHS = np.zeros(0, np.int64)
 
@@ -36,8 +36,8 @@ class Pages:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self._holders: dict[int, int] = {}
-        self._returned: list[int] = []  # those that were in use before, the last one first: still in caches
-        self._unused = 0  # pages from this one on have never been in use
+        self._returned: list[int] = []  # used before; the last is taken first: it may still be in caches
+        self._unused = 0  # pages from this one on were never in use
 
     @property
     def in_use(self) -> int:
@@ -66,7 +66,7 @@ class Pages:
         return self._holders[page]
 
     def recount(self, staircases: Iterable[Staircase]) -> None:
-        """Count holders again, after something was interrupted between taking a page and noting it."""
+        """Count holders again, after an interruption between taking a page and noting it."""
         self._holders = dict(Counter(int(page) for staircase in staircases for page in staircase.table))
         self._returned = [page for page in range(self._unused) if page not in self._holders]
 
@@ -79,7 +79,7 @@ class Pages:
 
 
 class Staircase:
-    """One text. Entry i < `chain` is position i of the context; the proposal's nodes come behind it."""
+    """One text. Entry i < `chain` is position i of the context; the proposal's nodes come after it."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages
@@ -93,16 +93,16 @@ class Staircase:
         self.slots = np.zeros(0, np.int64)  # of the memory, by entry
         self.heights = np.zeros(0, np.int32)  # layers that an entry has been through: 0, a tap or `KEYS_ONLY`
         self._shared = 0  # leading pages that others may hold too
-        # For a drafter on a checkpoint's states: so many entries were made from those. Others share no more.
+        # For a drafter on a checkpoint's states: leading entries made from those. Only these can be shared.
         self.from_features: int | None = None
-        self.assumed = False  # for timing it holds what was never computed: nobody else may read it
+        self.assumed = False  # holds entries that were never computed, for timing: nobody else may read it
 
     @property
     def capacity(self) -> int:
         return len(self.tokens)
 
     def pages_lacking(self, entries: int, same: int) -> int:
-        """Pages to be taken before so many entries fit, where those behind the first `same` will change."""
+        """Pages to take before `entries` entries fit, if those after the first `same` will change."""
         page = self.memory.page
         lacking = max(-(-entries // page) - len(self.table), 0)
         first = same // page
@@ -111,17 +111,17 @@ class Staircase:
         return lacking
 
     def reserve(self, entries: int) -> None:
-        """Take the pages for so many entries."""
+        """Take the pages for this many entries."""
         lacking = -(-entries // self.memory.page) - len(self.table)
         if lacking > 0:
             self._hold([*self.table.tolist(), *(self._pages.take() for _ in range(lacking))])
 
     def _hold(self, pages: list[int]) -> None:
-        """Let these be its pages, with room to say what is in them."""
+        """Use these pages, and make room in the arrays that describe their entries."""
         page = self.memory.page
         self.table = np.array(pages, np.int64)
         if len(pages) * page > self.capacity:
-            # Twice as many as before, so that a long text is not copied at every page.
+            # Double the capacity, so that a long text is not copied at every page.
             room = np.zeros(max(len(pages) * page, 2 * self.capacity) - self.capacity, np.int32)
             self.tokens = np.append(self.tokens, room)
             self.heights = np.append(self.heights, room)
@@ -138,7 +138,7 @@ class Staircase:
         return first if differs[first] else size
 
     def finished(self, context: np.ndarray) -> int:
-        """How many of those have been through every layer, so that others may read them."""
+        """How many of the tokens of `common` have been through every layer, so that others may read them."""
         size = 0 if self.assumed else self.common(context)
         if self.from_features is not None:
             size = min(size, self.from_features)
@@ -148,8 +148,10 @@ class Staircase:
         return first if size and below[first] else size
 
     def share(self, context: np.ndarray, count: int) -> Staircase:
-        """A new staircase that begins with `count` finished tokens of this one: full pages are held by both, the rest
-        is copied. There must be a free page."""
+        """A new staircase that begins with `count` finished tokens of this one.
+
+        Full pages are shared, the rest is copied. There must be a free page.
+        """
         other, page = Staircase(self._pages), self.memory.page
         full = count // page
         other._hold(self.table[:full].tolist())
@@ -181,9 +183,11 @@ class Staircase:
         self.heights[done : self.used] = 0
 
     def add_computed(self, start: int, tokens: Sequence[int], height: int) -> None:
-        """These tokens now follow the chain, in slots that were free. They and the last entry before them have been
-        through so many layers; of the entries from `start` up to that one there are keys and values. There are no
-        nodes."""
+        """Append tokens to the chain that the backend has computed in the slots after it. There are no nodes.
+
+        They and the last entry before them have been through `height` layers. The entries from `start` up to that one
+        have keys and values only.
+        """
         first, end = self.chain, self.chain + len(tokens)
         self.tokens[first:end] = tokens
         self._number(first, end)
@@ -207,8 +211,8 @@ class Staircase:
         if same // self.memory.page < self._shared:
             self._unshare(same)
         if self.used in (same, self.chain) and not proposal.tokens:
-            # Nothing that is held can follow: where the context leaves the chain there are no nodes. So it is in
-            # drafting, token by token, where every microsecond counts.
+            # Nothing that is held can be reused after `same`, so there is nothing to search. This is the path of
+            # drafting token by token, where every microsecond counts.
             self._put_context(context, same)
             self.heights[same:length] = 0
             self.chain = self.used = length
@@ -222,13 +226,13 @@ class Staircase:
         self.chain, self.used = length, wanted
 
     def seen(self, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """How many entries from the first on each of these sees, and what beyond them: slots from the context down to
-        itself, one path after the other, and where each begins and ends.
+        """What each of these entries attends to: the number of leading entries, and a path of slots beyond them.
 
-        An entry that is where its position is has all entries before it as its ancestors, also if they are nodes: for
-        backends that is cheaper than a path.
+        Returns these numbers, where each path begins and ends, and the paths one after the other, from the context down
+        to the entry itself. An entry whose index is its position has all entries before it as ancestors, even if they
+        are nodes. It needs no path, which is cheaper for backends.
         """
-        if entries[-1] < self.chain:  # they rise
+        if entries[-1] < self.chain:  # entries are sorted
             return entries + 1, np.zeros(len(entries) + 1, np.int64), _NO_PATHS
         return seen_by(entries, self.chain, self.positions, self.parents, self.slots)
 
@@ -238,12 +242,12 @@ class Staircase:
         self._number(same, length)
 
     def _number(self, first: int, end: int) -> None:
-        """These entries follow each other."""
+        """Let each of these entries follow the one before it."""
         self.parents[first:end] = np.arange(first - 1, end - 1)
         self.positions[first:end] = np.arange(first, end)
 
     def _unshare(self, start: int) -> None:
-        """Have pages of its own from the entry `start` on, with what is held in them."""
+        """Replace shared pages from the entry `start` on by copies of its own."""
         page, first = self.memory.page, start // self.memory.page
         for index in range(first, self._shared):
             number = int(self.table[index])

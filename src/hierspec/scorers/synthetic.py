@@ -55,7 +55,7 @@ class SyntheticScorer:
         return self.inner.vocabulary
 
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
-        asks = [replace(ask, ahead=None) for ask in asks]  # it would go on from picks that are then replaced
+        asks = [replace(ask, ahead=None) for ask in asks]  # else it would go on from picks that are replaced afterwards
         return [self._replaced(ask, answer) for ask, answer in zip(asks, self.inner.score(asks), strict=True)]
 
     def release(self, request: RequestView) -> None:
@@ -65,7 +65,7 @@ class SyntheticScorer:
         written = self.references.get(ask.request, ())
         assert answer.picks is not None
         picks = np.array(answer.picks)
-        text = zlib.crc32(ask.request.prompt.tobytes())  # texts differ in where they are right
+        text = zlib.crc32(ask.request.prompt.tobytes())  # so that texts differ in where tiers agree
         first = len(ask.context) - len(ask.request.prompt)
         for row, depth in enumerate([0, *(depth + 1 for depth in ask.proposal.depths())]):
             if first + depth < len(written):
@@ -76,7 +76,7 @@ class SyntheticScorer:
         return replace(answer, picks=picks)
 
     def token(self, text: int, position: int, true: int) -> int:
-        """What this tier says at a position of the output of a text where the target says `true`."""
+        """What this tier picks at a position of a text's output where the target picks `true`."""
         agreeing: list[bool] = []
         below = True
         for tier in reversed(range(len(self.rates))):
@@ -95,7 +95,7 @@ class Synthetics:
 
     def __init__(self) -> None:
         self._references: References = WeakKeyDictionary()
-        self._scorers: dict[tuple[object, ...], SyntheticScorer] = {}  # one object for all requests: passes are packed
+        self._scorers: dict[tuple[object, ...], SyntheticScorer] = {}  # shared by all requests: passes are batched
         self._written: dict[tuple[bytes, str], tuple[int, ...]] = {}
 
     def scorers(self, tiers: Sequence[TierPlan], inner: Sequence[Scorer]) -> list[Scorer]:
@@ -111,8 +111,10 @@ class Synthetics:
         return scorers
 
     def know(self, request: Request) -> bool:
-        """Tell the synthetic tiers of this request what its target will write. True where it had to be
-        written first, by plain decoding."""
+        """Tell this request's synthetic tiers what its target will write.
+
+        Returns whether that had to be written first, by plain decoding.
+        """
         sampling = replace(request.sampling, seed=request.seed, logprobs=None)
         key = request.prompt.tobytes(), repr(sampling)
         new = key not in self._written

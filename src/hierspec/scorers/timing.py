@@ -21,7 +21,7 @@ from hierspec.scorers.base import StateScorer
 
 
 def time_layers(scorer: StateScorer, asks: Sequence[Ask]) -> tuple[float, Tensor]:
-    """Seconds until the states of these asks are there, and the states."""
+    """Seconds until the states of these asks are computed, and the states."""
     with torch.inference_mode():
         began = time.perf_counter()
         states = scorer.states(asks)
@@ -42,11 +42,10 @@ def time_head(scorer: StateScorer, asks: Sequence[Ask], states: Tensor) -> tuple
 
 
 class PassTimer:
-    """Passes of a scorer after one context, which is computed once, or not at all: what it would be is of no matter to
-    how long passes take.
+    """Times passes of a scorer after one context.
 
-    With `computed_layers`, all tokens of a pass but the first have been through so many layers: a lower tier shares
-    them.
+    The context is computed once, or not at all: its values do not matter for the time. With `computed_layers`, all
+    tokens of a pass but the first have been through that many layers, as if a lower tier that shares them had run.
     """
 
     def __init__(
@@ -61,8 +60,10 @@ class PassTimer:
         self.run(context[:1])  # the prefill
 
     def run(self, tokens: np.ndarray) -> list[float]:
-        """Seconds of the layers, the head and the picks of a pass over as many tokens as these. What is one call
-        counts as layers; of several tokens that a scorer had better write at once, one counts."""
+        """Seconds of the layers, the head and the picks of a pass over as many tokens as these.
+
+        A pass that is one call counts as layers. If a scorer writes several tokens per call, the seconds are per token.
+        """
         scorer = self._scorer
         self._runs += 1
         tokens = ((tokens + self._runs) % scorer.vocabulary).astype(np.int32)  # new ones, so nothing is computed yet
@@ -81,7 +82,7 @@ class PassTimer:
         return [layers, *time_head(scorer, [ask], states)]
 
     def prefill(self, tokens: int) -> float:
-        """Seconds of the scorer's layers for the last so many tokens of the context."""
+        """Seconds of the scorer's layers for the last `tokens` tokens of the context."""
         ask = self._ask(self._context, NOTHING)
         with torch.inference_mode():
             self._scorer.assume_computed([ask], len(self._context) - tokens)
@@ -91,7 +92,7 @@ class PassTimer:
         self._scorer.assume_computed([self._ask(self._context, NOTHING)], len(self._context))
         for pool in self._scorer.pools:
             for staircase in pool.staircases():
-                # Memory that was never written to is read too fast: the system has one page of zeros for all.
+                # Memory that was never written to reads too fast: the system maps all of it to one page of zeros.
                 staircase.memory.copy(staircase.slots, staircase.slots)
 
     def _ask(self, context: np.ndarray, proposal: Proposal) -> Ask:

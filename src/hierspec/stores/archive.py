@@ -91,7 +91,7 @@ class Archive:
     def write(self, documents: Sequence[tuple[bytes, bytes]]) -> None:
         """Adds all of these (namespace, tokens) or, on any error, none. Evicts the oldest where space is missing.
 
-        There may be `batch_size(documents)` of them.
+        There may be at most `batch_size(documents)` of them.
         """
         if not documents:
             return
@@ -100,7 +100,7 @@ class Archive:
             raise ValueError(f"a batch of {new_bytes} bytes is too much for a file of {self.limit}")
         self._make_room_for_log(2 * new_bytes)
         self._write(documents, new_bytes)
-        if self.file_bytes() > self.limit:  # where many namespaces were evicted, which touches a page for each
+        if self.file_bytes() > self.limit:  # many namespaces were evicted, which touches a page for each
             self._file.truncate_log(wait=False)
 
     def batch_size(self, documents: Sequence[tuple[bytes, bytes]]) -> int:
@@ -120,7 +120,7 @@ class Archive:
             return run(_HOLDS, wanted).fetchone() is not None
 
     def read(self, namespace: bytes, max_bytes: int | None = None) -> Iterator[bytes]:
-        """The documents of one namespace, oldest first; only about the newest `max_bytes` where that is given."""
+        """The documents of one namespace, oldest first; with `max_bytes`, about the newest that many bytes."""
         with self._file.transaction("BEGIN") as run:
             row = run("SELECT id FROM namespaces WHERE name = ?", (namespace,)).fetchone()
             low, high = _id_range(*row) if row else (0, 0)
@@ -188,7 +188,7 @@ class Archive:
                 run(_COUNT_ADDED, (len(tokens), batch_number, namespace))
 
     def _make_room_for_log(self, wanted: int) -> None:
-        """The log starts over after a checkpoint, but not while another process reads what stands in it."""
+        """A checkpoint lets the log start over, but not while another process reads it."""
         if self.file_bytes() + wanted + self.limit // 8 <= self.limit or self._file.truncate_log(wait=False):
             return
         if self.file_bytes() + wanted > self.limit:
@@ -197,7 +197,7 @@ class Archive:
             )
 
     def _drop_some(self, namespace: bytes | None) -> bool:
-        """Deletes some documents, since to overwrite all at once would double the file. False: there were none left."""
+        """Deletes some documents: overwriting all at once would double the file. False: none were left."""
         with self._file.transaction() as run:
             which = "SELECT id, documents, bytes FROM namespaces WHERE ?1 IS NULL OR name = ?1 LIMIT 1"
             row = run(which, (namespace,)).fetchone()
@@ -214,7 +214,7 @@ class Archive:
     def _shrink(self) -> None:
         """For a file that was written with a larger limit."""
         if os.stat(self.path).st_size > self._max_file + PAGE:
-            with suppress(HierspecError):  # while another process uses it, or without space for a copy: the next time
+            with suppress(HierspecError):  # another process uses it, or there is no space for a copy: next time
                 with self._file.transaction():
                     self._evict(self._max_file - self._max_file // 32)
                 self._file.give_back_free_pages()
@@ -281,7 +281,7 @@ class Archive:
         self._file.run("DELETE FROM namespaces WHERE id = ?", (namespace,))
 
     def _delete_oldest(self, namespace: int, number: int) -> int:
-        """Deletes so many documents and returns how many bytes they had."""
+        """Deletes this many documents and returns how many bytes they had."""
         run, (low, high) = self._file.run, _id_range(namespace)
         last, size = run(_OLDEST, (low, high, number)).fetchone()
         run("DELETE FROM documents WHERE id > ? AND id <= ?", (low, last))
@@ -302,7 +302,7 @@ def document_checksum(key: object, tokens: object) -> int:
 
 
 def namespace_key(namespace: str) -> bytes:
-    """Under which a namespace is stored: its name, or a hash of a long one. Different names have different keys."""
+    """The key of a namespace: its name, or a hash of a long one. Different names have different keys."""
     if not isinstance(namespace, str):
         raise HierspecError("A namespace must be a text: the name of a user, for example.")
     name = namespace.encode("utf-8", "surrogatepass")

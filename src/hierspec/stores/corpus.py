@@ -50,8 +50,8 @@ class Shard:
     places: int  # entries of the suffix array
     tokens_sha256: str
     order_sha256: str
-    next_file: int  # where the next shard starts: number of the source file,
-    next_piece: int  # and of the piece in it
+    next_file: int  # where the next shard starts: number of the source file
+    next_piece: int  # where it starts in that file: number of the piece
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class CorpusStore(Store):
         longest: int = 16,  # tokens of a match, at most
         shortest: int = 2,  # tokens of a match, at least
         max_matches: int = 64,  # if there are more, evenly spaced samples of them
-        enough: int = 8,  # matches; with so many, shorter ones are not looked for
+        enough: int = 8,  # matches; with this many, shorter ones are not searched
         depth: int = 16,  # tokens drafted after a match
     ) -> None:
         self.name, self.path = name, Path(path)

@@ -13,11 +13,11 @@ from hierspec.core.errors import HierspecError
 
 _LOG = logging.getLogger("hierspec")
 _RETRY_SECONDS = 1.0  # between attempts while the database is down
-_MOST_WANTED = 64  # namespaces that wait to be fetched; of older ones the requests are long over
+_MOST_WANTED = 64  # namespaces that wait to be fetched; requests of older ones are long over
 
 
 class Carried(Protocol):
-    """What a courier works for."""
+    """The history that a courier works for."""
 
     def fetch(self, namespace: bytes) -> None: ...
 
@@ -28,8 +28,8 @@ class Carried(Protocol):
 class Courier:
     """Fetches namespaces when they are asked for, and saves when it is told that there is something to save.
 
-    While the database is down it tries again every second, and nobody waits. It says once in the log that it is down,
-    and once that it is back. It ends with the one it works for.
+    While the database is down it tries again every second, and nobody waits. It logs once that the database is down,
+    and once that it is back. It ends with the history that it works for.
     """
 
     def __init__(self, carried: Carried, patience: float) -> None:
@@ -64,7 +64,7 @@ class Courier:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Does not wait for what is under way."""
+        """Stop, without waiting for work that is under way."""
         with self._changed:
             self._stopped = True
             for event in self._wanted.values():
@@ -85,7 +85,7 @@ class Courier:
                 self._note_down(f"The history's database could not be used ({type(error).__name__}).")
 
     def _wait(self) -> bool:
-        """Until there is something to do; False: nothing ever again."""
+        """Waits until there is something to do; False once it was stopped."""
         with self._changed:
             if self._is_down:
                 self._changed.wait_for(lambda: self._stopped, _RETRY_SECONDS)
@@ -93,7 +93,7 @@ class Courier:
             return not self._stopped
 
     def _do_next(self) -> bytes | None:
-        """Fetches a namespace, which is returned, or saves; one after the other where there is both to do."""
+        """Fetches a namespace and returns it, or saves; takes turns if there is both to do."""
         carried = self._carried()
         if carried is None:
             return None
@@ -101,7 +101,7 @@ class Courier:
             namespace = None if self._to_save and self._fetched_last else next(iter(self._wanted), None)
             self._fetched_last = namespace is not None
             if namespace is None:
-                self._to_save = False  # before it is done: what comes meanwhile is for the next time
+                self._to_save = False  # before saving: what arrives meanwhile is saved next time
         if namespace is None:
             try:
                 carried.save()
@@ -111,7 +111,7 @@ class Courier:
             return None
         try:
             carried.fetch(namespace)
-        finally:  # one that cannot be fetched is left out, or the others would wait for it: its next request asks again
+        finally:  # if it cannot be fetched, drop it so that others need not wait: its next request asks again
             with self._changed:
                 if (event := self._wanted.pop(namespace, None)) is not None:
                     event.set()

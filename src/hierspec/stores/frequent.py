@@ -35,11 +35,11 @@ _AGAIN = "drop it and build it again"
 def count_ngrams(
     documents: Iterable[np.ndarray], size: int = SIZE, count: int = COUNT
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The n-grams [n, size] that are in the most documents, those first, and in how many. Ties: the first seen."""
+    """The n-grams [n, size] that are in the most documents, best first, and in how many. Ties: the first seen."""
     texts, hashes, positions, before = [], [], [], 0
     for document in documents:
         if len(document) >= size:
-            hashed, first = np.unique(_hashes(document, size), return_index=True)  # once a document
+            hashed, first = np.unique(_hashes(document, size), return_index=True)  # once per document
             hashes.append(hashed)
             positions.append(before + first)
             texts.append(document.astype(np.int32))
@@ -54,7 +54,7 @@ def count_ngrams(
 
 
 def _hashes(document: np.ndarray, size: int) -> np.ndarray:
-    """Of every n-gram, in 64 bits: two of millions that are equal by chance are not to be expected."""
+    """64-bit hashes of all n-grams: a chance collision among millions is not to be expected."""
     ids, hashed = document.astype(np.uint64), np.zeros(len(document) - size + 1, np.uint64)
     for offset in range(size):
         hashed = (hashed ^ (hashed >> np.uint64(29)) ^ ids[offset : offset + len(hashed)]) * _MULTIPLIER
@@ -90,14 +90,14 @@ class FrequentStore(Store):
     def __init__(self, path: Path, vocabulary_hash: str, name: str = "frequent", candidates: int = 7) -> None:
         self.name, self.path, self.candidates = name, path, candidates
         ngrams = _read(path, vocabulary_hash)
-        order = np.argsort(ngrams[:, 0], kind="stable")  # of one first token those of the most documents stay first
+        order = np.argsort(ngrams[:, 0], kind="stable")  # stable: for each first token, the most frequent stay first
         self._firsts, self._rests = ngrams[order, 0].copy(), ngrams[order, 1:]
 
     def begin(self, prompt: np.ndarray, namespace: str = "") -> FrequentStore:
         return self
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """It holds what was counted."""
+        """Does nothing: the n-grams were counted before."""
 
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
         start = int(np.searchsorted(self._firsts, context[-1], "left"))

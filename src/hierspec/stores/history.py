@@ -25,14 +25,14 @@ from hierspec.stores.unsaved import Unsaved
 SHARED = "shared"  # the namespace that all may read; requests never write it, only `add` does
 SHARED_KEY = namespace_key(SHARED)
 
-_MAX_MATCHES = 32  # that a draft is made from
+_MAX_MATCHES = 32  # matches that a draft is made from
 PROMPT_TAIL = 8  # tokens of the prompt stored before the output, so that the first output tokens can be matched
 _MIN_OUTPUT = 8  # tokens; shorter answers are not worth their space
-_MAX_PIECES = 3  # of a document; earlier ones would only push each other out
-_BATCH = 64  # documents written to the file at once, fewer if the limit is small,
-_BATCH_SECONDS = 5.0  # or whatever there is after this time
+_MAX_PIECES = 3  # newest pieces of a long document that are kept; more would only push each other out
+_BATCH = 64  # documents written to the file at once, fewer if the limit is small
+_BATCH_SECONDS = 5.0  # after this time a smaller batch is written too
 _LARGEST_ID = 2**31 - 1
-_FAILURES = (HierspecError, OSError, MemoryError)  # of the file or for want of memory: no reason for a request to fail
+_FAILURES = (HierspecError, OSError, MemoryError)  # of the file, or out of memory: requests do not fail by these
 
 
 class HistoryStore(Store):
@@ -95,7 +95,7 @@ class HistoryStore(Store):
         """Does nothing: requests learn through the view that `begin` returns, whole documents are added by `add`."""
 
     def add(self, tokens: Sequence[int] | np.ndarray, namespace: str = "") -> None:
-        """Adds a document, unless it equals a recent one of the same namespace. Of a very long one the newest part."""
+        """Adds a document, or the newest part of a very long one, unless its namespace has an equal recent one."""
         document, key = _document(tokens)[-_MAX_PIECES * self._max_document :], namespace_key(namespace)
         # Pieces overlap, so that the first tokens of each can be matched.
         for start in range(0, max(1, len(document) - PROMPT_TAIL), self._max_document - PROMPT_TAIL):
@@ -130,7 +130,7 @@ class HistoryStore(Store):
                 self._archive.drop(key)
 
     def info(self) -> dict[str, Any]:
-        """Counts: of the file where there is one, else of memory. `bytes` is always memory."""
+        """Counts of the file if there is one, else of memory. `bytes` is always memory."""
         with self._lock:
             file_bytes = 0 if self._archive is None else self._archive.file_bytes()
             return self._described(self._counts(), None if self.path is None else str(self.path), file_bytes)
@@ -138,7 +138,7 @@ class HistoryStore(Store):
     def close(self) -> None:
         """Writes unsaved documents and closes the file. What is learnt afterwards stays in memory.
 
-        Where writing fails the file stays open, and what is unsaved stays too: close it again.
+        If writing fails, the file stays open and what is unsaved is kept: close it again.
         """
         with self._disk_lock:
             self.flush()
@@ -193,7 +193,7 @@ class HistoryStore(Store):
             if ring is not None and ring.is_recent(document):
                 return
             if self._archive is not None:
-                self._unsaved.add(key, document)  # first: what is in memory alone may be lost
+                self._unsaved.add(key, document)  # first: what is only in a ring may be lost
             try:
                 if ring is None:
                     self._rings.make(key, len(document) // 4 + 1)
@@ -216,7 +216,7 @@ class HistoryStore(Store):
             ring = self._rings.make(key, tokens)
             try:
                 ring.fill(self._archive.read(key, 4 * ring.index.capacity))
-            except HierspecError as error:  # damaged: what was read before will do
+            except HierspecError as error:  # damaged: use what was read before
                 self._last_error = _sentence(error)
             ring.fill(unsaved)
         except BaseException as error:  # Ctrl-C too: a ring that lacks documents would not be read again
@@ -255,7 +255,7 @@ class HistoryView(Store):
             self._tokens.extend(tokens)
 
     def forget(self) -> None:
-        """Stops learning this request, and drops what was learnt."""
+        """Stops learning from this request, and drops what was learnt."""
         self._learns = False
         self._tokens = array("i")
 

@@ -1,4 +1,4 @@
-"""Whole candidates as one draft tree: beginnings that they share become one path."""
+"""Whole candidates as one draft tree: common prefixes become one path."""
 
 from __future__ import annotations
 

@@ -11,8 +11,11 @@ from hierspec.core.proposal import NOTHING, Proposal
 
 
 class PromptLookupStore(Store):
-    """One chain of exactly `length` tokens, copied after the *first* place that ends in the text's last three tokens;
-    where there is none, in its last two, or in its last one. `copy` is better: it takes the newest of the longest."""
+    """One chain of exactly `length` tokens, copied from after the *first* earlier match of the text's last tokens.
+
+    It matches the last three tokens, else the last two, else the last one. `copy` is better: it takes the newest of the
+    longest matches.
+    """
 
     name = "pld"
 
@@ -20,11 +23,11 @@ class PromptLookupStore(Store):
         self.longest, self.length = longest, length
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """The context has all that it needs."""
+        """Does nothing: it searches the context itself."""
 
     def propose(self, context: np.ndarray, budget: int) -> Proposal:
         for size in range(min(self.longest, len(context)), 0, -1):
-            starts = len(context) - size - self.length + 1  # of matches that so many tokens follow
+            starts = len(context) - size - self.length + 1  # positions where a match is followed by `length` tokens
             if starts < 1:
                 continue
             matches = context[:starts] == context[-size]

@@ -1,7 +1,7 @@
 """Token documents on a Redis server, by namespace, within a limit of bytes. Needs the package redis.
 
-A namespace is a stream of documents. Writes are scripts (`redis_scripts.py`), so each batch is there whole or not at
-all, and what a server answered to is there whoever dies next.
+A namespace is a stream of documents. Writes are scripts (`redis_scripts.py`), so each batch is written whole or not at
+all. What the server has confirmed is there, whichever client dies next.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ FORMAT = 1
 _OLDEST_VERSION = (6, 2)  # of Redis: the first that trims streams by id
 _CONNECT_SECONDS, _ANSWER_SECONDS = 2.0, 2.0
 _LARGEST_BATCH = SAME // 2  # documents
-_CHUNK = 1 << 20  # bytes of documents that are read at once, about
+_CHUNK = 1 << 20  # bytes of documents that are read at once, roughly
 _MOST_AT_ONCE = 512  # documents
 
 
 @dataclass
 class News:
-    """What a namespace has that its reader does not know."""
+    """What a namespace has that its reader does not know yet."""
 
     birth: bytes  # of the namespace; empty: there is none
-    whole: bool  # all of it: the reader knew none of it, or what it knew was dropped
+    whole: bool  # these are all documents: the reader had none, or those it had were dropped
     documents: list[bytes] = field(default_factory=list)  # oldest first
     last: bytes = b""  # id of the newest entry
 
@@ -54,7 +54,7 @@ class RedisDatabase:
         self.address, self.limit = address, limit
         self._protected = protected
         self._writer = os.urandom(8)
-        # Braces: a cluster keeps what has the same text between them on one node.
+        # Braces: a cluster keeps all keys with the same text between them on one node.
         digest = hashlib.sha256("\0".join(origin).encode()).hexdigest()[:24]
         self._prefix = f"hierspec:{FORMAT}:{{{digest}}}:".encode()
         self._redis = _connected(address)
@@ -85,7 +85,7 @@ class RedisDatabase:
         return count
 
     def holds(self, namespace: bytes, tokens: bytes) -> bool:
-        """No: `write` itself leaves out what an earlier one, whose answer was not heard, has written."""
+        """Always False: `write` itself skips documents of an earlier write whose answer was lost."""
         return False
 
     def read(self, namespace: bytes, max_bytes: int | None = None) -> Iterator[bytes]:
@@ -93,9 +93,9 @@ class RedisDatabase:
         return iter(self.news(namespace, max_bytes=max_bytes).documents)
 
     def news(self, namespace: bytes, birth: bytes = b"", last: bytes = b"", max_bytes: int | None = None) -> News:
-        """What came to a namespace after the entry `last`, which was of this birth.
+        """What was added to a namespace after the entry `last`, if its birth is still the same.
 
-        Entries of this database's own are left out, unless the whole namespace is read.
+        Entries that this object wrote are left out, unless the whole namespace is read.
         """
         with self._readable_errors():
             now, entries = self._after(namespace, last)
@@ -131,7 +131,7 @@ class RedisDatabase:
             return int(self._redis.hget(self._key("totals"), "bytes") or 0)
 
     def drop(self, namespace: bytes | None = None) -> None:
-        """Deletes one namespace, or all, and has the server write its append-only file again, which repeats them."""
+        """Deletes one namespace, or all, and has the server rewrite its append-only file, which still holds them."""
         with self._readable_errors():
             names = [namespace] if namespace is not None else self._redis.hkeys(self._key("births"))
             for start in range(0, len(names), _MOST_AT_ONCE):
@@ -159,7 +159,7 @@ class RedisDatabase:
         return birth or b"", entries
 
     def _whole(self, namespace: bytes, birth: bytes, max_bytes: int | None) -> News:
-        """Read from its end, since only the newest may be wanted."""
+        """The newest documents of a namespace, read from its end."""
         usage, news, size, before = self.usage(namespace), News(birth, True), 0, b"+"
         at_once = max(1, min(_MOST_AT_ONCE, _CHUNK * max(1, usage.documents) // max(1, usage.bytes)))
         newest_first: list[bytes] = []
@@ -181,7 +181,7 @@ class RedisDatabase:
 
 
 def check_redis(address: RedisAddress) -> None:
-    """Refuses, in one sentence, what is no Redis server that answers."""
+    """Refuses an address where no Redis server answers, in one sentence."""
     _connected(address).close()
 
 
@@ -204,7 +204,7 @@ def _connected(address: RedisAddress) -> Redis:
         protocol=2,
         socket_connect_timeout=_CONNECT_SECONDS,
         socket_timeout=_ANSWER_SECONDS,
-        # Once more where a connection was closed while it was idle; whoever is slow is not asked twice.
+        # Retry once if an idle connection was closed; a slow server is not asked twice.
         retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
     )
     try:

@@ -2,16 +2,16 @@
 
 Keys, all with one prefix:
 
-  documents:NAMESPACE  a stream, one entry a document: tokens, checksum, writer
-  births               namespace -> random bytes of its first write, so that one which was dropped and written again is
-                       known as another
+  documents:NAMESPACE  a stream, one entry per document: tokens, checksum, writer
+  births               namespace -> random bytes of its first write, so that readers notice a namespace that was dropped
+                       and written again
   sizes                namespaces by the bytes that they are charged
   used                 namespaces by the number of the last batch that wrote to them
   totals               bytes charged, bytes of names, documents, batches
 """
 
-DOCUMENT_BYTES = 128  # that an entry is charged besides its tokens, about what Redis takes
-NAMESPACE_BYTES = 5120  # that a namespace is charged besides four times its name: Redis starts a stream with 4096
+DOCUMENT_BYTES = 128  # charged for an entry besides its tokens: about what Redis takes
+NAMESPACE_BYTES = 5120  # charged for a namespace besides four times its name: Redis starts a stream with 4096
 SAME = 128  # newest documents of a namespace that a new one is compared with: twice the largest batch
 
 _COMMON = """

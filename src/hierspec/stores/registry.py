@@ -30,13 +30,13 @@ class Home:
 
     @property
     def history(self) -> Path:
-        """The file; there is none where the history is in a database."""
+        """The path of its file; not used if the history is in a database."""
         is_file = bool(self.named_history) and not is_url(self.named_history)
         return Path(self.named_history).expanduser() if is_file else self.folder / "history.sqlite"
 
     @property
     def history_url(self) -> str:
-        """Of the database that many servers share; empty: the history is a file, or in memory."""
+        """URL of the database that many servers share; empty: the history is a file, or in memory."""
         return self.named_history if is_url(self.named_history) else ""
 
     def has_history(self) -> bool:
@@ -105,7 +105,7 @@ def _corpus(home: Home, lasting: bool) -> Store:
 
 
 def _pairs(home: Home, lasting: bool) -> Store:
-    """The same corpus as Hierarchy Drafting asks it: the last two tokens lead to up to 64 times four."""
+    """The same corpus as Hierarchy Drafting uses it: up to 64 continuations of four tokens after the last two."""
     return CorpusStore(
         _built_corpus(home), home.vocabulary_hash, "pairs", longest=2, shortest=2, max_matches=64, enough=64, depth=4
     )

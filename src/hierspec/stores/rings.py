@@ -31,14 +31,14 @@ class Ring:
         self._digests = np.zeros(_RECENT, np.uint64)
         self._ends = np.full(_RECENT, -(1 << 62), np.int64)  # `_written` after each document
         self._documents = 0  # ever
-        self.birth = self.last = b""  # up to where a database that others write to was read (`News`)
+        self.birth = self.last = b""  # how far a shared database was read (`News`)
 
     @property
     def memory(self) -> int:
         return self.index.bytes + self._overhead
 
     def is_recent(self, document: bytes) -> bool:
-        """Is this document here? Once the ring is full, in its newer half: a document that comes again stays."""
+        """Whether this document is here. In a full ring only the newer half counts, so that repeated documents stay."""
         ends = self._ends[self._digests == _digest(document)]
         recent = self.index.size if self.index.size <= self.index.capacity else self.index.capacity // 2
         return bool(len(ends)) and self._written - int(ends.max()) < recent
@@ -64,8 +64,8 @@ class Ring:
     def resize(self, capacity: int) -> None:
         """Moves as much of the newest text as fits to a ring of another size."""
         tokens = self._newest(capacity)
-        # The old one goes before the new one is allocated: the limit has room for one only. Where that is refused, or
-        # Ctrl-C comes, an index that holds nothing is left.
+        # Free the old one before the new one is allocated: the limit has room for one only. If that fails, or Ctrl-C
+        # comes, an empty index is left.
         self.index = NgramIndex(1, _NGRAM_LENGTHS)
         self.index = NgramIndex(capacity, _NGRAM_LENGTHS)
         self.index.append(tokens)
@@ -120,7 +120,7 @@ class Rings:
         return ring
 
     def make(self, namespace: bytes, tokens: int) -> Ring:
-        """An empty ring for so many tokens, or the largest that there is room for."""
+        """An empty ring for this many tokens, or the largest that there is room for."""
         capacity = self._smallest
         while capacity < tokens:
             capacity *= 2

@@ -25,7 +25,7 @@ class SharedHistory(HistoryStore):
     When a request begins, what its namespace has that is not in memory is fetched; when it ends, its answer is sent in
     the background. A database that is down or slow delays nobody: drafts come from what is in memory, and unsaved
     answers wait there, the newest of them up to a sixteenth of the limit. The limit applies to memory and, separately,
-    to the database. No server may be missing when it is opened: a mistake in its name would not be noticed later.
+    to the database. The server must answer when it is opened: a mistake in its name would not be noticed later.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SharedHistory(HistoryStore):
         return super().begin(prompt, namespace)
 
     def fetch(self, namespace: bytes) -> None:
-        """Reads what is new in the database. Raises where it cannot; what is in memory stays."""
+        """Reads what is new in the database. If that fails it raises, and what is in memory stays."""
         with self._disk_lock:  # nothing is saved meanwhile, so what is unsaved now is not in the news
             with self._lock:
                 ring = self._rings.get(namespace)
@@ -60,7 +60,7 @@ class SharedHistory(HistoryStore):
             news = self._database.news(namespace, *known, max_bytes=self.limit)
             try:
                 with self._lock:
-                    if self._rings.get(namespace) is not ring:  # evicted, or made by an answer: the next request
+                    if self._rings.get(namespace) is not ring:  # evicted, or made by an answer: the next request tries
                         return
                     if news.whole:
                         self._replace(namespace, news)
@@ -72,7 +72,7 @@ class SharedHistory(HistoryStore):
                 raise HierspecError("Memory is short, so the history holds less than was written.") from None
 
     def info(self) -> dict[str, Any]:
-        """As of a file; while the database is down, of what is in memory."""
+        """As for a file; while the database is down, counts of what is in memory."""
         try:
             usage, charged = self._database.usage(), self._database.file_bytes()
         except HierspecError as error:
@@ -93,12 +93,12 @@ class SharedHistory(HistoryStore):
         return True
 
     def close(self) -> None:
-        """Writes unsaved answers and closes the connection. Where writing fails it stays open: close it again."""
+        """Writes unsaved answers and closes the connection. If writing fails it stays open: close it again."""
         super().close()
         self._courier.stop()
 
     def _replace(self, namespace: bytes, news: News) -> None:
-        """With all that the database has, and with what is unsaved. Needs the lock."""
+        """Replaces a ring by one with all that the database has and what is unsaved. Needs the lock."""
         written = set(news.documents)
         unsaved = [document for name, document in self._unsaved if name == namespace and document not in written]
         self._rings.remove(namespace)

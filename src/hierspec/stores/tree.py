@@ -23,10 +23,10 @@ _PRIOR = np.array(
 
 @compiled_part
 def evidence(match_length: int, parent_matches: int, share: float) -> int:
-    """The class of evidence, 1 to 40, of a node behind a match of `match_length` tokens.
+    """The class of evidence, 1 to 40, of a node after a match of `match_length` tokens.
 
-    `parent_matches` matches continue below its parent, `share` of their weight with this node. A single match always
-    has the whole share, which says little: it is a kind of support by itself.
+    `parent_matches` matches continue below its parent, and `share` of their weight continues with this node. A single
+    match always has the whole share, which says little, so it is a class of support by itself.
     """
     if match_length <= 4:
         bucket = max(match_length, 1) - 1
@@ -77,7 +77,7 @@ def draft_from_index(
 ) -> Proposal:
     """`index.append(new)`, `index.find(context)` and `draft_from_matches` in one compiled call: microseconds faster.
 
-    Where `drafted_matches` is given, only so many of the best matches become drafts.
+    If `drafted_matches` is given, only that many of the best matches become drafts.
     """
     nodes = np.empty((3, max(0, budget)), _INT32)
     tail = context[-LONGEST:].astype(_INT32)  # astype copies, so the compiled code sees one array type only
@@ -95,7 +95,7 @@ def _proposal(nodes: np.ndarray, count: int, source: str) -> Proposal:
 
 @compiled_part
 def _weigh(lengths: np.ndarray, weights: np.ndarray) -> None:
-    """Weights of the matches: each length gets the probability that no longer one is right, shared by its matches."""
+    """Weights of the matches: those of one length share its prior, times the probability that longer ones are wrong."""
     count = lengths.shape[0]
     remaining, start = 1.0, 0
     while start < count:

@@ -13,8 +13,8 @@ _OVERHEAD = 256  # bytes of memory that a document takes besides its tokens and 
 class Unsaved:
     """Documents by namespace, oldest first, within a limit of bytes.
 
-    A document leaves when it is in the file, and not before: whatever ends a write, Ctrl-C included, it is written the
-    next time. Only where the file cannot be written for long do the oldest make room. Thread-safe.
+    A document leaves only once it is in the file: if a write is interrupted, by Ctrl-C for example, it is written the
+    next time. Only if the file cannot be written for long, the oldest are dropped. Thread-safe.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -56,12 +56,12 @@ class Unsaved:
         """Writes all of them, in batches that fit into a transaction. One thread at a time may call this."""
         self._leave_out_saved(database)
         while batch := self._first(database):
-            self._tried = max(batch)  # before the first byte is written: an interrupt may come right after the last
+            self._tried = max(batch)  # set before writing: an interrupt may come right after the last byte
             database.write(list(batch.values()))
             self._take_off(batch)
 
     def _leave_out_saved(self, database: Database) -> None:
-        """A write that was interrupted may have been complete already."""
+        """Drops what is in the file already: a write that was interrupted may have been complete."""
         with self._lock:
             tried = {number: document for number, document in self._documents.items() if number <= self._tried}
         self._take_off({number: document for number, document in tried.items() if database.holds(*document)})

@@ -1,7 +1,7 @@
 """The divergence of draft models with heads of their own from a target, over whole vocabularies.
 
-Logits of a whole vocabulary are large, so positions go through in slices: of each, the target's distribution is
-computed once for all draft models, and the gradients of each model's features and head at once with its loss.
+Logits of a whole vocabulary are large, so positions are processed in slices. For each slice the target's distribution
+is computed once for all draft models, and the gradients of each model's features and head together with its loss.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Distance:
 
 
 def distances(feature: Tensor, head: Tensor, drafts: Sequence[tuple[Tensor, Tensor]]) -> list[Distance]:
-    """Of each draft (its features [positions, hidden] and its head) from the target's features and head."""
+    """Distances of each draft (its features [positions, hidden] and its head) from the target's features and head."""
     flat = [tensor for draft in drafts for tensor in draft]
     values = _Distances.apply(feature, head, *flat)
     return [Distance(*values[number : number + 3]) for number in range(0, len(values), 3)]

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 
 class ReferenceDistribution:
-    """What drafts are compared with, at some positions: from features [positions, hidden] there and a head's rows."""
+    """The distributions that drafts are compared with: from features [positions, hidden] and a head's rows."""
 
     def __init__(self, features: Tensor, head: Tensor) -> None:
         with torch.no_grad():
@@ -28,7 +28,7 @@ class ReferenceDistribution:
             self._expected_row = (probabilities.to(head.dtype) @ head).float()
 
     def divergence(self, draft: Tensor) -> Tensor:
-        """Of the distribution that these features [positions, hidden] give; one number per position."""
+        """KL divergence of the distribution that these features [positions, hidden] give; one number per position."""
         rounded = draft.to(self._head.dtype)
         cross_term = (rounded.float() * self._expected_row).sum(-1)
         return self._negative_entropy - cross_term + _LogSumExp.apply(rounded, self._head)

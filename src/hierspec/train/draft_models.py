@@ -1,6 +1,6 @@
-"""Draft models of their own for a target: few layers, narrow embeddings, the same token ids.
+"""Separate draft models for a target: few layers, narrow embeddings, the same token ids.
 
-Each is an ordinary checkpoint in the end, a folder that plans name as a draft. Several learn at once: the target's pass
+Each becomes an ordinary checkpoint, a folder that plans name as a draft. Several are trained at once: the target's pass
 and its distributions are most of the work and serve all of them.
 """
 
@@ -29,10 +29,10 @@ from hierspec.train.synthesise import Texts
 
 Report = Callable[[int, float, dict[str, float]], None]
 _HEAD_SIZE = 64  # numbers of an attention head
-_EMBEDDED = 0.5  # root mean square of an embedding's numbers at first: the layers add about 1
+_EMBEDDED = 0.5  # initial root mean square of an embedding's numbers: the layers add about 1
 _NOT_COPIED = ("config.json", "complete.json")
 _BATCH = 8  # texts that are measured at once
-# Layers and width: each two to three times the next in time, so that one may verify the other.
+# Layers and width: each takes two to three times as long as the one before, so that it may verify it.
 LADDER = ((2, 256), (4, 384), (8, 512))
 
 
@@ -72,20 +72,20 @@ class DraftShape:
 
 
 def new_model(config: DecoderConfig, target: Network, seed: int = 0) -> Network:
-    """Untrained: embeddings are the target's in their main directions, everything else is random."""
+    """An untrained model: embeddings are the target's in their main directions, everything else is random."""
     generator = torch.Generator().manual_seed(seed)
     weights: dict[str, Tensor] = {}
     for name, shape in expected_tensors(config).items():
         if len(shape) == 1:
             weights[name] = torch.ones(shape) if "norm" in name else torch.zeros(shape)
             continue
-        # What is added to the residual stream starts smaller the more layers add to it.
+        # The more layers add to the residual stream, the smaller each addition starts.
         last = name.endswith(("o_proj.weight", "down_proj.weight"))
         scale = shape[1] ** -0.5 * ((2 * config.layers) ** -0.5 if last else 1.0)
         weights[name] = torch.randn(shape, generator=generator) * scale
     weights["model.embed_tokens.weight"] = _main_directions(target.embedding.detach().float().cpu(), config.hidden)
     network = Network(config, weights)
-    # A tied head on embeddings this large would begin with far too sure distributions.
+    # A tied head on embeddings this large would start with much too confident distributions.
     with torch.no_grad():
         network.norm.weight.fill_(config.hidden**-0.5 / _EMBEDDED)
     return network
@@ -150,7 +150,7 @@ def train_draft_models(
 
 @torch.no_grad()
 def measured(objective: DraftModelsObjective, texts: Texts) -> dict[str, dict[str, float]]:
-    """Agreement, 1 - TV and divergence of each model before tokens of answers; before all, where there are none."""
+    """Agreement, 1 - TV and divergence of each model before tokens of answers; before all tokens if there are none."""
     answers = texts.answers if texts.answers[:, 1:].any() else torch.ones_like(texts.answers)
     device = objective.target.embedding.device
     sums: dict[str, Tensor] = {}
@@ -183,7 +183,7 @@ def save_model(
     stored_name = family_named(config.family).names
     state = {"model.embed_tokens.weight": model.embedding, "model.norm.weight": model.norm.weight}
     for number, block in enumerate(model.blocks):
-        # Compiled layers name their parameters as others do.
+        # Compiled layers name their parameters like uncompiled ones.
         state |= {f"model.layers.{number}.{name}": tensor for name, tensor in block.state_dict().items()}
     expected = expected_tensors(config)
     tensors = {stored_name(name): state[name].detach().to("cpu", dtype).contiguous() for name in expected}
@@ -216,5 +216,5 @@ def parameters(model: Network) -> int:
 
 
 def shapes_of(pairs: Sequence[tuple[int, int]]) -> dict[str, DraftShape]:
-    """By a name that says how large each is."""
+    """Shapes by a name that says how large each is."""
     return {f"draft-{layers}x{hidden}": DraftShape(layers, hidden) for layers, hidden in pairs}

@@ -48,9 +48,9 @@ def examine(
 ) -> dict[str, Any]:
     """`agreement` by task as `train.measure` counts it, and the tokens it was counted over.
 
-    Greedy answers of the model to the first turns. The checkpoint is the model's, in float32; the parts of its pack are
-    read as they were stored, and run in float32 too. With `exits` only those are measured, each as a plan runs it: with
-    an adapter of the pack, a norm of the pack, or the model's last norm.
+    It is counted on greedy answers of the model to the first turns. The checkpoint is the model's, in float32; the
+    parts of its pack are read as stored, and run in float32 too. With `exits` only those are measured, each as a plan
+    runs it: with an adapter of the pack, a norm of the pack, or the model's last norm.
     """
     pack = checkpoint.pack
     if pack is None and not exits:

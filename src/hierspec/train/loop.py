@@ -20,7 +20,7 @@ from hierspec.paths import whole_folder
 from hierspec.progress import Progress, silent
 from hierspec.train.synthesise import Texts
 
-_OTHERS = 0.2  # share of the positions before other tokens than answers that are trained on
+_OTHERS = 0.2  # share of the positions outside answers that are trained on
 
 
 class Objective(Protocol):
@@ -40,7 +40,7 @@ class Settings:
     seed: int = 0
     checkpoint: Path | None = None  # a folder, written every `every` seconds
     every: float = 120.0
-    pause_at: float | None = None  # of time.monotonic(): where a run stops that another will resume
+    pause_at: float | None = None  # by time.monotonic(): when the run stops, for another to resume it
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch < 1:
@@ -60,8 +60,10 @@ class TrainingRun:
 
 
 def selected_positions(answers: Tensor, seed: int) -> Tensor:
-    """[rows, length]: positions to train on. All before a token of an answer, and some of the others: most of a step's
-    products are with a head, so fewer positions save time."""
+    """[rows, length]: positions to train on: all before a token of an answer, and some of the others.
+
+    Most of a step's products are with a head, so fewer positions save time.
+    """
     selected = torch.rand(answers.shape, generator=torch.Generator().manual_seed(seed)) < _OTHERS
     selected[:, :-1] |= answers[:, 1:]
     selected[:, -1] = False  # nothing comes after it

@@ -28,12 +28,14 @@ class Drafting(Protocol):
 def agreement(
     objective: Drafting, head: Tensor, texts: Texts, tasks: Sequence[str], pairs: Sequence[tuple[str, str]] = ()
 ) -> dict[str, dict[str, float]]:
-    """By task and over "all": the share of answer tokens where a draft's best (and one of its 3 best, "top 3 …") is
-    the verifier's choice. Drafts choose from the draft vocabulary and the tokens of the text before the answer; how
-    often the verifier's choice is among those is counted, too.
+    """By task and over "all": the share of answer tokens where a draft's best token is the verifier's choice.
 
-    `pairs` names drafts to be compared with each other: "exit 4 with exit 8" is how often they agree, "exit 4 and exit
-    8" how often both are right. The second over the first is how much of what exit 8 accepts of exit 4 stands.
+    "top 3 …" is the share where one of its 3 best is. Drafts choose from the draft vocabulary and the tokens of the
+    text before the answer; how often the verifier's choice is among those is counted too.
+
+    `pairs` names drafts to compare with each other: "exit 4 with exit 8" is how often they agree, "exit 4 and exit 8"
+    how often both are right. The second over the first is the share of exit 4's tokens accepted by exit 8 that the
+    verifier accepts too.
     """
     device = head.device
     hits: dict[str, dict[str, float]] = {"all": {}}
@@ -82,7 +84,7 @@ def _count(hits: dict[str, dict[str, float]], task: str, name: str, agree: Tenso
 
 @torch.no_grad()
 def perplexity(network: Network, tokens: Tensor) -> float:
-    """Of the network on rows of text [rows, length]."""
+    """Perplexity of the network on rows of text [rows, length]."""
     device, total, count = network.embedding.device, 0.0, 0
     last = network.config.layers
     for start in range(0, len(tokens), _BATCH):

@@ -90,7 +90,7 @@ class Network(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Parameter(weights["model.embed_tokens.weight"].clone())
-        # The same parameter where they are tied.
+        # One parameter if they are tied.
         self.head = self.embedding if config.tied else nn.Parameter(weights["lm_head.weight"].clone())
         self.norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
         self.norm.load_state_dict({"weight": weights["model.norm.weight"]})
@@ -108,7 +108,7 @@ class Network(nn.Module):
         return self.to(device=device, dtype=dtype).requires_grad_(False).eval()
 
     def rotation(self, start: int, stop: int) -> Rotation:
-        """Of the positions start .. stop."""
+        """Cosines and sines of the positions start .. stop."""
         table = rotary_table(self.config.rotary, self.config.head_size, stop)
         cos, sin = (torch.from_numpy(values[start:]).to(self.embedding.device) for values in table)
         return cos, sin
@@ -131,8 +131,8 @@ def compile_blocks(*modules: nn.Module) -> None:
     blocks = [part for module in modules for part in module.modules() if isinstance(part, Block)]
     blocks = [block for block in blocks if next(block.parameters()).device.type == "cuda"]
     if blocks:
-        # What one run compiled is of no use to the next in this process. Layers of equal shape share what is compiled:
-        # a variant has about eight shapes, and where torch has seen as many as its limit it stops compiling.
+        # Code compiled for one run is of no use to the next in this process. Layers of equal shape share code: a
+        # variant has about eight shapes, and torch stops compiling once it has seen as many as its limit.
         torch.compiler.reset()
         from torch._dynamo import config
 
@@ -147,7 +147,7 @@ def as_written(device: torch.device) -> AbstractContextManager[object]:
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention of queries [batch, heads, length, head_size]: by the mask, or to all positions before them."""
+    """Attention of queries [batch, heads, length, head_size], by the mask or causal."""
     if mask is None:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     # With a mask and grouped heads torch has only its slowest kernel, so keys are repeated.

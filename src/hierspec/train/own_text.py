@@ -1,4 +1,4 @@
-"""The model's own text as files: answers of its conversations with itself, one a line, for a corpus or for training."""
+"""The model's own text as a file: answers from its conversations with itself, one per line, for corpus or training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_own_text(
     device: str = "auto",
     progress: Progress = silent,
 ) -> int:
-    """Writes JSON lines with `text`, through gzip where the name ends in .gz; returns how many tokens they have.
+    """Writes JSON lines with `text`, through gzip if the name ends in .gz; returns how many tokens they have.
 
     Every conversation is of `length` tokens; a third of them begin with one of the prompts, which are not written.
     """

@@ -1,4 +1,4 @@
-"""What a pack's drafts are worth before anything is learnt: counted on the model's answers to prompts."""
+"""The prior of a pack: how often its drafts are accepted, counted on the model's answers to prompts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hierspec.language_model import LanguageModel
 from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
 
-_OF_THIS_MACHINE = ("speed", "beside")  # depend on what passes cost here, as which route is the fastest does
+_OF_THIS_MACHINE = ("speed", "beside")  # depend on what passes cost here, as do routes
 
 
 def learn_prior(
@@ -25,7 +25,7 @@ def learn_prior(
 ) -> dict[str, Any]:
     """Counts by the names of scorers and stores, after the first turns of these prompts were answered under a plan.
 
-    The families of prompts take turns, so that none of them was the last to teach.
+    The families of prompts take turns, so that the counts do not end with a single one.
     """
     families: dict[str, list[BenchPrompt]] = {}
     for prompt in prompts:

@@ -17,8 +17,11 @@ _TASKS = (
 
 
 def gather_questions(files: Sequence[Path], texts: Sequence[Path], each: int) -> list[str]:
-    """`each` from every source, so that none outweighs the others: the lines of a file of JSON lines with `turns`,
-    `question` or `instruction` and `input`; and passages of a text, to sum up and to answer from."""
+    """`each` questions from every source, so that none outweighs the others.
+
+    Sources are files of JSON lines with `turns`, `question` or `instruction` and `input`, and passages of texts, to
+    summarise and to answer from.
+    """
     sources = [_questions(path) for path in files]
     for path in texts:
         text = path.read_text(encoding="utf-8", errors="replace")

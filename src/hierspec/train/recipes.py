@@ -25,8 +25,8 @@ from hierspec.train.synthesise import Texts, greedy_answers
 from hierspec.train.tuned import Exit, TunedObjective
 
 Report = Callable[[int, float, dict[str, float]], None]
-_FILES = ((FeatureDrafter, FEATURE), (SmallModel, SMALL))  # the file of a pack for each
-RANKS = (128, 64, 8)  # of a variant's change: before its first exit, up to the last, after it
+_FILES = ((FeatureDrafter, FEATURE), (SmallModel, SMALL))  # the file of a pack for each student
+RANKS = (128, 64, 8)  # of a variant's change: before its first exit, up to its last one, after that
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def train_feature(
     progress: Progress = silent,
     report: Report | None = None,
 ) -> Result:
-    """A feature drafter of so many layers, trained on so many steps of drafting.
+    """A feature drafter of `layers` layers, trained on `steps` steps of drafting.
 
     It reads the target's last state, and those after the layers in `taps`. If the pack `begin` has one of the same
     shape, it continues from there.
@@ -143,9 +143,9 @@ def train_tuned(
 ) -> Result:
     """The low-rank change of an early-exit variant, and its exits; those in `norms` have only a norm and count little.
 
-    `text` is rows that were not trained on, for its perplexity. A variant in the pack `begin` is continued; else its
-    adapters beside the unchanged model are. Everything is measured as stored. A run that pauses before its end has no
-    figures, and no pack.
+    `text` is rows that were not trained on, for its perplexity. If the pack `begin` has a variant, training continues
+    from it, else from its adapters of the unchanged model. Everything is measured as stored. A run that pauses before
+    its end has no figures, and no pack.
     """
     job = Job(material, folder, settings, prompts, progress, report)
     objective = tuned_objective(material, exits, drift, ranks, norms, begin)
@@ -215,7 +215,7 @@ def _train_frozen(job: Job, students: Sequence[nn.Module], file: str) -> Result:
 
 
 def _begin_as(pack: Pack | None, students: Iterable[nn.Module]) -> None:
-    """Students of which the pack has one of the same shape start with its weights."""
+    """A student starts with the weights of the pack's part of the same kind and shape, if there is one."""
     for student in students:
         [file] = [file for student_class, file in _FILES if isinstance(student, student_class)]
         if pack is None or not pack.has(file):

@@ -1,8 +1,8 @@
 """Which layers a model can skip when it drafts for itself (Draft & Verify): a search, no training.
 
-The model answers prompts by plain decoding. Then it runs over those answers without some layers: how often its best
-token is the answer's is its agreement. Layers are removed one by one, the one that costs the least agreement first. Of
-all sets on the way the result is the one predicted to be fastest, from its agreement and the costs of passes here.
+The model answers prompts by plain decoding. Then it runs over those answers without some layers: its agreement is how
+often its best token is the answer's. Layers are removed one by one, the one that costs the least agreement first. The
+result is the set, of all on the way, that is predicted to be fastest from its agreement and the costs of passes here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hierspec.scorers.skipping import skipping_scorer
 from hierspec.scorers.timing import PassTimer
 
 _NEAR = 8  # layers that later steps try: those that mattered least in the step before
-_LONGEST = 8  # tokens that a draft may hand up
+_LONGEST = 8  # longest draft
 _PROMPTS = (
     "Explain in a few sentences why the sky is blue.",
     "Write a short story about a lighthouse keeper.",
@@ -98,7 +98,7 @@ def search(model: LanguageModel, texts: Sequence[Text], progress: Progress = sil
 
 
 def agreement(model: LanguageModel, skipped: Collection[int], texts: Sequence[Text]) -> float:
-    """The share of the answers' tokens that are the best choice of the model without these layers too."""
+    """The share of the answers' tokens that are also the best choice of the model without these layers."""
     scorer = skipping_scorer(model.decoder, skipped, model.kv_memory)
     agreed = total = 0
     for text in texts:
@@ -108,8 +108,10 @@ def agreement(model: LanguageModel, skipped: Collection[int], texts: Sequence[Te
 
 
 def predicted(skipped: tuple[int, ...], agreement: float, seconds: float, costs: Costs) -> Draft:
-    """With the draft length that should be fastest: (1 - a^(n+1)) / (1 - a) tokens in n passes of the draft and one of
-    the target."""
+    """The draft with the length n that should be fastest.
+
+    n passes of the draft and one of the target write (1 - a^(n+1)) / (1 - a) tokens at an agreement of a.
+    """
     best = Draft(skipped, agreement, 1, 0.0)
     for gather in range(1, _LONGEST + 1):
         tokens = sum(agreement**depth for depth in range(gather + 1))
@@ -133,7 +135,7 @@ def _choices(scorer: ModelScorer, text: Text) -> np.ndarray:
 
 
 def _costs(model: LanguageModel) -> tuple[Costs, float]:
-    """Costs of the target's passes, and the share that the layers have in a pass over one token."""
+    """Costs of the target's passes, and the share of the layers in a pass over one token."""
     target = model.scorer(model.config.layers)
     costs = measure(target)
     timer = PassTimer(target, np.arange(64, dtype=np.int32) % model.config.vocabulary)

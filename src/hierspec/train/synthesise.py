@@ -124,8 +124,11 @@ def synthesise(
     progress: Progress = silent,
     given: float = 1 / 3,
 ) -> Texts:
-    """`rows` conversations of `length` tokens: a share `given` starts with one of the prompts (if there are any); of
-    the rest one half starts with the first words of a task, the other freely."""
+    """`rows` conversations of `length` tokens.
+
+    A share `given` starts with one of the prompts (if there are any). Of the rest, one half starts with the first words
+    of a task, the other freely.
+    """
     template, generator = Template.of(tokenizer), torch.Generator().manual_seed(seed)
     parts = []
     for first_row in range(0, rows, batch):
@@ -152,7 +155,7 @@ def synthesise(
 def greedy_answers(
     network: Network, tokenizer: Tokenizer, prompts: Sequence[str], most: int = 128, progress: Progress = silent
 ) -> Texts:
-    """The model's answer to each prompt: `most` tokens at most, in texts as long as the longest needs."""
+    """The model's answer to each prompt, of at most `most` tokens. All texts are as long as the longest needs."""
     template = Template.of(tokenizer)
     starts = [UserStart(tokenizer.encode(prompt, begin=False), True) for prompt in prompts]
     around = len(template.opening) + len(template.to_answer)
@@ -196,8 +199,8 @@ def _conversations(
     )
     tokens = forced[:, :length].clone()
     answers = torch.zeros(count, length, dtype=torch.bool, device=device)
-    # Everything that a step needs is on the device before the first one, and nothing in it waits for the device:
-    # steps are then queued as fast as Python names their kernels.
+    # Everything that a step needs is on the device before the first one, and no step waits for the device: so steps are
+    # queued as fast as Python can launch kernels.
     cosines, sines = network.rotation(0, length)
     is_stop = torch.isin(stops, stop)[None, :]
     for position in range(length - 1):
@@ -231,7 +234,7 @@ def _conversations(
 
 
 def _step(network: Network, tokens: Tensor, memory: Tensor, position: int, rotation: Rotation) -> Tensor:
-    """Logits [rows, vocabulary] in float32 of what follows these tokens at this position, with its rotation."""
+    """Logits [rows, vocabulary] in float32 of what follows these tokens at this position."""
     config, x = network.config, functional.embedding(tokens, network.embedding)[:, None]
     for number, block in enumerate(network.blocks):
         q, k, v = block.project(x, rotation)
@@ -239,7 +242,7 @@ def _step(network: Network, tokens: Tensor, memory: Tensor, position: int, rotat
         memory[number, 1, :, :, position] = v[:, :, 0]
         first = max(0, position + 1 - block.window) if block.window else 0
         keys, values = memory[number, :, :, :, first : position + 1]
-        # The queries of one key head become rows: all of them see all keys, and no key is repeated.
+        # The queries of one key head become rows: all attend to all keys, and no key is repeated.
         grouped = q.reshape(len(q), config.kv_heads, -1, config.head_size)
         with sdpa_kernel(NO_PLANS):
             attention = functional.scaled_dot_product_attention(grouped, keys, values)

@@ -23,12 +23,12 @@ class TierFigures:
 
     name: str
     costs: Costs
-    # By the name of a tier below: costs of verifying its tokens, where this tier reuses that tier's hidden states.
+    # By the name of a tier below: costs of verifying its tokens, if this tier reuses that tier's hidden states.
     over: Mapping[str, Costs] = field(default_factory=dict)
-    overhead: float = 0.0  # seconds that every pass takes besides
+    overhead: float = 0.0  # seconds that every pass takes on top
 
     def seconds(self, rows: int, below: str | None = None) -> float:
-        """Seconds of a pass over so many rows, drafted by `below` (None: by a store, or nothing was drafted)."""
+        """Seconds of a pass over `rows` rows, drafted by `below` (None: by a store, or nothing was drafted)."""
         costs = self.costs if below is None else self.over.get(below, self.costs)
         return costs.seconds(rows) + self.overhead
 
@@ -38,9 +38,9 @@ class AcceptanceRates:
     """How often the tier above accepts a token if it accepted all before it, by the token's position in the block.
 
     The last value holds for all later positions. A token that a tier accepted from below (`accepted`) is accepted
-    above more often than one it wrote in place of a rejected draft (`corrected`); one it wrote where nothing was
-    drafted (`undrafted`) lies in between. `runner_ups[n]` is the probability that one of the first n + 1 runners-up
-    is accepted where the token itself is rejected.
+    above more often than one it wrote in place of a rejected draft (`corrected`); one it wrote without a draft
+    (`undrafted`) lies in between. `runner_ups[n]` is the probability that one of the first n + 1 runners-up is accepted
+    if the token itself is rejected.
     """
 
     undrafted: tuple[float, ...]
@@ -56,7 +56,7 @@ class AcceptanceRates:
                 raise HierspecError(f"An acceptance must be from 0 to 1, not {rate}.")
 
     def rates(self, how: int, positions: int) -> list[float]:
-        """The rates of tokens written like this (`pacing.blocks`), at the first so many positions."""
+        """The rates of tokens written in this way (`core.interfaces`), at the first `positions` positions."""
         by_kind = {
             UNDRAFTED: self.undrafted,
             ACCEPTED: self.accepted or self.undrafted,
@@ -66,7 +66,7 @@ class AcceptanceRates:
         return [listed[min(position, len(listed) - 1)] for position in range(positions)]
 
     def runner_up_rate(self, candidates: int) -> float:
-        """The probability that another of so many candidates is accepted where the first is rejected."""
+        """The probability that another of this many candidates is accepted if the first is rejected."""
         if candidates < 2 or not self.runner_ups:
             return 0.0
         return self.runner_ups[min(candidates - 2, len(self.runner_ups) - 1)]
@@ -109,12 +109,12 @@ Pair = tuple[str, str]  # the tier above, the tier whose tokens it verifies
 
 @dataclass(frozen=True)
 class Figures:
-    """Tiers, the target first and a tier only above later ones; which may verify which, and their stores."""
+    """Tiers from the target down (a tier may only verify later ones), which may verify which, and their stores."""
 
     tiers: tuple[TierFigures, ...]
     acceptance: Mapping[Pair, AcceptanceRates]  # a pair that is missing cannot be stacked
     stores: Mapping[str, tuple[StoreFigures, ...]] = field(default_factory=dict)
-    # (above, tier, below): rates of a middle tier's tokens by the tier below it, where that is measured.
+    # (above, tier, below): rates of a middle tier's tokens by the tier below it, if that was measured.
     acceptance_by_lower: Mapping[tuple[str, str, str], AcceptanceRates] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -30,9 +30,9 @@ class TierScore:
     seconds: float  # of its passes
     store_seconds: float  # of lookups in its store
     rows: float  # of a pass, on average
-    block_tokens: float  # of a block that it hands up; of the target: tokens per pass
-    accepted: float  # share of those that the tier above accepts; of the target: 1
-    share: float  # of the whole time, its store's included
+    block_tokens: float  # of a block that it hands up; for the target: tokens per pass
+    accepted: float  # share of these that the tier above accepts; for the target: 1
+    share: float  # of the whole time, with its store
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def score(figures: Figures, hierarchy: HierarchyConfig, memo: RoundMemo | None =
 
 @dataclass(frozen=True)
 class _TierWork:
-    """Means of what one tier does in a round of its own or of a tier above it."""
+    """What one tier does on average in a round of its own or of a tier above it."""
 
     passes: float = 0.0
     rows: float = 0.0
@@ -92,7 +92,7 @@ class _Round:
     work: tuple[_TierWork, ...]  # of this tier and those below it
 
 
-RoundMemo = dict[HierarchyConfig, _Round]  # of hierarchies from some tier down, whatever that tier's blocks are
+RoundMemo = dict[HierarchyConfig, _Round]  # by hierarchy from some tier down, without that tier's block settings
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def verified_block(
     """Blocks of a tier whose rounds have this distribution, and how much of them the tier above accepts.
 
     Counts tokens: `started[n]` is the probability that a round starts after n tokens, `alive[n]` that it does and that
-    the tier above would accept all n. The tier above sees nothing of what `budget` cuts off.
+    the tier above would accept all n. The tier above does not see what `budget` cuts off.
     """
     longest_round = max(accepted for accepted, _ in distribution) + 1
     size = config.gather - 1 + longest_round

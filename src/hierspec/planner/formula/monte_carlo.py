@@ -16,7 +16,7 @@ from hierspec.planner.formula.figures import Figures, HierarchyConfig
 
 @dataclass(frozen=True)
 class MonteCarloResult:
-    """Seconds per token over so many passes of the target, with the standard error."""
+    """Seconds per token over a number of passes of the target, with the standard error."""
 
     seconds: float
     error: float
@@ -48,7 +48,7 @@ class _RandomRequest:
         self.clock = 0.0
 
     def block(self, level: int) -> list[int]:
-        """How each token of a block was written that this tier hands up."""
+        """How each token of a block that this tier hands up was written."""
         config = self.hierarchy[level]
         written: list[int] = []
         while len(written) < config.gather:

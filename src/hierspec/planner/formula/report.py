@@ -55,8 +55,11 @@ def compared(
 
 
 def tier_rows(figures: Figures, best: Score) -> list[dict[str, Any]]:
-    """A row for each tier of a hierarchy. `pass_ms`: its average pass; `token_ms`: a token that it writes, the tiers
-    below it included (for the target: the prediction for the whole hierarchy)."""
+    """A row for each tier of a hierarchy.
+
+    `pass_ms` is its average pass. `token_ms` is the time of a token that it writes, lower tiers included (for the
+    target: the prediction for the whole hierarchy).
+    """
     rows = []
     for level, (config, tier) in enumerate(zip(best.hierarchy, best.tiers, strict=True)):
         rows.append(

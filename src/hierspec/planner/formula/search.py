@@ -1,11 +1,11 @@
 """Which tiers to stack and how long their blocks should be: a shortest path, then the exact score of the best few.
 
-For given tiers below it, what a token of a tier costs is an affine, rising function of what a token of the next tier
-costs. So the cheapest hierarchy from each tier down is computed once, from the bottom up (Bellman). The same holds
+For given tiers below it, the cost of a tier's token is an affine, increasing function of the cost of the next tier's
+token. So the cheapest hierarchy from each tier down is computed once, from the bottom up (Bellman). The same holds
 for the second cheapest and so on, so every tier keeps as many different hierarchies as are asked for. The estimate
 assumes that blocks hold exactly `gather` tokens and that all tokens of a tier are equally likely to be accepted. The
 score of `latency.py` does not, so it ranks the results and tunes the best in small steps. The more tiers, the more
-optimistic the estimate: so the best of every depth are kept.
+optimistic the estimate is, so the best of every depth are kept.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class PartialHierarchy:
 
 
 def search(figures: Figures, limits: Limits = USUAL, required: str | None = None) -> list[ScoredHierarchy]:
-    """The best hierarchies, the fastest by the exact score first; plain decoding is always among them.
+    """The best hierarchies, fastest first by the exact score; plain decoding is always among them.
 
-    With `required` only those that contain this tier, and plain decoding only if that is the target.
+    With `required`, only those that contain this tier; plain decoding then only if that tier is the target.
     """
     tuning = _Tuning(figures, limits, required)
     best = [tuning.scored(partial.hierarchy, partial.seconds) for partial in shortest(figures, limits, required)]
@@ -131,7 +131,7 @@ def _best_from(
         # [lowers, candidates, gathers]
         round_seconds = prices[:, None, None] * np.array(gathers) + np.repeat(np.array(pass_seconds), counts, axis=0)
         round_tokens = np.repeat(np.array(pass_tokens), counts, axis=0)
-        # Affine in what a token below costs, and rising with it.
+        # Affine in the cost of a token of the tier below, and increasing.
         values = np.stack(
             [
                 (choice.seconds + choice.rest * round_seconds) / (choice.tokens + choice.rest * round_tokens)
@@ -187,8 +187,10 @@ class _Tuning:
         return ScoredHierarchy(hierarchy, estimated, score(self.figures, hierarchy, self.memo))
 
     def tuned(self, start: ScoredHierarchy) -> ScoredHierarchy:
-        """Starts from the estimate's block lengths and from short blocks: costs that jump at some width leave more
-        than one local minimum."""
+        """Tune from the estimate's block lengths and from short blocks, and keep the faster.
+
+        Costs that jump at some width leave more than one local minimum.
+        """
         target, *lower = start.hierarchy
         starts = [start.score]
         if len(lower) > 1:
@@ -212,8 +214,11 @@ class _Tuning:
         return best
 
     def _neighbours(self, hierarchy: HierarchyConfig) -> Iterator[HierarchyConfig]:
-        """Blocks of one tier or of two neighbours a token or two longer or shorter, or ended differently; a tier left
-        out; a store added or left out."""
+        """The hierarchy with one small change each.
+
+        Blocks of one tier or of two neighbours get longer or shorter by a token or two, or end by another rule; a tier
+        is left out; a store is added, changed or left out.
+        """
         last = len(hierarchy) - 1
         steps = [{level: by} for level in range(1, last + 1) for by in (-2, -1, 1, 2)]
         steps += [{level: by, level + 1: other} for level in range(1, last) for by in (-1, 1) for other in (-1, 1)]

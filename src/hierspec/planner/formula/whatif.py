@@ -1,4 +1,4 @@
-"""Figures of tiers that one need not have, read from a TOML file: what a planner would do with them.
+"""Figures of tiers that need not exist, read from a TOML file: what the planner would do with them.
 
 [[tier]]                                 the target first, and a tier only above later ones
 name = "target"
@@ -33,7 +33,7 @@ from hierspec.planner.formula.figures import (
 )
 from hierspec.planner.formula.search import USUAL, Limits
 
-_WIDEST = 256  # rows up to which two numbers are a line
+_WIDEST = 256  # rows up to which two numbers are extended as a line
 _KEYS = ("title", "longest", "candidates", "tier", "ladder")
 _RATES = ("accepts", "stood", "corrected", "beside")  # by the name of the tier whose tokens are verified
 _TIER_KEYS = ("name", "milliseconds", "milliseconds_over", "overhead", *_RATES, "store")
@@ -122,7 +122,7 @@ def _tier(name: str, table: dict[str, Any]) -> TierFigures:
 
 
 def _costs(value: Any, where: str) -> Costs:
-    """Two numbers are a line. A table is taken as measured, and extended at its average slope."""
+    """Two numbers are a line. A table is used as measured, and extended at its average slope."""
     if isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)):
         first, more = value
         points = {1: float(first), _WIDEST: first + (_WIDEST - 1) * float(more)}
@@ -154,10 +154,10 @@ def _acceptance_rates(name: str, table: dict[str, Any], below: str) -> Acceptanc
 
 
 def _completed(acceptance: dict[Pair, AcceptanceRates]) -> Iterable[tuple[tuple[str, str, str], AcceptanceRates]]:
-    """Rates of a middle tier's tokens by the tier below it, where only one of `stood` and `corrected` was given.
+    """Rates of a middle tier's tokens by the tier below it, if only one of `stood` and `corrected` was given.
 
-    The other follows: weighted by how often the tier accepts the one below, the two must average to `accepts`. Where
-    that cannot be, both move as far as they must.
+    The other follows: weighted by how often the tier accepts the one below, the two must average to `accepts`. If that
+    is impossible, both change as much as needed.
     """
     for (above, tier), rates in acceptance.items():
         if bool(rates.accepted) == bool(rates.corrected):
@@ -184,7 +184,7 @@ def _at(rates: tuple[float, ...], position: int) -> float | None:
 
 
 def _split(mean: float | None, share: float, accepted: float | None, corrected: float | None) -> tuple[float, float]:
-    """Two rates whose average is `mean` if the first has this share, one of them as near as can be to what is given."""
+    """Two rates whose average is `mean` if the first has this share; one is the given one, or as near as possible."""
     assert mean is not None
     if share in (0.0, 1.0):  # all tokens are of one kind
         return (mean if accepted is None else accepted), (mean if corrected is None else corrected)
@@ -233,7 +233,7 @@ def _hierarchy(table: dict[str, Any], number: int, figures: Figures) -> tuple[st
         TierConfig(tier, gather, stores.get(tier), until.get(tier, "count"))
         for tier, gather in zip(tiers, [1, *gathers], strict=True)
     )
-    # Both raise where the file has no such pair or store.
+    # Both raise if the file has no such pair or store.
     for above, config in pairwise(hierarchy):
         figures.acceptance_rates(above.tier, config.tier)
     for config in hierarchy:

@@ -28,7 +28,7 @@ class Replayed:
 
     stores: tuple[str, ...]
     tasks: dict[str, Stats]
-    costs: Costs | None = None  # by which proposals were cut; None: all within the budget were verified
+    costs: Costs | None = None  # by which drafts were chosen; None: all within the budget were verified
 
     def everything(self) -> Stats:
         total = Stats()

@@ -1,5 +1,7 @@
-"""How often drafts are accepted, counted on traces: for every pair of tiers, by depth, task and temperature; and apart
-for tokens that a middle tier accepted and tokens that it corrected."""
+"""How often drafts are accepted, counted on traces: for every pair of tiers, by depth, task and temperature.
+
+Tokens that a middle tier accepted and tokens that it corrected are also counted separately.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ DEPTHS = 8
 
 @dataclass(frozen=True)
 class AcceptanceCount:
-    """How many of so many drafted tokens were accepted: counted, or expected."""
+    """How many of a number of drafted tokens were accepted: counted, or expected."""
 
     accepted: float = 0
     trials: float = 0
@@ -32,7 +34,7 @@ class AcceptanceCount:
 
 @dataclass(frozen=True)
 class PairKey:
-    """What is counted apart: drafting tier, verifying tier, task and temperature."""
+    """What is counted separately: drafting tier, verifying tier, task and temperature."""
 
     drafter: str
     verifier: str
@@ -53,8 +55,11 @@ class MiddleTierCount:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Counts over the target's text. At depth d a token is a trial if the verifier and the target accept all d before
-    it, so that the text before it is still the target's."""
+    """Counts over the target's text.
+
+    At depth d a token is a trial if the verifier and the target accept all d tokens before it, so that the text before
+    it is still the target's.
+    """
 
     by_depth: dict[PairKey, tuple[AcceptanceCount, ...]] = field(default_factory=dict)
     # By drafter, middle tier and verifier.
@@ -155,7 +160,7 @@ def agreement(traces: Iterable[Trace], tier: str, other: str | None) -> float:
 
 
 def picks(trace: Trace, tier: str, depth: int) -> np.ndarray:
-    """What a tier picks at every position when so many tokens before it are not written yet. [positions]"""
+    """[positions]: what a tier picks at every position if the last `depth` tokens before it are not written yet."""
     return np.array(trace.output, np.int32) if tier == TARGET else trace.tiers[tier].first(depth)
 
 

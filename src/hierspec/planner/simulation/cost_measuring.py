@@ -25,17 +25,17 @@ from hierspec.scorers.timing import time_head, time_layers
 if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
 
-_MOST_ROWS = 64  # of a packed pass: wider ones are no news
-_MOST_SLOTS = 8192  # of all contexts side by side: more would need much memory and tell little
-_NARROW = 16  # rows of passes that are cheap and that plans mostly run:
-_ROUNDS, _FEW_ROUNDS = 5, 2  # of those, and of wider ones and batches
-_VERSION = 2  # count up when passes become faster or slower
+_MOST_ROWS = 64  # of a batched pass: wider ones tell nothing new
+_MOST_SLOTS = 8192  # tokens of all contexts together: more would need much memory and tell little
+_NARROW = 16  # rows up to which passes are cheap, and which plans mostly run
+_ROUNDS, _FEW_ROUNDS = 5, 2  # rounds of narrow passes, and of wider ones and batches
+_VERSION = 2  # increase when passes become faster or slower
 
 
 def cost_table(
     model: LanguageModel, scorers: Iterable[StateScorer], sampled: bool = False, progress: Progress = silent
 ) -> CostTable:
-    """The table of these scorers of a model, from the cache what was measured before on this machine."""
+    """The table of these scorers of a model; what was measured before on this machine comes from the cache."""
     by_key = {scorer_key(scorer): scorer for scorer in scorers}
     files = {key: _file(model, scorer, sampled) for key, scorer in by_key.items()}
     parts: dict[str, Parts] = {}
@@ -44,7 +44,7 @@ def cost_table(
         parts |= {} if table is None else table.scorers
     lacking = [scorer for key, scorer in by_key.items() if key not in parts]
     if lacking:
-        # All of them in one go, so that they are measured in turn.
+        # All in one call, so that they are measured in turn.
         measured = measure_parts(lacking, sampled, progress=progress)
         for scorer in lacking:
             key = scorer_key(scorer)
@@ -56,7 +56,7 @@ def cost_table(
 def _file(model: LanguageModel, scorer: StateScorer, sampled: bool) -> KeptFile:
     pack = {} if model.pack is None else dict(model.pack.hashes)
     about = [model.name, str(model.folder), model.dtype, model.weights, pack, scorer_key(scorer), scorer.layers]
-    if scorer.decoder is not model.decoder:  # a draft model: another may be put in its place
+    if scorer.decoder is not model.decoder:  # a draft model: another may replace it under the same name
         about.append(repr(scorer.decoder.config))
     return KeptFile.here("costs", about, sampled, _VERSION, name="parts-{key}.json")
 
@@ -85,7 +85,7 @@ def measure_parts(
                     if rows > _MOST_ROWS or not wanted:
                         continue
                     for place, scorer in enumerate(scorers):
-                        # Small tiers run several times in a row: once after others had the caches, then not.
+                        # Small tiers run several times in a row: first with the caches full of others' weights.
                         for part, seconds in bench.run(scorer, width, 2 if place else 1, heads=number == 0).items():
                             cells = times.setdefault((scorer_key(scorer), part), {})
                             cells.setdefault((rows, context, batch), []).append(seconds)
@@ -114,7 +114,7 @@ def _cell(rows: int, context: int, batch: int, seconds: Sequence[float]) -> Cell
 
 
 class _Bench:
-    """Some requests with contexts of one length, for which nothing but their last tokens is to be computed."""
+    """Some requests with contexts of one length, of which only the last tokens have to be computed."""
 
     def __init__(self, scorers: Sequence[StateScorer], context: int, batch: int, most: int, sampled: bool) -> None:
         self._scorers, self._context = scorers, context
@@ -124,7 +124,7 @@ class _Bench:
         hierarchy = Hierarchy(tuple(Tier(scorer) for scorer in scorers))
         self._requests = [Request(text[:context], sampling, hierarchy) for text in texts]
         for request, text in zip(self._requests, texts, strict=True):
-            request.output = text[context:].tolist()  # drafters on the target's states take it as written
+            request.output = text[context:].tolist()  # it counts as written for drafters on the target's states
         self._texts = texts
         for scorer in scorers:
             scorer.forget()
@@ -133,11 +133,11 @@ class _Bench:
         pools = {id(pool): pool for scorer in scorers for pool in scorer.pools}
         for pool in pools.values():
             for staircase in pool.staircases():
-                # Memory that was never written to is read far too fast: the system has one page of zeros for all.
+                # Memory that was never written to reads far too fast: the system maps all of it to one page of zeros.
                 staircase.memory.copy(staircase.slots, staircase.slots)
 
     def run(self, scorer: StateScorer, width: int, times: int = 1, heads: bool = True) -> dict[str, float]:
-        """Seconds of the parts of a pass over `width` tokens of each request, the mean of so many in a row."""
+        """Seconds of the parts of a pass over `width` tokens of each request, the mean of `times` runs in a row."""
         runs = [self._run(scorer, width, heads) for _ in range(times)]
         return {part: sum(run[part] for run in runs) / times for part in runs[0]}
 

@@ -44,7 +44,7 @@ class Curve:
     cells: tuple[Cell, ...]
 
     def seconds(self, rows: int, context: int = 0, batch: int = 1) -> float:
-        """Seconds of so many rows in all, after contexts of this length. Batches beyond the largest count as that."""
+        """Seconds of `rows` rows in all, after contexts of this length. Larger batches count as the largest one."""
         if rows < 1:
             return 0.0
         key = rows, context // _CONTEXT_STEP, batch
@@ -64,7 +64,7 @@ class Curve:
 
     @cached_property
     def _grids(self) -> dict[int, dict[int, list[tuple[int, float]]]]:
-        """Batch -> context -> (rows, seconds), all rising: where a wider pass measured cheaper, that is noise."""
+        """Batch -> context -> (rows, seconds), non-decreasing: if a wider pass measured cheaper, that was noise."""
         grids: dict[int, dict[int, list[tuple[int, float]]]] = {}
         for batch, context in sorted({(cell.batch, cell.context) for cell in self.cells}):
             cells = sorted((c for c in self.cells if (c.batch, c.context) == (batch, context)), key=lambda c: c.rows)
@@ -87,8 +87,8 @@ def _interpolate(x: int, points: Sequence[tuple[int, float]]) -> float:
 class Parts:
     """A scorer's costs: `base` of the checkpoint's first `layers` layers, `own` of its own layers, `head` with picks.
 
-    A feature drafter joins features before its layers, more cheaply on its later steps, where the features are its
-    own: `later` is for those. It may run its layers several times in a pass, so the fixed cost of a pass is in `head`.
+    A feature drafter joins features before its layers. That is cheaper on later steps, whose features are its own:
+    `later` is for those. It may run its layers several times in a pass, so the fixed cost of a pass is in `head`.
     """
 
     name: str

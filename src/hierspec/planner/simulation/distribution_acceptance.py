@@ -23,7 +23,7 @@ from hierspec.planner.simulation.traces import Trace
 
 
 def expected_acceptance(traces: Sequence[Trace], rule: str, depths: int = DEPTHS) -> Acceptance:
-    """Of every ordered pair of tiers, and of every two of them below the target."""
+    """Expected counts of every ordered pair of tiers, and of every two of them below the target."""
     keys = [key for key in (traces[0].distributions if traces else {}) if key != TARGET]
     by_depth: dict[PairKey, tuple[AcceptanceCount, ...]] = {}
     by_middle_tier: dict[tuple[str, str, str], MiddleTierCount] = {}

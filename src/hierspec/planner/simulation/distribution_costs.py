@@ -1,4 +1,4 @@
-"""What whole distributions cost: the rules residual and block need those of every row, where coupled needs a pick."""
+"""What whole distributions cost: the rules residual and block need one for every row; coupled only needs a pick."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONTEXT = 32
 
 
 def distribution_seconds(scorers: Sequence[StateScorer], rule: str, sampling: Sampling) -> dict[str, float]:
-    """By `scorer_key`: seconds that a row takes beyond its pass and pick, the verification included."""
+    """By `scorer_key`: seconds that a row takes on top of its pass and pick, verification included."""
     target = scorers[0]
     text = (np.arange(_CONTEXT + _NODES, dtype=np.int32) * 7 + 5) % target.vocabulary
     request = Request(text[:_CONTEXT], sampling, Hierarchy(tuple(Tier(scorer) for scorer in scorers)))

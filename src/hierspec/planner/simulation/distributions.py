@@ -2,13 +2,13 @@
 
 The rule residual couples the token x of a draft with the token z of its verifier as closely as two distributions q and
 p allow: they are equal with probability 1 - TV(p, q), the sum of min(p, q). Read backwards: given that the verifier
-wrote z, the draft was z with probability min(1, q(z) / p(z)), and else one of what q has more of than p. So the picks
-of a whole ladder can be sampled from the target's recorded text downwards, and the coupled rule, which compares picks,
-then accepts what the rule residual would have accepted, as often and as far.
+wrote z, the draft was z with probability min(1, q(z) / p(z)), and otherwise a token sampled from max(q - p, 0). So the
+picks of a whole hierarchy can be sampled from the target's recorded text downwards. The coupled rule, which compares
+picks, then accepts what the rule residual would have accepted, as often and as far.
 
-The rule block accepts a prefix of a block jointly. Given the target's text, the first i drafts are accepted with the
-least of the products of q / p over the first 0, 1, … i positions (arXiv 2403.10444): never less than the product of
-the single min(1, q / p) by which residual accepts.
+The rule block accepts a prefix of a block jointly. Given the target's text, the first i drafts are accepted with
+probability equal to the least of the products of q / p over the first 0, 1, … i positions (arXiv 2403.10444). That is
+never less than the product of the single min(1, q / p), by which residual accepts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 from hierspec.planner.simulation.traces import NOT_ASKED, Picks, TokenDistributions, Trace
 
-BLOCK_DEPTHS = 16  # positions of a block that are accepted jointly; later ones as the last
+BLOCK_DEPTHS = 16  # positions of a block that are accepted jointly; later ones are treated as the last
 _SUREST = 1e-9  # a probability this near to 0 or 1 counts as that for a lead
 
 
@@ -44,7 +44,7 @@ class Row:
 
 
 def row(recorded: TokenDistributions, depth: int, position: int) -> Row:
-    """The distribution there; of the deepest that was recorded, where a draft is deeper."""
+    """The distribution there; drafts deeper than recorded get that of the deepest recorded."""
     depth = min(depth, len(recorded.tokens) - 1)
     tokens, probabilities = recorded.tokens[depth, position], recorded.probabilities[depth, position]
     return Row(tokens[tokens != NOT_ASKED], probabilities[tokens != NOT_ASKED].astype(np.float64))
@@ -67,7 +67,7 @@ def ratios(trace: Trace, drafter: str, verifier: str, depth: int) -> np.ndarray:
 
 
 def jointly_accepted(ratio_by_depth: Sequence[np.ndarray]) -> np.ndarray:
-    """[depths + 1, positions]: the probability that a block from this position on is accepted so far, by block."""
+    """[depths + 1, positions]: probability that the first drafts of a block that begins here are all accepted."""
     positions, depths = len(ratio_by_depth[0]), len(ratio_by_depth)
     accepted = np.ones((depths + 1, positions))
     product = np.ones(positions)
@@ -80,7 +80,7 @@ def jointly_accepted(ratio_by_depth: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def ladder_picks(trace: Trace, keys: Sequence[str], target: str, rule: str) -> list[Picks]:
-    """What the tiers of a ladder, the nearest to the target first, draft along the text under this rule."""
+    """What the tiers of a hierarchy, nearest to the target first, draft along the text under this rule."""
     above, picked_above = target, np.array(trace.output, np.int32)[None]
     ladder = []
     for level, key in enumerate(keys):
@@ -96,7 +96,7 @@ def _picks_below(trace: Trace, key: str, above: str, picked_above: np.ndarray, j
     positions = len(trace.output)
     depths = max(len(recorded.tokens), len(picked_above), BLOCK_DEPTHS if joint else 1)
     seed = [zlib.crc32(np.array(trace.prompt + trace.output, np.int32).tobytes()), trace.seed & 0xFFFFFFFF, level]
-    coins = np.random.default_rng(seed).random((2, positions))  # one pair a position: it is drafted on the text once
+    coins = np.random.default_rng(seed).random((2, positions))  # a pair per position: each is drafted on the text once
     tokens = np.full((depths, positions, 1), NOT_ASKED, np.int32)
     leads = np.zeros((depths, positions), np.float32)
     accepted = jointly_accepted([ratios(trace, key, above, depth) for depth in range(depths)]) if joint else None
@@ -118,11 +118,11 @@ def _picks_below(trace: Trace, key: str, above: str, picked_above: np.ndarray, j
 
 
 def _other(drafts: Row, verified: Row, token: int, coin: float) -> int:
-    """A token of what the draft has more of than its verifier."""
+    """A token other than `token`, sampled from max(q - p, 0) of the draft's q and the verifier's p."""
     more = np.maximum(drafts.probabilities - drafts.shared(verified), 0.0)
     more[drafts.tokens == token] = 0.0
     total = more.cumsum()
-    if total[-1] <= 0:  # all that it has was shared: any other token stands for what was not recorded
+    if total[-1] <= 0:  # nothing is left: any other token stands for what was not recorded
         others = drafts.tokens[drafts.tokens != token]
         return int(others[0]) if len(others) else NOT_ASKED
     return int(drafts.tokens[min(int(np.searchsorted(total, coin * total[-1], side="right")), len(total) - 1)])

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Overhead:
-    """The time outside of passes: stores, verification, counters. A simulation really does that work, so its time is
-    measured; next to real passes, which fill the CPU caches, it takes longer."""
+    """The time outside of passes: stores, verification, counters.
+
+    A simulation really does that work, so its time is measured. Next to real passes, which fill the CPU caches, it
+    takes longer.
+    """
 
     factor: float = 2.0  # on the time that the loop took in the simulation
     per_pass: float = 0.0  # seconds for each pass of the target
@@ -44,8 +47,10 @@ class Overhead:
 
 @dataclass
 class Prediction:
-    """Seconds and tokens after the first step of every text, as `decode_tokens_per_second` of a bench; counters are of
-    whole texts."""
+    """Seconds and tokens after the first step of every text, as in `decode_tokens_per_second`.
+
+    Counters are of whole texts.
+    """
 
     plan: Plan
     tokens: int = 0
@@ -87,10 +92,10 @@ def predict(
     batch: int = 1,
     progress: Progress = silent,
 ) -> Prediction:
-    """Simulate the plan on these texts, `batch` of them at a time. Its stores, appraisers and policies start with
-    nothing but what was built on disk. The model does not run.
+    """Simulate the plan on these texts, `batch` of them at a time. The model does not run.
 
-    A plan with the rule residual or block needs traces with distributions. Runners-up are left out under these.
+    Its stores, appraisers and policies start with nothing but what was built on disk. A plan with the rule residual or
+    block needs traces with distributions; runners-up are left out under these rules.
     """
     by_distribution = plan.rule in BY_DISTRIBUTION and bool(plan.tiers)
     if by_distribution and not all(trace.distributions for trace in traces):
@@ -112,7 +117,7 @@ def predict(
 
 
 def measured_overhead(model: LanguageModel, trace: Trace, table: CostTable) -> Overhead:
-    """From one text, written by plain decoding and simulated: how much longer the loop takes next to real passes."""
+    """How much longer the loop takes next to real passes: one text is written by plain decoding, and simulated."""
     plan = Plan()
     sampling = Sampling(max_tokens=trace.most, temperature=trace.temperature, seed=trace.seed)
     request = model.apart().request(list(trace.prompt), plan, sampling)
@@ -147,7 +152,7 @@ class _Simulation:
         return _Simulation(Hierarchy(tiers), scorers, prices, trace_of)
 
     def run(self, traces: Sequence[Trace], overhead: Overhead, prediction: Prediction) -> None:
-        """Write these texts at once, and add what it takes to the prediction."""
+        """Write these texts as one batch, and add its time to the prediction."""
         self.prices.forget()
         requests = []
         for trace in traces:
@@ -199,7 +204,7 @@ class _Simulation:
 
 @dataclass(frozen=True)
 class _Prices:
-    """Seconds of passes, and of the distributions that they give where a rule needs those."""
+    """Seconds of passes, and of the distributions that they return if a rule needs those."""
 
     scorers: PricedScorers
     per_row: Mapping[str, float]

@@ -1,7 +1,7 @@
-"""A model's scorers with nothing to compute: their own bookkeeping runs, and layers and heads only add up seconds.
+"""A model's scorers without computation: their real bookkeeping runs, while layers and heads only add up seconds.
 
-Which positions a pass has to take through which layers is decided by what earlier passes left behind. That is not
-worked out a second time here: the scorers are the real ones, on decoders whose layers cost what a table says.
+Which positions a pass must run through which layers depends on what earlier passes left in the cache. That logic is not
+repeated here: the scorers are the real ones, on decoders whose layers cost what a table says.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hierspec.scorers.base import ModelScorer, StateScorer
 from hierspec.scorers.drafters import AdapterScorer, FeatureScorer, Layer, SmallScorer
 from hierspec.scorers.pool import StaircasePool
 
-_MEMORY = 1 << 40  # bytes: nothing is ever dropped, for nothing is kept
+_MEMORY = 1 << 40  # bytes: nothing is ever evicted, since nothing is really stored
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Meter:
 
 
 class PricedMemory:
-    """Keys, values and states that nobody reads. A page holds a whole text, so a slot tells the position."""
+    """Keys, values and states that nobody reads. A page holds a whole text, so a slot gives the position."""
 
     page, pages, bytes_per_page = 1 << 20, 1 << 20, 0
 
@@ -44,14 +44,14 @@ class PricedMemory:
 
 
 class PricedDecoder:
-    """Layers that take no time and say what they would have taken. States have one number."""
+    """Layers that take no time and count what they would have taken. States have one number."""
 
     def __init__(self, decoder: Decoder, meter: Meter) -> None:
         self.config = replace(decoder.config, hidden=1)
         self.embedding, self.head_weight, self.norm = decoder.embedding, decoder.head_weight, decoder.norm
         self.dtype, self.backend = torch.float32, decoder.backend
         self.products, self.weight_bytes, self.layer_rows = decoder.products, 0, 0
-        self.curves: dict[int, Curve] = {}  # seconds of the first so many layers
+        self.curves: dict[int, Curve] = {}  # by number of layers: seconds of the first layers
         self._meter = meter
 
     def memory(self, taps: tuple[int, ...], most_bytes: int) -> PricedMemory:
@@ -71,7 +71,7 @@ class PricedDecoder:
         return hidden
 
     def _up_to(self, layers: int, rows: int, context: int, batch: int) -> float:
-        """Seconds of the first so many layers: as measured, or on the line between those that were."""
+        """Seconds of the first `layers` layers: as measured, or interpolated between measured numbers of layers."""
         if layers in self.curves:
             return self.curves[layers].seconds(rows, context, batch)
         if not layers:
@@ -99,7 +99,7 @@ class PricedHead:
 
 @dataclass
 class PricedJoin:
-    """Measured with the layers behind it: its time is what these rows take more than others do."""
+    """A join is measured together with the layers after it: its time is what these rows take more than others do."""
 
     meter: Meter
     these: Curve | None = None
@@ -132,7 +132,7 @@ class PricedScorers:
         return self._scorers[id(scorer)]
 
     def seconds(self, scorer: StateScorer, asks: Sequence[Ask]) -> float:
-        """What a pass of this priced scorer takes, after all passes before it."""
+        """The time of a pass of this priced scorer, given all passes before it."""
         before = self.meter.seconds
         with torch.inference_mode():
             scorer.head.logits(asks, scorer.states(asks))

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from hierspec.language_model import LanguageModel
     from hierspec.prompt_ids import Prompt
 
-DEPTHS = 8  # recorded apart for drafts from their own states; deeper ones are assumed to be like the deepest
+DEPTHS = 8  # recorded separately for drafters on their own states; deeper ones are taken to be like the deepest
 CANDIDATES = 3  # the pick and its runners-up
 _PROGRESS = "Recording what every tier would pick"
 LIKELIEST = 256  # tokens of a recorded distribution
-_GROUP = 8  # texts at once: as many staircases as a pool keeps for requests that have ended
+_GROUP = 8  # texts at once: as many staircases as a pool keeps of ended requests
 
 
 def record_traces(
@@ -68,7 +68,7 @@ def record_traces(
     target, *scorers = scorers_of(model, tiers)
     by_key = {scorer_key(scorer): scorer for scorer in scorers}  # several tiers may mean the same scorer
     hierarchy = Hierarchy((Tier(target), *(Tier(scorer) for scorer in by_key.values())))
-    model.forget()  # boundaries of exits may be new: cached positions lack their states
+    model.forget()  # taps of exits may be new: cached positions lack their states
     traces: list[Trace] = []
     for start in range(0, len(prompts), _GROUP):
         group = prompts[start : start + _GROUP]
@@ -202,7 +202,7 @@ def _distributions(scorer: StateScorer, requests: Sequence[Request]) -> list[Tok
     def put(index: int, depth: int, position: int, answer: Answer, row: int) -> None:
         assert answer.distributions is not None
         distribution = answer.distributions[row]
-        # With the token that was written: what it was to every tier decides what is accepted.
+        # Include the token that was written: each tier's probability of it decides what is accepted.
         written = requests[index].output[position]
         likeliest = np.union1d(np.argpartition(distribution, -kept)[-kept:], written)
         likeliest = likeliest[distribution[likeliest] > 0]

@@ -1,8 +1,8 @@
 """Scorers that pick what a trace recorded, with no model. The recursion above them is the real one.
 
-Along the target's text all picks are exact. Off it nothing was recorded: there a middle tier has accepted a token that
-the target will reject, and what follows is lost anyway; only the time it takes matters. So off the text every tier
-picks the same pseudo-random token as the tier above it, at the rate at which the two agree along the text, or another.
+Along the target's text all picks are exact. Off the text nothing was recorded: there a middle tier has accepted a token
+that the target will reject, what follows is lost anyway, and only its time matters. So off the text a tier picks the
+same pseudo-random token as the tier above it, as often as the two agree along the text, and otherwise another one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class TraceScorer:
         context_on_text = start <= len(text) and np.array_equal(ask.context[written:], text[written:start])
         picks = np.empty((1 + len(ask.proposal), ask.candidates), np.int32)
         leads = np.zeros(len(picks)) if ask.leads else None
-        # Of the row after each node, the context first: whether it is on the text, its depth, its last token.
+        # For each row, the context first, then the nodes: whether it is on the text, its depth, its last token.
         on_text, depths, last = [context_on_text], [0], [int(ask.context[-1])]
         for token, parent in zip(ask.proposal.tokens, ask.proposal.parents, strict=True):
             position = start + depths[parent + 1]

@@ -28,7 +28,7 @@ NOT_ASKED = -1  # where no token was picked
 
 @dataclass(frozen=True, eq=False)
 class Picks:
-    """What one tier picks at every position of an output, where the text before it is the target's.
+    """What one tier picks at every position of an output, if the text before it is the target's.
 
     A tier that continues from its own states beyond the written text picks differently at different depths:
     `tokens[d, p]` is its pick at position p when the last d tokens before p are not written yet. Others have one depth.
@@ -48,8 +48,7 @@ class Picks:
 
 @dataclass(frozen=True, eq=False)
 class TokenDistributions:
-    """What one tier could have written at every position, each depth as in `Picks`: the likeliest tokens, and the one
-    that the target wrote."""
+    """One tier's distributions at every position, by depth as in `Picks`: likeliest tokens and the one written."""
 
     tokens: np.ndarray  # [depths, positions, tokens] int32, rising; NOT_ASKED after the last, and where p < d
     probabilities: np.ndarray  # [depths, positions, tokens] float32
