@@ -145,3 +145,54 @@ def test_many_prompts_at_once_are_all_read_soon():
     for request, moment in times:
         firsts.setdefault(request, moment)
     assert max(firsts.values()) <= 1.6 * (48 * 60 * EACH + BASE)
+
+
+def test_a_machine_that_was_slow_a_moment_ago_does_not_make_everybody_wait():
+    """Passes without prefill were timed while the machine was slow. Prefill then seems to add nothing to a pass."""
+    scorer = TimedScorer()
+    engine = Engine(lambda: scorer.now, serving=True)
+    streams = [request_for(scorer, prompt(20), 400, seed) for seed in range(8)]
+    late = [request_for(scorer, prompt(400), 2, 50), request_for(scorer, prompt(2000), 2, 51)]
+    score, slow = scorer.score, []
+
+    def disturbed(asks):
+        slow.append(60 <= len(scorer.rows) < 100)
+        scorer.now += 3 * (BASE + 8 * EACH) if slow[-1] else 0.0
+        return score(asks)
+
+    scorer.score = disturbed
+    for request in streams:
+        engine.submit(request)
+    times = run(engine, scorer, [(20, late[0]), (100, late[1])])
+    moments = np.array([moment for request, moment in times if request is streams[0]])
+    assert max(np.diff(moments[110:])) <= 12 * (BASE + 8 * EACH)  # 150 times where the prompt is read whole
+
+
+def test_noise_neither_stops_the_streams_nor_the_prompt():
+    """Passes that take 20% more or less at random, and tokens that cost more after a longer context, as attention
+    does."""
+    scorer = TimedScorer()
+    engine = Engine(lambda: scorer.now, serving=True)
+    noise = np.random.default_rng(5)
+    streams = [request_for(scorer, prompt(20), 400, seed) for seed in range(8)]
+    late = request_for(scorer, prompt(1000), 2, 50)
+    known, score = scorer.known, scorer.score
+
+    def noisy(asks):
+        before = scorer.now
+        answers = score(asks)
+        longer = 1 + max(known(ask.context) for ask in asks) / 2000
+        scorer.now = before + (scorer.now - before) * longer * noise.uniform(0.8, 1.2)
+        return answers
+
+    scorer.score = noisy
+    for request in streams:
+        engine.submit(request)
+    submitted = []
+    late_ask, late.ask = late.ask, lambda answer: (submitted.append(scorer.now), late_ask(answer))[1]
+    times = run(engine, scorer, [(150, late)])
+    moments = np.array([moment for request, moment in times if request is streams[0]])
+    first = next(moment for request, moment in times if request is late)
+    before, meanwhile = moments[moments <= submitted[0]], moments[(moments > submitted[0]) & (moments <= first)]
+    assert max(np.diff(meanwhile)) <= 3.6 * np.median(np.diff(before[20:]))
+    assert first - submitted[0] <= 2.2 * (BASE + 1000 * EACH * 1.25)

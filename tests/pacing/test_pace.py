@@ -17,7 +17,7 @@ from hierspec.core.sampling import Sampling
 from hierspec.pacing.appraisal import Appraiser
 from hierspec.pacing.costs import ALONE
 from hierspec.pacing.pace import AdaptivePace
-from hierspec.pacing.switch import Stages, Switches
+from hierspec.pacing.switch import Attempt, StagedAttempt, Stages, Switches
 from hierspec.testing.fakes import FakeScorer, FakeStore, random_trees
 
 
@@ -117,10 +117,10 @@ class WatchedStages(Stages):
         self.learnt: list[float] = []
         self.charged: list[float] = []
 
-    def drafts(self) -> bool:
-        return True
+    def begin(self) -> StagedAttempt:
+        return StagedAttempt(self, Attempt(True))
 
-    def learn(self, tokens: float, seconds: float, requests: int = 1) -> None:
+    def learn(self, attempt: StagedAttempt, tokens: float, seconds: float, requests: int = 1) -> None:
         self.learnt.append(tokens)
 
     def charge(self, tokens: float, seconds: float, requests: int = 1) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hierspec.pacing.allowance import Allowance
-from hierspec.pacing.switch import Stages, Switch
+from hierspec.pacing.switch import Attempt, Stages, Switch
 
 
 def write(switch, tokens, drafted, plain, easy=lambda written: True):
@@ -16,11 +16,11 @@ def write(switch, tokens, drafted, plain, easy=lambda written: True):
     that drafted."""
     written, seconds, modes = 0, 0.0, []
     while written < tokens:
-        on = switch.drafts()
-        brought, took = drafted(written) if on else plain(written)
-        switch.learn(brought, took)
+        attempt = switch.begin()
+        brought, took = drafted(written) if attempt.drafts else plain(written)
+        switch.learn(attempt, brought, took)
         written, seconds = written + brought, seconds + took
-        modes.append(on)
+        modes.append(attempt.drafts)
     return seconds, modes
 
 
@@ -125,10 +125,11 @@ def write_in_stages(stages, rounds, dice, ways):
     tokens = seconds = 0.0
     taken = []
     for _ in range(rounds):
-        way = "nothing" if not stages.drafts() else "tiers" if stages.tiers_draft() else "stores"
+        attempt = stages.begin()
+        way = "nothing" if not attempt.drafts else "tiers" if stages.tiers_draft(attempt) else "stores"
         brought, took = ways[way]
         took *= dice.lognormvariate(0, 0.05)
-        stages.learn(brought, took)
+        stages.learn(attempt, brought, took)
         tokens, seconds = tokens + brought, seconds + took
         taken.append(way)
     return tokens / seconds, taken
@@ -180,11 +181,10 @@ def test_time_passes_for_all_requests_at_once():
         switch = Switch(allowance)
         for _ in range(5):  # without drafts, to compare with
             for _ in range(requests):
-                switch.drafts()
-                switch.learn(1, 1.0, requests)
+                switch.learn(switch.begin(), 1, 1.0, requests)
         for _ in range(requests):
-            assert switch.drafts()
-            switch.learn(1, 1.5, requests)
+            assert switch.begin().drafts
+            switch.learn(switch.begin(), 1, 1.5, requests)
     assert alone.left == pytest.approx(together.left)
     assert alone.left < Allowance().left
 
@@ -193,13 +193,12 @@ def test_what_a_drafter_reads_is_paid_for():
     """A prompt that it must read first makes drafts that would pay lose."""
     switch = Switch()
     for _ in range(5):
-        switch.drafts()
-        switch.learn(1, 1.0)
-    assert switch.drafts()
-    switch.learn(1.2, 1.0)
+        switch.learn(switch.begin(), 1, 1.0)
+    assert switch.begin().drafts
+    switch.learn(switch.begin(), 1.2, 1.0)
     switch.charge(0, 3.0)
-    switch.learn(1.2, 1.0)
-    assert not switch.drafts()
+    switch.learn(switch.begin(), 1.2, 1.0)
+    assert not switch.begin().drafts
 
 
 def test_time_pays_for_the_next_try():
@@ -223,9 +222,108 @@ def test_a_first_round_that_brings_much_is_no_loss():
     """What a drafter's prefill cost is less than what its first draft brought: that speaks for drafts."""
     switch = Switch()
     for _ in range(5):
-        switch.drafts()
-        switch.learn(1, 1.0)
+        switch.learn(switch.begin(), 1, 1.0)
     switch.charge(5, 2.0)
     for _ in range(8):
-        assert switch.drafts()
-        switch.learn(2, 1.5)
+        assert switch.begin().drafts
+        switch.learn(switch.begin(), 2, 1.5)
+
+
+def test_a_sample_of_plain_rounds_is_plain_to_its_end():
+    switch, modes = Switch(), []
+    for _ in range(5):
+        attempt = switch.begin()
+        modes.append(attempt.drafts)
+        switch.learn(attempt, 1, 1.0)
+    assert modes == [False] * 5
+    assert switch.begin().drafts
+
+
+def test_a_break_ends_when_three_rounds_may_be_tried():
+    """Not when one may: a run that must end after its first round tells nothing."""
+    allowance = Allowance()
+    switch = Switch(allowance)
+    before = None  # the last attempt
+    for _ in range(20_000):
+        attempt = switch.begin()
+        if before is not None and attempt == Attempt(True) and not before.drafts:
+            assert allowance.left >= 3 * 0.6 - 0.02
+        switch.learn(attempt, 1, 1.6 if attempt.drafts else 1.0)
+        before = attempt
+
+
+def losing_switch(requests):
+    """A switch in a break, right before a look that the allowance pays for, and that look's attempt."""
+    allowance = Allowance()
+    switch = Switch(allowance)
+    for _ in range(10_000):
+        attempt = switch.begin()
+        if attempt.looks:
+            return switch, allowance, attempt
+        for _ in range(requests if attempt.drafts else 1):
+            switch.learn(attempt, 1, 1.2 if attempt.drafts else 1.0, requests if attempt.drafts else 1)
+    raise AssertionError("it never looked")
+
+
+@pytest.mark.parametrize("lucky", range(3))
+def test_every_request_of_a_round_that_looks_pays_and_may_be_lucky(lucky):
+    """Requests learn one after the other, and each begins its next round before the next one learns."""
+    switch, allowance, look = losing_switch(3)
+    before = allowance.left
+    for number in range(3):
+        switch.learn(look, 5 if number == lucky else 1, 1.2, 3)
+        switch.begin()
+    assert allowance.left != pytest.approx(before)
+    assert switch.begin() == Attempt(True)
+    switch, allowance, look = losing_switch(3)
+    before, rest = allowance.left, switch._left
+    for _ in range(3):
+        switch.learn(look, 1, 1.2, 3)
+        switch.begin()
+    assert before - allowance.left == pytest.approx(0.2 - 0.01 * 1.2, abs=0.01)
+    assert switch._left == pytest.approx(rest - 1)
+
+
+def test_looks_go_on_with_any_number_of_requests():
+    """A third is no exact number: looks are found all the same."""
+    switch, _, look = losing_switch(3)
+    looks = 0
+    for _ in range(20_000):
+        for _ in range(3 if look.drafts else 1):
+            switch.learn(look, 1, 1.2 if look.drafts else 1.0, 3 if look.drafts else 1)
+        look = switch.begin()
+        looks += look.looks
+    assert looks > 100
+
+
+def test_a_round_that_ends_after_the_switch_turned_counts_for_what_it_was():
+    switch = Switch()
+    for _ in range(5):
+        switch.learn(switch.begin(), 1, 1.0)
+    attempts = [switch.begin() for _ in range(8)]  # of eight requests, all with drafts
+    assert all(attempt.drafts for attempt in attempts)
+    plain = switch._plain_seconds()
+    for attempt in attempts:  # so slow that the first of them turns the switch off
+        switch.learn(attempt, 1, 30.0, 8)
+    assert not switch.begin().drafts
+    assert switch._plain_seconds() == plain
+
+
+@given(
+    rounds=st.lists(st.tuples(st.integers(1, 8), st.floats(0.5, 4), st.integers(1, 5)), min_size=1, max_size=200),
+    seed=st.integers(0, 99),
+)
+def test_what_is_said_to_rest_rests(rounds, seed):
+    """Whatever is learnt, and whenever: no round drafts that was said to be without drafts for certain."""
+    switch, dice, resting = Switch(), random.Random(seed), 0
+    for requests, seconds, tokens in rounds * 4:
+        attempt = switch.begin()
+        if resting:
+            assert not attempt.drafts
+            resting -= 1
+        elif not attempt.drafts:
+            resting = switch.rests() - 1
+        drafted = attempt.drafts
+        for _ in range(requests if drafted else 1):
+            switch.learn(attempt, tokens if drafted else 1, seconds if drafted else dice.uniform(0.9, 1.1),
+                         requests if drafted else 1)  # fmt: skip

@@ -195,6 +195,7 @@ class Round:
     block: Block  # that the tier is writing
     began: float = 0.0  # the request's `spent` when the round began
     may_draft: bool = True  # the pace's decision when the round begins
+    attempt: object = None  # the pace's own note about that decision
     proposals: list[Proposal] = field(default_factory=list)  # the lower tier's, then the grammar's, then the stores'
     asked: list[tuple[str, Proposal, float]] = field(default_factory=list)  # store, its draft, and the seconds it took
     drafted: Block | None = None  # by a tier below

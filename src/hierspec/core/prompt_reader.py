@@ -19,11 +19,13 @@ from hierspec.core.interfaces import Ask, Scorer
 from hierspec.core.proposal import NOTHING
 from hierspec.core.request import Request
 
-_LONGER = 1.4  # usual passes: prefill may make a pass of writing requests longer by this much
+_LONGER = 1.35  # usual passes: prefill may make a pass of writing requests longer by this much
 _FIRST_PIECE = 16  # tokens, before the speed of prefill is known
 _MOST_TOKENS = 512  # per round where nobody writes: scorers split longer passes anyway, so pieces cost nothing
 _LITTLE = 8  # tokens: a pass that lacks no more than this does not count as prefill
+_ROWS_TOGETHER = 8  # rows that kernels compute at once: pieces of other sizes waste some of them
 _LATEST = 7  # passes in the medians
+_LEAST_SHARE = 0.5  # of a pass's time per token: what a prefilled token takes at least
 
 
 class _Times:
@@ -114,7 +116,10 @@ class PromptReader:
             times.learn_usual(seconds)
         else:
             usual = times.expected(reading.writers) if reading.writers else 0.0
-            times.learn_each(max(seconds - usual, 0.0) / reading.tokens)
+            # On a machine that was slow a moment ago the difference may vanish. A token is never as cheap as that: a
+            # prompt would be read whole, and everybody would wait.
+            least = _LEAST_SHARE * seconds / (reading.tokens + reading.writers)
+            times.learn_each(max((seconds - usual) / reading.tokens, least))
 
     def _piece(self, ask: Ask, target: Scorer, writers: int, readers: int) -> int:
         """Tokens of prefill that make a pass as much longer as it may become.
@@ -125,7 +130,10 @@ class PromptReader:
         if not times.each:
             return _FIRST_PIECE
         usual = times.expected(writers) if times.usual else self._times.get(target, times).expected(writers)
-        return max(int(_LONGER * (usual / times.each + readers - 1)), _LITTLE + 1)
+        piece = _LONGER * (usual / times.each + readers - 1)
+        if piece > 2 * _ROWS_TOGETHER:
+            return round(piece / _ROWS_TOGETHER) * _ROWS_TOGETHER
+        return max(int(piece), _LITTLE + 1)
 
 
 def _may_lack(ask: Ask) -> bool:

@@ -13,7 +13,7 @@ from hierspec.pacing.blocks import BlockPolicy, ByCount
 from hierspec.pacing.costs import FREE, Costs, Load
 from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.routing import Router
-from hierspec.pacing.switch import Stages, Switches
+from hierspec.pacing.switch import StagedAttempt, Stages, Switches
 
 
 class AdaptivePace(FixedPace):
@@ -37,7 +37,10 @@ class AdaptivePace(FixedPace):
 
     def drafts(self, round: Round) -> bool:
         stages = self._stages(round)
-        return stages is None or stages.drafts()
+        if stages is None:
+            return True
+        round.attempt = attempt = stages.begin()
+        return attempt.drafts
 
     def rests(self, round: Round) -> int:
         stages = self._stages(round)
@@ -52,8 +55,8 @@ class AdaptivePace(FixedPace):
     def route(self, round: Round) -> Block | None:
         if self.router is None:
             return Block()
-        stages = self._stages(round)
-        if stages is not None and not stages.tiers_draft():
+        attempt = round.attempt
+        if isinstance(attempt, StagedAttempt) and not attempt.stages.tiers_draft(attempt):
             return None
         load, gain = _load(round), 0.0
         if round.proposals and self.appraiser is not None:
@@ -94,24 +97,27 @@ class AdaptivePace(FixedPace):
         self._learn_pass(round, costs, load)
         self._learn_drafts(round, load)
         plain = self.costs.measured_plain(load.context)
-        if plain and (stages := self._stages(round)) is not None:
+        if plain and isinstance(attempt := round.attempt, StagedAttempt):
             if not round.request.prefilled:
-                stages.learn(len(tokens), (round.request.spent - round.began) / plain, load.requests)
+                seconds = (round.request.spent - round.began) / plain
+                attempt.stages.learn(attempt, len(tokens), seconds, load.requests)
             elif drafted is not None and not round.request.output:
                 # First round: the target's prefill gives one token and is no cost of drafts. The rest is theirs.
                 spent = sum(stats.seconds for stats in round.request.stats.tiers[round.level + 1 :])
-                stages.charge(len(tokens) - 1, spent / plain, load.requests)
+                attempt.stages.charge(len(tokens) - 1, spent / plain, load.requests)
 
     def _learn_plain(self, round: Round) -> None:
         """Learn from a round without drafts. All requests of a pass took the same time, so the pass counts once."""
         request, load = round.request, _load(round)
         self._learn_pass(round, self.costs, load)
-        stages = self._stages(round)
-        if stages is None or request.prefilled or stages.last_plain_pass == request.spent:
+        attempt = round.attempt
+        if not isinstance(attempt, StagedAttempt) or request.prefilled:
             return
-        stages.last_plain_pass = request.spent
+        if attempt.stages.last_plain_pass == request.spent:
+            return
+        attempt.stages.last_plain_pass = request.spent
         if plain := self.costs.measured_plain(load.context):
-            stages.learn(len(round.tokens), (request.spent - round.began) / plain)
+            attempt.stages.learn(attempt, len(round.tokens), (request.spent - round.began) / plain)
 
     def _learn_pass(self, round: Round, costs: Costs, load: Load) -> None:
         """Learn from the expected and the actual time of a pass, and from the length of a finished text."""

@@ -8,6 +8,9 @@ cost is limited (`allowance.py`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 from hierspec.pacing.allowance import Allowance
 
 _SETTLING = 1  # plain rounds after drafting that are not timed: the weights must get back into caches first
@@ -26,6 +29,13 @@ _FADED = 0.3  # weight after a break of the drafting rounds before it
 _OUTLIER = 3.0  # a round counts as at most this many times the average
 
 
+class Attempt(NamedTuple):
+    """What a round may do, decided when it begins. The switch may turn before it ends: other requests learn too."""
+
+    drafts: bool
+    looks: bool = False  # it drafts though this is a break
+
+
 class Switch:
     """Turns drafting on and off for one plan and one batch size: all its requests draft, or none does.
 
@@ -41,45 +51,50 @@ class Switch:
         self._rounds = 0.0  # of this run so far
         self._length = _SAMPLE  # rounds of this break
         self._break = _BREAKS[0]
-        self._looks = False  # this round drafts though it is a break
         self._settling = 0.0  # rounds still to come that are not timed
         self._counts = {True: [0.0, 0.0, 0.0], False: [0.0, 0.0, 0.0]}  # rounds, tokens and seconds, older ones decayed
 
-    def drafts(self) -> bool:
-        """Whether the round that begins may draft."""
-        looks = self._may_look and not self._on and self._left < self._length and self._left % _LOOK_EVERY == 1.0
-        self._looks = looks and not self._allowance.wait(self._lost())
-        return self._on or self._looks
+    def begin(self) -> Attempt:
+        """What the round that begins may do."""
+        if self._on:
+            return Attempt(True)
+        looks = self._may_look and 1 < self._left < self._length and round(self._left, 3) % _LOOK_EVERY == 1
+        looks = looks and not self._allowance.wait(self._lost())
+        return Attempt(looks, looks)
 
     def rests(self) -> int:
-        """For how many rounds, including the one that begins, nothing will be drafted for certain."""
-        if self._on or self._looks:
+        """For how many rounds, including one that begins now without drafts, nothing will be drafted for certain."""
+        if self._on:
             return 0
-        return int(min(self._left, (self._left - 1) % _LOOK_EVERY or _LOOK_EVERY))
+        left = int(round(self._left, 3))
+        return left if left <= _LOOK_EVERY else (left - 1) % _LOOK_EVERY or _LOOK_EVERY
 
-    @property
-    def compares(self) -> bool:
-        """Whether this run is of the slower mode, as far as is known: it only serves to compare."""
-        return self._on != (self._gain() >= 0)
+    def compares(self, attempt: Attempt) -> bool:
+        """Whether this round is of the slower mode, as far as is known: it only serves to compare."""
+        return attempt.drafts != (self._gain() >= 0)
 
-    def learn(self, tokens: float, seconds: float, requests: int = 1) -> None:
+    def learn(self, attempt: Attempt, tokens: float, seconds: float, requests: int = 1) -> None:
         """A round of one of `requests` requests wrote `tokens` tokens and took `seconds`, with all overheads."""
         self._allowance.passed(seconds / requests)
-        if self._on or self._looks:
+        if attempt.drafts:
             self._pay(tokens, self._usual(True, seconds), requests)
-        if self._looks:
-            self._left = 0 if tokens >= _LUCK else self._left - 1 / requests
+        if not attempt.looks and (attempt.drafts or self._settling <= 0):
+            self._count(attempt.drafts, tokens, seconds)
+        if self._on != (attempt.drafts and not attempt.looks):
+            return  # the round began before the switch turned
+        if attempt.looks:
             self._settling = _SETTLING
+            if tokens >= _LUCK:
+                self._turn()
+                return
         else:
-            if self._on or self._settling <= 0:
-                self._count(tokens, seconds)
             self._settling -= 1 / requests
-            self._left -= 1 / requests
             self._rounds += 1 / requests
-            if self._on and self._loses():
-                self._left = 0
-        if self._left <= 0:
-            self._turn()
+        self._left -= 1 / requests
+        if self._on and self._loses():
+            self._left = 0
+        if round(self._left, 3) <= 0:
+            self._end_run()
 
     def charge(self, tokens: float, seconds: float, requests: int = 1) -> None:
         """Count gains and costs of drafts outside the timed rounds, such as the prefill of a drafter."""
@@ -101,14 +116,18 @@ class Switch:
         gain = self._gain()
         return gain < 0 and (self._allowance.left <= 0 or (self._rounds >= _ENOUGH and gain < _SLOWER - 1))
 
-    def _turn(self) -> None:
-        """End this run and begin one of the other mode. A break goes on until the allowance covers another trial."""
-        if not self._on and self._gain() < 0 and not self._looks:
+    def _end_run(self) -> None:
+        """Turn, but let a break go on until the allowance covers another trial."""
+        if not self._on and self._gain() < 0:
             plain_rounds, _, plain_seconds = self._counts[False]
             wait = int(self._allowance.wait(_PROBED * self._lost()) * plain_rounds / plain_seconds)
             if wait:
                 self._left = self._length = wait
                 return
+        self._turn()
+
+    def _turn(self) -> None:
+        """Begin a run of the other mode."""
         self._on, self._rounds, self._settling = not self._on, 0, _SETTLING
         self._left = self._begin_drafts() if self._on else self._end_drafts()
 
@@ -146,9 +165,22 @@ class Switch:
         rounds, _, spent = self._counts[drafted]
         return min(seconds, _OUTLIER * spent / rounds) if rounds >= 1 else seconds
 
-    def _count(self, tokens: float, seconds: float) -> None:
-        counts, seconds, memory = self._counts[self._on], self._usual(self._on, seconds), _MEMORY[self._on]
-        self._counts[self._on] = [memory * old + new for old, new in zip(counts, (1.0, tokens, seconds), strict=True)]
+    def _count(self, drafted: bool, tokens: float, seconds: float) -> None:
+        counts, seconds, memory = self._counts[drafted], self._usual(drafted, seconds), _MEMORY[drafted]
+        self._counts[drafted] = [memory * old + new for old, new in zip(counts, (1.0, tokens, seconds), strict=True)]
+
+
+@dataclass(slots=True)
+class StagedAttempt:
+    """The attempts of both switches in one round, and who decided them."""
+
+    stages: Stages
+    own: Attempt
+    tiers: Attempt | None = None  # None: nobody asked whether tiers may draft
+
+    @property
+    def drafts(self) -> bool:
+        return self.own.drafts
 
 
 class Stages:
@@ -162,30 +194,31 @@ class Stages:
         """The allowance of each switch; without `tiers` there is only one."""
         self._drafts = Switch(drafts)
         self._tiers = None if tiers is None else Switch(tiers, looks=False)
-        self._drafting = False  # whether this round may draft
         self.last_plain_pass = -1.0  # when the last plain pass that was counted ended: each counts once
 
-    def drafts(self) -> bool:
-        """Whether the round that begins may draft."""
-        self._drafting = self._drafts.drafts()
-        return self._drafting
+    def begin(self) -> StagedAttempt:
+        """What the round that begins may do."""
+        return StagedAttempt(self, self._drafts.begin())
 
-    def tiers_draft(self) -> bool:
+    def tiers_draft(self, attempt: StagedAttempt) -> bool:
         """Whether lower tiers may draft, in a round that may draft at all."""
-        return self._tiers is None or self._tiers.drafts()
+        if self._tiers is None:
+            return True
+        attempt.tiers = self._tiers.begin()
+        return attempt.tiers.drafts
 
     def rests(self) -> int:
         """As `Switch.rests`."""
         return self._drafts.rests()
 
-    def learn(self, tokens: float, seconds: float, requests: int = 1) -> None:
-        """As `Switch.learn`."""
-        if self._drafting and self._tiers is not None:
-            compares = self._tiers.compares
-            self._tiers.learn(tokens, seconds, requests)
+    def learn(self, attempt: StagedAttempt, tokens: float, seconds: float, requests: int = 1) -> None:
+        """As `Switch.learn`. A round that only compares stores with tiers says nothing about drafting at all."""
+        if attempt.tiers is not None and self._tiers is not None:
+            compares = self._tiers.compares(attempt.tiers)
+            self._tiers.learn(attempt.tiers, tokens, seconds, requests)
             if compares:
                 return
-        self._drafts.learn(tokens, seconds, requests)
+        self._drafts.learn(attempt.own, tokens, seconds, requests)
 
     def charge(self, tokens: float, seconds: float, requests: int = 1) -> None:
         """As `Switch.charge`, for drafts of lower tiers."""

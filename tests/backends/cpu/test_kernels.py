@@ -14,6 +14,9 @@ from hierspec.backends.cpu.pick import adjust_rows, greedy_rows, sample_rows
 from hierspec.backends.cpu.tiles import (
     bfloat16_tiles,
     tiles,
+    tiles_onto,
+    tiles_twice,
+    tiles_twice_onto,
     transpose_rows,
     transposed_bfloat16_tiles,
     transposed_tiles,
@@ -54,6 +57,26 @@ def test_transposed_rows_have_the_bits_of_single_rows(bfloat16, rows, blocks, se
     assert (single.view(np.int32) == all_at_once.view(np.int32)).all()
     floats = (weights.astype(np.int32) << 16).view(np.float32) if bfloat16 else weights
     assert np.allclose(single, x.astype(np.float64) @ floats.astype(np.float64), atol=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=st.integers(1, 21), steps=st.integers(1, 20), seed=st.integers(0, 1000))
+@pytest.mark.parametrize("onto", [False, True])
+def test_two_blocks_at_once_have_the_bits_of_one_after_the_other(onto, rows, steps, seed):
+    rng = np.random.default_rng(seed)
+    size = 4 * steps
+    x = rng.standard_normal((rows, size + 3)).astype(np.float32)[:, :size]
+    weights = rng.standard_normal((3, size, 16)).astype(np.float32)  # the second block is not the next one
+    before = rng.standard_normal((rows, 48)).astype(np.float32)
+    apart, twice = before.copy(), before.copy()
+    one_block, two_blocks = (tiles_onto, tiles_twice_onto) if onto else (tiles, tiles_twice)
+    for block, column in ((0, 0), (2, 32)):
+        out = address(apart) + 4 * column
+        one_block.from_python(address(x), size + 3, rows, address(weights[block]), size, out, 48)
+    offset = address(weights[2]) - address(weights)
+    two_blocks.from_python(address(x), size + 3, rows, address(weights), offset, size, address(twice), 48, 4 * 32)
+    assert (apart.view(np.int32) == twice.view(np.int32)).all()
+    assert (twice[:, 16:32] == before[:, 16:32]).all()
 
 
 def test_compiled_functions_share_one_number_as_their_default():

@@ -35,6 +35,7 @@ _FLOAT = 4  # bytes
 
 # numba takes constants, not enumerations.
 _TILES, _TILES_ONTO = int(Code.TILES), int(Code.TILES_ONTO)
+_TILES_TWICE, _TILES_TWICE_ONTO = int(Code.TILES_TWICE), int(Code.TILES_TWICE_ONTO)
 
 
 @part
@@ -42,6 +43,13 @@ def _keys_at(arena, page, layer, head, shape):
     """Address of a page's keys for a layer and head; its values follow directly."""
     _, kv_heads, head_size, _, layers = shape
     return arena + ((page * layers + layer) * kv_heads + head) * 2 * PAGE * head_size * _FLOAT
+
+
+@part
+def _key_block(arena, table, block, layer, head, shape):
+    """Address of the keys of 16 tokens of a text."""
+    page, slot = table[block * LANES // PAGE], block * LANES % PAGE
+    return _keys_at(arena, page, layer, head, shape) + slot * shape[2] * _FLOAT
 
 
 @part
@@ -159,19 +167,29 @@ def _attend(
 
     q_heads, first_q_head = (last_head - first_head) * group, first_head * group
     first, last = share((last_head - first_head) * (high - low), thread, threads)
-    for item in range(first, last):
+    item = first
+    while item < last:  # two blocks of 16 keys at once where the next one is of the same head
         number, block = item // (high - low), low + item % (high - low)
+        twice = item + 1 < last and block + 1 < high
         head = first_head + number
-        page, slot = table[block * LANES // PAGE], block * LANES % PAGE
-        key_block = _keys_at(arena, page, layer, head, shape) + slot * head_size * _FLOAT
+        key_block = _key_block(arena, table, block, layer, head, shape)
+        offset = _key_block(arena, table, block + 1, layer, head, shape) - key_block if twice else 0
         out = scores.ctypes.data + ((first_score + number * group) * QUERIES * length + block * LANES) * _FLOAT
         q = q_start + head * group * head_size * _FLOAT
+        # The rows of a tile are the query heads of a single row, or all rows for one query head after another.
+        tiles, tile_rows, q_step, out_step = group, rows, width, length
         if rows == 1:
-            call_routine(code[_TILES], (q, head_size, group, key_block, head_size, out, QUERIES * length))
-        else:
-            for number in range(group):
-                mine, its = q + number * head_size * _FLOAT, out + number * QUERIES * length * _FLOAT
-                call_routine(code[_TILES], (mine, width, rows, key_block, head_size, its, length))
+            tiles, tile_rows, q_step, out_step = 1, group, head_size, QUERIES * length
+        for number in range(tiles):
+            mine, its = q + number * head_size * _FLOAT, out + number * QUERIES * length * _FLOAT
+            if twice:
+                call_routine(
+                    code[_TILES_TWICE],
+                    (mine, q_step, tile_rows, key_block, offset, head_size, its, out_step, LANES * _FLOAT),
+                )
+            else:
+                call_routine(code[_TILES], (mine, q_step, tile_rows, key_block, head_size, its, out_step))
+        item += 2 if twice else 1
     barrier(sync, threads)
 
     sixteen = np.empty(LANES, np.float32)
@@ -213,19 +231,32 @@ def _attend(
     while begin < common:
         page, slot = table[begin // PAGE], begin % PAGE
         count = min(common - begin, PAGE - slot)
-        multiply = code[_TILES] if begin == first_seen else code[_TILES_ONTO]
-        for item in range(first, last):
+        tiles, tile_rows, x_step, out_step = group, rows, length, heads * head_size
+        if rows == 1:
+            tiles, tile_rows, x_step, out_step = 1, group, QUERIES * length, head_size
+        item = first
+        while item < last:  # two chunks of 16 numbers at once where the next one is of the same head
             head, chunk = first_head + item // chunks, item % chunks
+            twice = item + 1 < last and chunk + 1 < chunks
             seen = _keys_at(arena, page, layer, head, shape)
             seen += (PAGE * head_size + (chunk * PAGE + slot) * LANES) * _FLOAT
             x = scores.ctypes.data + ((before + head * group) * QUERIES * length + begin) * _FLOAT
             out = o_start + (head * group * head_size + chunk * LANES) * _FLOAT
-            if rows == 1:
-                call_routine(multiply, (x, QUERIES * length, group, seen, count, out, head_size))
-            else:
-                for number in range(group):
-                    its, sums = x + number * QUERIES * length * _FLOAT, out + number * head_size * _FLOAT
-                    call_routine(multiply, (its, length, rows, seen, count, sums, heads * head_size))
+            for number in range(tiles):
+                its, sums = x + number * QUERIES * length * _FLOAT, out + number * head_size * _FLOAT
+                if twice:
+                    call_routine(
+                        code[_TILES_TWICE] if begin == first_seen else code[_TILES_TWICE_ONTO],
+                        (
+                            its, x_step, tile_rows, seen, PAGE * LANES * _FLOAT, count, sums, out_step, LANES * _FLOAT
+                        ),
+                    )  # fmt: skip
+                else:
+                    call_routine(
+                        code[_TILES] if begin == first_seen else code[_TILES_ONTO],
+                        (its, x_step, tile_rows, seen, count, sums, out_step),
+                    )
+            item += 2 if twice else 1
         begin += count
     for item in range(first, last):
         head, chunk = first_head + item // chunks, item % chunks

@@ -239,7 +239,7 @@ def _row_split(kinds: Sequence[int]) -> tuple[int, int]:
     shorter. Float weights and AMX tiles are bound by memory there, and on ARM it was not measured.
     """
     by_vectors = all(kind in FORM_OF_KIND for kind in kinds) and not (has_byte_tiles() or is_arm())
-    return (16, 4) if by_vectors else (64, LANES)
+    return (12, 4) if by_vectors else (64, LANES)
 
 
 def _floats(weight: Tensor) -> np.ndarray:

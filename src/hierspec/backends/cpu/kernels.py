@@ -52,31 +52,58 @@ def _tile(rows: int, bfloat16: bool, onto: bool = False) -> Routine:
 
         With `onto` the sums continue from `out`: a product in pieces has the same bits as a whole one.
         """
-        starts = [w.b.add(x, w.b.mul(x_step, i64(FLOAT_BYTES * row))) for row in range(rows)]
-        # NEON multiplies by one lane of a register at no cost, while a broadcasting load takes an arithmetic slot; on
-        # x86 it is the other way round.
-        by_lane = is_arm()
+        _emit_tile(w, rows, bfloat16, onto, x, x_step, size, out_step, [(weights, out)])
 
-        def add(step: Any, sums: list[Any]) -> list[Any]:
-            first = w.b.mul(step, i64(UNROLLED))
-            unrolled = [w.load_unrolled(start, first) for start in starts]
-            for k in range(UNROLLED):
-                i = w.b.add(first, i64(k))
+    return tile
+
+
+def _double_tile(rows: int, onto: bool = False) -> Routine:
+    @routine(8)
+    def tile(  # type: ignore[no-untyped-def]
+        w: VectorWriter, x, x_step, weights, weights_offset, size, out, out_step, out_offset
+    ) -> None:
+        """`_tile` for two blocks of 16 outputs; the offsets, in bytes, lead to the second one.
+
+        The sums of few rows are few chains of dependent steps. Two blocks have twice as many, and share the inputs.
+        """
+        second = w.b.add(weights, weights_offset), w.b.add(out, out_offset)
+        _emit_tile(w, rows, False, onto, x, x_step, size, out_step, [(weights, out), second])
+
+    return tile
+
+
+def _emit_tile(  # type: ignore[no-untyped-def]
+    w: VectorWriter, rows: int, bfloat16: bool, onto: bool, x, x_step, size, out_step, blocks: list[tuple[Any, Any]]
+) -> None:
+    """Products of the same rows with several blocks: (address of its weights, address of its sums) each."""
+    starts = [w.b.add(x, w.b.mul(x_step, i64(FLOAT_BYTES * row))) for row in range(rows)]
+    # NEON multiplies by one lane of a register at no cost, while a broadcasting load takes an arithmetic slot; on
+    # x86 it is the other way round.
+    by_lane = is_arm()
+
+    def add(step: Any, sums: list[Any]) -> list[Any]:
+        first = w.b.mul(step, i64(UNROLLED))
+        unrolled = [w.load_unrolled(start, first) for start in starts]
+        for k in range(UNROLLED):
+            i = w.b.add(first, i64(k))
+            inputs = [
+                w.splat_lane(x, k) if by_lane else w.splat(w.load_float(start, i))
+                for x, start in zip(unrolled, starts, strict=True)
+            ]
+            results = []
+            for number, (weights, _) in enumerate(blocks):
                 weight = _load_weights(w, weights, i, bfloat16)
                 if rows > 2:
                     w.prefetch(weights, w.b.add(i, i64(_PREFETCHED)), (2 if bfloat16 else FLOAT_BYTES) * LANES)
-                sums = [
-                    w.fma(w.splat_lane(x, k) if by_lane else w.splat(w.load_float(start, i)), weight, total)
-                    for x, start, total in zip(unrolled, starts, sums, strict=True)
-                ]
-            return sums
+                totals = sums[number * rows : (number + 1) * rows]
+                results += [w.fma(value, weight, total) for value, total in zip(inputs, totals, strict=True)]
+            sums = results
+        return sums
 
-        offsets = [w.b.mul(out_step, i64(row)) for row in range(rows)]
-        before = [w.load(out, offset) if onto else splat_f32(0.0) for offset in offsets]
-        for offset, total in zip(offsets, w.loop(w.b.sdiv(size, i64(UNROLLED)), before, add), strict=True):
-            w.store(total, out, offset)
-
-    return tile
+    targets = [(out, w.b.mul(out_step, i64(row))) for _, out in blocks for row in range(rows)]
+    before = [w.load(*target) if onto else splat_f32(0.0) for target in targets]
+    for target, total in zip(targets, w.loop(w.b.sdiv(size, i64(UNROLLED)), before, add), strict=True):
+        w.store(total, *target)
 
 
 def _transposed_tile(rows: int, bfloat16: bool) -> Routine:
@@ -114,6 +141,7 @@ def _transpose(rows: int) -> Routine:
 
 tile_1, tile_2, tile_3, tile_4, tile_8 = (_tile(rows, bfloat16=False) for rows in (1, 2, 3, 4, 8))
 onto_1, onto_2, onto_3, onto_4, onto_8 = (_tile(rows, bfloat16=False, onto=True) for rows in (1, 2, 3, 4, 8))
+double_tiles, double_onto = ({rows: _double_tile(rows, onto) for rows in (4, 3, 2, 1)} for onto in (False, True))
 transposed_tile_8, transposed_tile_16 = (_transposed_tile(rows, bfloat16=False) for rows in (8, 16))
 bfloat16_tile_1, bfloat16_tile_2, bfloat16_tile_3, bfloat16_tile_4 = (
     _tile(rows, bfloat16=True) for rows in (1, 2, 3, 4)

@@ -30,6 +30,8 @@ from hierspec.backends.cpu.tiles import (
     bfloat16_tiles,
     tiles,
     tiles_onto,
+    tiles_twice,
+    tiles_twice_onto,
     transpose_rows,
     transposed_bfloat16_tiles,
     transposed_tiles,
@@ -57,6 +59,8 @@ class Code(IntEnum):
     TILES_ONTO = 7  # the same, added to `out`
     NORMALISE = 8  # (x, weight, size, address of eps, out)
     GATE = 9  # (gates, gates_step, ups, rows): gates[row, 0:16] = silu of itself * ups[row, 0:16]
+    TILES_TWICE = 10  # TILES for two blocks: (x, x_step, rows, weights, offset, size, out, out_step, offset)
+    TILES_TWICE_ONTO = 11  # the same, added to `out`
 
 
 def _block_bytes(w: VectorWriter, size: Any, kind: int) -> Any:
@@ -258,6 +262,8 @@ def product_library(kind: int) -> RoutineLibrary:
         Code.END: end_tiles if amx else _nothing,
         Code.TILES: tiles,
         Code.TILES_ONTO: tiles_onto,
+        Code.TILES_TWICE: tiles_twice,
+        Code.TILES_TWICE_ONTO: tiles_twice_onto,
         Code.NORMALISE: normalise,
         Code.GATE: _gate,
     }

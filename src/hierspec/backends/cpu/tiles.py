@@ -16,6 +16,8 @@ from hierspec.backends.cpu.kernels import (
     bfloat16_tile_2,
     bfloat16_tile_3,
     bfloat16_tile_4,
+    double_onto,
+    double_tiles,
     onto_1,
     onto_2,
     onto_3,
@@ -118,8 +120,42 @@ def _over_wide(w: VectorWriter, rows: Any, sixteen: Callable[[Any], None], eight
     return w.plus(row, eights, 8)
 
 
+def over_two_blocks(of_four: dict[int, Routine], eight: Routine, one_block: Routine) -> Routine:
+    """Two blocks of 16 outputs for all rows: eight rows of one block at a time, fewer rows of both blocks at once.
+
+    Where 16 lanes are several registers, few rows of one block fill the multipliers: there it is `one_block`, twice.
+    """
+
+    @routine(9)
+    def over(  # type: ignore[no-untyped-def]
+        w: VectorWriter, x, x_step, rows, weights, weights_offset, size, out, out_step, out_offset
+    ) -> None:
+        """x, weights and out are addresses; steps and sizes count floats, offsets to the second block bytes."""
+        blocks = [(weights, out), (w.b.add(weights, weights_offset), w.b.add(out, out_offset))]
+        if not has_wide_registers():
+            for block, sums in blocks:
+                one_block(w, x, x_step, rows, block, size, sums, out_step)
+            return
+
+        def tile(of: Routine, row: Any) -> None:
+            inputs, sums = w.plus(x, row, x_step, _FLOAT), w.plus(out, row, out_step, _FLOAT)
+            of(w, inputs, x_step, weights, weights_offset, size, sums, out_step, out_offset)
+
+        def eight_rows(row: Any) -> None:
+            inputs = w.plus(x, row, x_step, _FLOAT)
+            for block, sums in blocks:
+                eight(w, inputs, x_step, block, size, w.plus(sums, row, out_step, _FLOAT), out_step)
+
+        rest = {rows: of_four[rows] for rows in (3, 2, 1)}
+        _by_eight(w, rows, eight_rows, lambda row: tile(of_four[4], row), rest, tile)
+
+    return over
+
+
 tiles = over_rows(tile_4, tile_3, tile_2, tile_1, tile_8)
 tiles_onto = over_rows(onto_4, onto_3, onto_2, onto_1, onto_8)  # sums continue from `out`
+tiles_twice = over_two_blocks(double_tiles, tile_8, tiles)
+tiles_twice_onto = over_two_blocks(double_onto, onto_8, tiles_onto)
 bfloat16_tiles = over_rows(bfloat16_tile_4, bfloat16_tile_3, bfloat16_tile_2, bfloat16_tile_1)
 transposed_tiles = over_transposed_rows(transposed_tile_16, transposed_tile_8, tiles)
 transposed_bfloat16_tiles = over_transposed_rows(
