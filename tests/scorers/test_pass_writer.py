@@ -211,3 +211,29 @@ def test_texts_end_where_they_end_part_by_part(model, temperature, monkeypatch):
     for case, answer in zip(cases, one_call, strict=True):
         expected = model.generate(prompt, plan="plain", temperature=temperature, seed=4, **case)
         assert (answer.text, answer.tokens, answer.ended) == (expected.text, expected.tokens, expected.ended)
+
+
+def test_no_thread_reads_rows_that_another_has_not_finished(tmp_path):
+    """In a wide pass each thread computes rows of its own, and then all of them share the head. Here one has a quarter
+    more rows than the other, and the products behind attention take long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    folder = tiny_checkpoint(tmp_path / "model", "llama", layers=2, intermediate=4096, eos_ids=())
+    model = hierspec.load(folder, backend="compiled", device="cpu", pack=None, weights="int8")
+    torch.set_num_threads(before)
+    scorer, reference = both(model, model.decoder.config.layers)
+    request = model.request([5, 6, 7], "plain", Sampling())
+    rng, vocabulary = random.Random(1), model.decoder.config.vocabulary
+    calls = []
+    answers, scorer.writer.answers = scorer.writer.answers, lambda *given: calls.append(given) or answers(*given)
+    written = request.prompt
+    for _ in range(40):
+        proposal = Proposal.chain(np.array([rng.randrange(vocabulary) for _ in range(26)]))
+        ask = Ask(scorer, written, proposal, request, 1, False, TierStats(""), leads=True)
+        [answer], [expected] = scorer.score([ask]), reference.score([ask])
+        written = np.append(written, rng.randrange(vocabulary)).astype(np.int32)
+        assert np.array_equal(answer.picks, expected.picks)
+        assert np.array_equal(answer.leads, expected.leads)
+    assert len(calls) >= 39
+    request.cancel()
+    reference.release(request)

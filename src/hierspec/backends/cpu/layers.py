@@ -217,6 +217,8 @@ def run_layers(
                     target = taps[tap, 1] + slots[row] * size * _FLOAT
                     for i in range(0, size, LANES):
                         copy_lanes(hidden[row].ctypes.data + i * _FLOAT, target + i * _FLOAT)
+    if by_rows:  # what comes next in the same call, such as the head, reads the rows of all threads
+        barrier(sync, threads)
     call_routine(code[_END], (record,))
 
 
