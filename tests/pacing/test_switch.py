@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hierspec.pacing.allowance import Allowance
-from hierspec.pacing.switch import Attempt, Stages, Switch
+from hierspec.pacing.switch import Attempt, Stages, Switch, Switches
 
 
 def write(switch, tokens, drafted, plain, easy=lambda written: True):
@@ -327,3 +327,20 @@ def test_what_is_said_to_rest_rests(rounds, seed):
         for _ in range(requests if drafted else 1):
             switch.learn(attempt, tokens if drafted else 1, seconds if drafted else dice.uniform(0.9, 1.1),
                          requests if drafted else 1)  # fmt: skip
+
+
+def test_gains_with_one_batch_size_do_not_pay_for_losses_with_another():
+    """Drafts gain much alone and lose with four: those who send four are hardly slower, however often the others come
+    in between."""
+    switches, dice = Switches(), random.Random(4)
+    seconds = tokens = 0.0
+    for _ in range(40):
+        write_in_stages(switches.of(1), 100, dice, WAYS)
+        four = switches.of(4)
+        for _ in range(50):
+            attempt = four.begin()
+            took = (1.5 if attempt.drafts else 1.0) * dice.lognormvariate(0, 0.02)
+            for _ in range(4 if attempt.drafts else 1):
+                four.learn(attempt, 1, took, 4 if attempt.drafts else 1)
+            seconds, tokens = seconds + took, tokens + 1
+    assert seconds < 1.03 * tokens

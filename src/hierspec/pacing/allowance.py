@@ -12,7 +12,7 @@ _MOST = 8.0  # plain passes that may be saved up: old gains must not pay for a t
 
 
 class Allowance:
-    """What drafts may still lose, in plain passes. All requests of a plan share it, whatever the batch size.
+    """What drafts may still lose, in plain passes. All requests of a plan that run with a similar batch size share it.
 
     It falls below zero if one round loses more than was left.
     """

@@ -228,17 +228,21 @@ class Stages:
 
 
 class Switches:
-    """The stages of one plan, one per batch size: drafting may pay for one request and not for eight."""
+    """The stages of one plan, one per batch size: drafting may pay for one request and not for eight.
+
+    Each has an allowance of its own. Otherwise gains with one batch size would pay for losses with another, and users
+    who send four requests at a time would pay for those who send one.
+    """
 
     def __init__(self, tiers_apart: bool = False) -> None:
         """`tiers_apart`: the plan has both stores and tiers, and either may pay without the other."""
-        self._drafts = Allowance()
-        self._tiers = Allowance() if tiers_apart else None
+        self._tiers_apart = tiers_apart
         self._stages: dict[int, Stages] = {}
 
     def of(self, requests: int) -> Stages:
         """The stages for this batch size: 1, 2 to 3, 4 to 7 and so on share one."""
         stages = self._stages.get(requests.bit_length())
         if stages is None:
-            stages = self._stages[requests.bit_length()] = Stages(self._drafts, self._tiers)
+            stages = Stages(Allowance(), Allowance() if self._tiers_apart else None)
+            self._stages[requests.bit_length()] = stages
         return stages
