@@ -148,11 +148,12 @@ class Hierarchy:
                 self._add_draft(drafted, round)
             round.draft = draft = pace.choose(round)
             if not answers:
-                # Only for a single request: several share passes only while each takes one step at a time.
-                ahead = None
-                if request.running_requests == 1 and bottom:
+                # Only for a single request: several share passes only while each takes one step at a time. And not for
+                # the first token of a text: somebody waits for it.
+                alone, ahead = request.running_requests == 1 and bool(level or request.output), None
+                if alone and bottom:
                     ahead = _ahead(tier, block) if level else _WHATEVER_LEADS[: max(round.room, 0)]
-                elif request.running_requests == 1 and by_picks and not level and not round.may_draft:
+                elif alone and by_picks and not level and not round.may_draft:
                     ahead = _WHATEVER_LEADS[: max(min(pace.rests(round) - 1, round.room), 0)]
                 first = yield Ask(
                     tier.scorer, here, draft, request, tier.candidates, distributions, stats, leads, logits, ahead
