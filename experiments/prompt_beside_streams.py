@@ -147,7 +147,7 @@ def main(argv: list[str] | None = None) -> None:
         "command": shlex.join(["python", "experiments/prompt_beside_streams.py", *sys.argv[1:]]),
         "machine": machine(),
         "streams": arguments.streams,
-        "plans": results,
+        "by_plan": results,
     }
     if arguments.output:
         arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
