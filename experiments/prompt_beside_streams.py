@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
-import shlex
 import statistics
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from hierspec.cli import options
+from hierspec.cli.console import progress_bars
+from hierspec.cli.main import run_script
+from hierspec.cli.report import command_line, hand_out
+from hierspec.core.errors import HierspecError
 from hierspec.machine import machine
+from hierspec_bench.cli import common
 from hierspec_bench.serving.client import Address, Reply
 from hierspec_bench.serving.process import our_server
 
@@ -102,13 +105,13 @@ async def _stream(address: Address, plan: str, seed: int, replies: list[Reply]) 
         topic = _TOPICS[seed % len(_TOPICS)]
         await address.chat(body(f"Write a long story about {topic}.", plan, _STREAM_TOKENS, seed), reply=reply)
         if reply.error:
-            raise RuntimeError(reply.error)
+            raise HierspecError(f"A stream failed: {reply.error}")
         seed += 1
 
 
 def _first(reply: Reply) -> float:
     if reply.error or not reply.pieces:
-        raise RuntimeError(reply.error or "the answer is empty")
+        raise HierspecError(f"The server did not answer a long prompt: {reply.error or 'the answer is empty'}")
     return reply.first_seconds
 
 
@@ -124,35 +127,40 @@ def _add_gaps(measured: Measured, replies: list[Reply], began: float, first: flo
     measured.gaps_meanwhile.append(meanwhile)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="default: the default model")
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--words", type=int, default=950, help="of a long prompt")
-    parser.add_argument("--repeats", type=int, default=8, help="long prompts for each plan")
-    parser.add_argument("--plans", default="plain,auto")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args(argv)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_source(parser)
+    parser.add_argument("--streams", type=int, default=8, metavar="N", help="clients that stream (default 8)")
+    parser.add_argument("--words", type=int, default=950, metavar="N", help="of a long prompt (default 950)")
+    parser.add_argument("--repeats", type=int, default=8, metavar="N", help="long prompts for each plan (default 8)")
+    parser.add_argument("--plans", default="plain,auto", help="separated by commas (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the prompts (default 0)")
+    common.add_output(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    options.at_least_one(arguments, "streams", "words", "repeats")
+    plans = options.names(arguments.plans)
+    if not plans:
+        raise HierspecError("--plans names no plan; give one, such as plain,auto.")
     rng = random.Random(arguments.seed)
     results: dict[str, Any] = {}
-    with our_server([arguments.model] if arguments.model else []) as server:
-        asyncio.run(server.address.chat(body("Hello!", "plain", 32, 0)))  # whatever happens only once
-        for plan in arguments.plans.split(","):
-            prompts = [a_prompt(rng, arguments.words) for _ in range(arguments.repeats)]
-            measured = asyncio.run(measure(server.address, plan, arguments.streams, prompts, rng))
-            results[plan] = measured.figures()
-            print(plan, json.dumps(results[plan]), file=sys.stderr, flush=True)
-    record = {
-        "command": shlex.join(["python", "experiments/prompt_beside_streams.py", *sys.argv[1:]]),
-        "machine": machine(),
-        "streams": arguments.streams,
-        "by_plan": results,
-    }
-    if arguments.output:
-        arguments.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record))
+    with progress_bars() as progress:
+        progress("Starting the server", 0, 0)
+        with our_server([str(arguments.model)] if arguments.model else []) as server:
+            asyncio.run(server.address.chat(body("Hello!", "plain", 32, 0)))  # whatever happens only once
+            for number, plan in enumerate(plans):
+                progress(f"Measuring {plan}", number, len(plans))
+                prompts = [a_prompt(rng, arguments.words) for _ in range(arguments.repeats)]
+                measured = asyncio.run(measure(server.address, plan, arguments.streams, prompts, rng))
+                results[plan] = measured.figures()
+    record = {"command": command_line(), "machine": machine(), "streams": arguments.streams, "by_plan": results}
+    hand_out(record, arguments.output)
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return run_script(__doc__, add_arguments, run, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -152,7 +152,7 @@ def _can_start() -> bool:
 
 
 def _worker(names: list[str]) -> subprocess.Popen[str]:
-    # The worker must find this package where this process found it.
+    # The worker must import this package from where this process imported it.
     here, before = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")
     path = os.pathsep.join([here, before] if before else [here])
     return subprocess.Popen(

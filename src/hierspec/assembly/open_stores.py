@@ -39,7 +39,7 @@ class OpenStores:
         self._stores[store.name] = self._added[store.name] = store
 
     def apart(self) -> OpenStores:
-        """The same stores, opened anew as they were built; they write nothing to disk. Added ones are shared."""
+        """The same stores, opened again as they were built; they write nothing to disk. Added ones are shared."""
         other = copy(self)
         other._stores, other._added, other._lasting = dict(self._added), dict(self._added), False
         return other

@@ -111,12 +111,13 @@ def run_attention(
     scores, totals, attended, code = borrowed(scores), borrowed(totals), borrowed(attended), borrowed(code)
     kv_heads, count = shape[1], len(groups) - 1
     none, alone = np.int64(0), np.int64(1)  # numba would compile callees again for plain numbers
-    work = 0
+    most = 0
     for group in range(count):
-        work += _work(groups, group, ends)
+        most += _work(groups, group, ends)
+    most //= 2 * threads  # work of a group that one thread may do alone
     # All threads work together on a large group: a thread that took whole heads of it would keep the others waiting.
     for group in range(count):
-        if 2 * threads * _work(groups, group, ends) > work:
+        if _work(groups, group, ends) > most:
             _attend(
                 thread, threads, sync, none, kv_heads, none, groups[group], groups[group + 1], layer, window, shape,
                 qkv, positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals,
@@ -125,7 +126,7 @@ def run_attention(
     # Of the others each thread takes whole KV heads of a group: no barriers inside.
     first_score, item = thread * (shape[0] // kv_heads), 0
     for group in range(count):
-        if 2 * threads * _work(groups, group, ends) > work:
+        if _work(groups, group, ends) > most:
             continue
         for head in range(kv_heads):
             if item % threads == thread:

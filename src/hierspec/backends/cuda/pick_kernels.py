@@ -87,7 +87,7 @@ def pick_kernel(
             low = tl.load(parameters + row * 4).to(tl.uint32)
             high = tl.load(parameters + row * 4 + 1).to(tl.uint32)
             z = z / tl.load(parameters + row * 4 + 3).to(tl.float64, bitcast=True) + keyed_noise(token, low, high)
-        z = tl.where(z != z, float("inf"), z)  # NaN becomes infinity, which is found at the end
+        z = tl.where(z != z, float("inf"), z)  # NaN becomes infinity, which is refused at the end
         taken = token >= V
         for place in tl.static_range(COUNT):
             best, which = best_of(z, token, taken)
