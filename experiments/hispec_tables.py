@@ -57,6 +57,7 @@ PARTS = ("named", "time", "blocks", "pairs", "batches", "agreement")
 PLANS = ("layerskip", "adadecode", "hispec", "layerskip+", "hispec+")
 DRAFT_LENGTHS, BLOCKS = (2, 4, 6, 8), (4, 8, 12, 16)  # the paper's N_d and N_i
 _WEIGHTS = {"named": 5.0, "time": 1.0, "blocks": 5.0, "pairs": 3.0, "batches": 3.0, "agreement": 2.0}
+_WARM_UP = 6  # prompts of different tasks
 _FIGURES = ("speedup", "speedup_interval", "tokens_per_pass", "tokens_per_second", "decode_tokens_per_second")
 
 
@@ -149,8 +150,9 @@ class Tables:
             self.model, self.prompts, plans, [self.sampling], batches=[size for size in batches if size > 1]
         )
         if self.model.decoder.backend.device.type == "cuda":  # on CUDA, the first passes of a shape compile and record
-            for plan in plans.values():
-                self.model.apart().generate(self.prompts[0].turns[0], plan=plan, sampling=self.sampling)
+            for prompt in spread(self.prompts, _WARM_UP):
+                for plan in plans.values():
+                    self.model.apart().generate(prompt.turns[0], plan=plan, sampling=self.sampling)
         bench.run(progress, over=lambda: bench.done > 0 and deadline.over)
         [results] = bench.results
         rows: dict[str, Any] = {}

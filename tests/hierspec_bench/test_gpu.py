@@ -78,6 +78,15 @@ def test_the_command_measures_everything(folder, tmp_path, capsys):
     assert "cut off" not in err
 
 
+def test_the_models_own_size_can_be_left_out(folder, capsys):
+    arguments = ["--pack", str(folder / "pack"), "--prompts", str(folder / "prompts.jsonl"), "--device", "cpu"]
+    arguments += ["--dtype", "float32", "--enlarged", LARGER, "--only-enlarged", "--parts", "plans", "--no-learnt"]
+    arguments += ["--plans", "lookup", "--max-tokens", "4", "--limit", "2", "--temperature", "0"]
+    assert main(["bench", "gpu", str(folder / "tiny"), *arguments]) == 0
+    [run] = json.loads(capsys.readouterr().out)["runs"]
+    assert run["enlarged"] == LARGER
+
+
 def test_without_a_gpu_it_says_so(folder, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["bench", "gpu", str(folder / "tiny")]) == 2
@@ -97,6 +106,7 @@ def test_without_a_gpu_it_says_so(folder, monkeypatch, capsys):
         ("--engines tgi", "There is no engine 'tgi'"),
         ("--parts all", "There is no part 'all'"),
         ("--temperature x", "--temperature takes numbers"),
+        ("--only-enlarged --enlarged=", "--only-enlarged leaves nothing to measure"),
     ],
 )
 def test_mistakes_are_one_sentence(options, told, folder, capsys):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hierspec.pacing.allowance import Allowance
+from hierspec.pacing.costs import Costs, Load
 from hierspec.pacing.switch import Attempt, Stages, Switch, Switches
 
 
@@ -146,7 +147,7 @@ def write_in_stages(stages, rounds, dice, ways):
     ],
 )
 def test_of_three_ways_the_fastest_is_kept(seed, ways, best):
-    stages, dice = Stages(Allowance(), Allowance()), random.Random(seed)
+    stages, dice = Stages(tiers_apart=True), random.Random(seed)
     write_in_stages(stages, 300, dice, ways)
     speed, taken = write_in_stages(stages, 2000, dice, ways)
     tokens, seconds = ways[best]
@@ -344,3 +345,33 @@ def test_gains_with_one_batch_size_do_not_pay_for_losses_with_another():
                 four.learn(attempt, 1, took, 4 if attempt.drafts else 1)
             seconds, tokens = seconds + took, tokens + 1
     assert seconds < 1.03 * tokens
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_in_a_large_batch_trials_that_keep_failing_become_rare(seed):
+    def lost(requests):
+        dice, switch = random.Random(seed), Switches().of(requests)._drafts
+        write(switch, 3000, noisy(dice, 1, 1.15), noisy(dice, 1, 1.0))
+        seconds, _ = write(switch, 6000, noisy(dice, 1, 1.15), noisy(dice, 1, 1.0))
+        return seconds / 6000 - 1
+
+    assert lost(16) < 0.005
+    assert lost(16) < lost(1)
+
+
+def test_a_trial_that_gains_makes_the_next_ones_frequent_again():
+    allowance = Allowance(large=True)
+    allowance.lost(10.0)
+    often = allowance.wait(1.0)
+    for _ in range(9):
+        allowance.tried(gained=False)
+    assert allowance.wait(1.0) == pytest.approx(4 * often)
+    allowance.tried(gained=True)
+    assert allowance.wait(1.0) == often
+
+
+def test_a_plain_pass_is_one_of_as_many_requests():
+    """8 and 15 requests share a switch: rounds of either are compared by what their plain passes take."""
+    costs = Costs((1, 8, 16), (1.0, 3.0, 5.0), (0.01, 0.02, 0.03), context=10)
+    assert [costs.measured_plain(Load(requests)) for requests in (1, 8, 12, 16)] == [1.0, 3.0, 4.0, 5.0]
+    assert costs.measured_plain(Load(8, 110)) == pytest.approx(4.0)

@@ -30,7 +30,7 @@ def ways(url: str) -> list[Way]:
 
 def test_a_load_counts_every_token_and_finds_no_other_text(server):
     calls = calls_of(PROMPTS, 8, 12)
-    loads = list(LoadTest(ways(server.url), calls).run([1, 4], rounds=2))
+    loads = list(LoadTest(ways(server.url), calls, 8).run([1, 4], rounds=2))
     assert [(each.way, each.clients) for each in loads] == [
         ("plain", 1), ("auto", 1), ("plain", 4), ("auto", 4), ("auto", 1), ("plain", 1), ("auto", 4), ("plain", 4),
     ]  # fmt: skip
@@ -51,7 +51,7 @@ def options(call: dict) -> dict:
 
 
 def test_another_text_is_noticed(server):
-    test = LoadTest(ways(server.url), calls_of(PROMPTS, 8, 12))
+    test = LoadTest(ways(server.url), calls_of(PROMPTS, 8, 12), 8)
     list(test.run([1], rounds=1))
     test._alone["plain"][3] += "!"
     assert test.one(test.ways[1], 4).different == [3]

@@ -146,7 +146,7 @@ class Hierarchy:
             if lower is not None:
                 drafted = yield from self.extend(level + 1 + lower.skipped, here, round.room, lower, request)
                 self._add_draft(drafted, round)
-            round.draft = draft = pace.choose(round)
+            round.draft = draft = pace.choose(round) if round.may_draft else NOTHING
             if not answers:
                 # Only for a single request: several share passes only while each takes one step at a time. And not for
                 # the first token of a text: somebody waits for it.

@@ -19,12 +19,12 @@ from hierspec.core.interfaces import Ask, Scorer
 from hierspec.core.proposal import NOTHING
 from hierspec.core.request import Request
 
-_LONGER = 1.35  # usual passes: prefill may make a pass of writing requests longer by this much
+_LONGER = 1.6  # usual passes: prefill may make a pass of writing requests longer by this much
 _FIRST_PIECE = 16  # tokens, before the speed of prefill is known
 _MOST_TOKENS = 512  # per round where nobody writes: scorers split longer passes anyway, so pieces cost nothing
 _LITTLE = 8  # tokens: a pass that lacks no more than this does not count as prefill
-_ROWS_TOGETHER = 8  # rows that kernels compute at once: pieces of other sizes waste some of them
-_LATEST = 7  # passes in the medians
+_ROWS_TOGETHER = 4  # rows that kernels compute at once: passes over other numbers of rows waste some of them
+_LATEST_USUAL, _LATEST_EACH = 31, 7  # passes in the medians: half a second of usual ones, and the latest with prefill
 _LEAST_SHARE = 0.5  # of a pass's time per token: what a prefilled token takes at least
 
 
@@ -32,8 +32,8 @@ class _Times:
     """Times of one scorer's latest passes. Medians: neither a disturbed pass nor the very first one should decide."""
 
     def __init__(self) -> None:
-        self._usual: deque[float] = deque(maxlen=_LATEST)  # seconds of passes without prefill
-        self._each: deque[float] = deque(maxlen=_LATEST)  # seconds that each prefilled token adds
+        self._usual: deque[float] = deque(maxlen=_LATEST_USUAL)  # seconds of passes without prefill
+        self._each: deque[float] = deque(maxlen=_LATEST_EACH)  # seconds that each prefilled token adds
 
     def learn_usual(self, seconds: float) -> None:
         self._usual.append(seconds)
@@ -130,10 +130,8 @@ class PromptReader:
         if not times.each:
             return _FIRST_PIECE
         usual = times.expected(writers) if times.usual else self._times.get(target, times).expected(writers)
-        piece = _LONGER * (usual / times.each + readers - 1)
-        if piece > 2 * _ROWS_TOGETHER:
-            return round(piece / _ROWS_TOGETHER) * _ROWS_TOGETHER
-        return max(int(piece), _LITTLE + 1)
+        piece = int(_LONGER * (usual / times.each + readers - 1))
+        return max(piece - (writers + piece) % _ROWS_TOGETHER, _LITTLE + 1)
 
 
 def _may_lack(ask: Ask) -> bool:

@@ -8,29 +8,38 @@ from __future__ import annotations
 
 _AT_FIRST = 2.0  # plain passes
 _SHARE = 0.01  # of the elapsed time
+_LEAST_SHARE = 0.0025  # after many trials that failed
+_RARER = 0.7  # times the share, after each trial that failed
 _MOST = 8.0  # plain passes that may be saved up: old gains must not pay for a text where drafts lose
 
 
 class Allowance:
     """What drafts may still lose, in plain passes. All requests of a plan that run with a similar batch size share it.
 
-    It falls below zero if one round loses more than was left.
+    It falls below zero if one round loses more than was left. In a `large` batch trials that keep failing become rarer:
+    many texts together change little, so the next trial would fail as well. A single text may become easy at any time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, large: bool = False) -> None:
+        self._least_share = _LEAST_SHARE if large else _SHARE
         self.left = _AT_FIRST
+        self._share = _SHARE
 
     def passed(self, passes: float) -> None:
         """Time has passed: add a share of it."""
-        self.left = min(self.left + _SHARE * passes, _MOST)
+        self.left = min(self.left + self._share * passes, _MOST)
 
     def lost(self, passes: float) -> None:
         """A round with drafts was slower by this much; negative if it was faster."""
         self.left = min(self.left - passes, _MOST)
+
+    def tried(self, gained: bool) -> None:
+        """A run of rounds with drafts has ended."""
+        self._share = _SHARE if gained else max(_RARER * self._share, self._least_share)
 
     def wait(self, needed: float) -> float:
         """The time until a trial of this cost is allowed; 0 if enough is left.
 
         A trial that costs more than can be saved up is allowed too, and paid off afterwards.
         """
-        return max(min(needed, _MOST) - self.left, 0.0) / _SHARE
+        return max(min(needed, _MOST) - self.left, 0.0) / self._share

@@ -116,6 +116,7 @@ class Costs:
         self.rows, self.measured = tuple(rows), tuple(float(each) for each in seconds)
         self.growth = tuple(float(each) for each in growth) or (0.0,) * len(self.rows)
         self.context = context
+        self._measured_base = Curve(self.rows, self.measured)
         self._draw(self.measured, self.growth)
 
     def _draw(self, seconds: Iterable[float], growth: Iterable[float]) -> None:
@@ -128,9 +129,9 @@ class Costs:
         """Time of a pass of a single request after a short context."""
         return self._base.at(rows)
 
-    def measured_plain(self, context: int) -> float:
-        """Time of a one-row pass after `context` tokens as measured, whatever was learnt since."""
-        return self.measured[0] + self._further(context) * self.growth[0]
+    def measured_plain(self, load: Load) -> float:
+        """Time of a pass over one row of each request as measured, whatever was learnt since."""
+        return self._measured_base.at(load.requests) + self._further(load.context) * self.growth[0]
 
     def under(self, load: Load) -> Share:
         """Each request's share of a batched pass in which all requests have the same width."""

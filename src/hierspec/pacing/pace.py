@@ -96,7 +96,7 @@ class AdaptivePace(FixedPace):
             costs = self.router.routes[drafted.skipped].costs
         self._learn_pass(round, costs, load)
         self._learn_drafts(round, load)
-        plain = self.costs.measured_plain(load.context)
+        plain = self.costs.measured_plain(load)
         if plain and isinstance(attempt := round.attempt, StagedAttempt):
             if not round.request.prefilled:
                 seconds = (round.request.spent - round.began) / plain
@@ -116,7 +116,7 @@ class AdaptivePace(FixedPace):
         if attempt.stages.last_plain_pass == request.spent:
             return
         attempt.stages.last_plain_pass = request.spent
-        if plain := self.costs.measured_plain(load.context):
+        if plain := self.costs.measured_plain(load):
             attempt.stages.learn(attempt, len(round.tokens), (request.spent - round.began) / plain)
 
     def _learn_pass(self, round: Round, costs: Costs, load: Load) -> None:

@@ -25,7 +25,10 @@ _PROBED = 3  # drafting rounds that the allowance must cover before a break ends
 _SLOWER = 0.97  # of plain speed: a run of drafts that is slower ends early
 _ENOUGH = 6  # rounds of a run before it may end for being slower
 _MEMORY = {True: 0.97, False: 0.9}  # weight of earlier rounds after each new one, with drafts and without
+_LONG_MEMORY = {True: 0.97, False: 0.97}  # the same for a large batch
 _FADED = 0.3  # weight after a break of the drafting rounds before it
+_LARGE = 4  # requests: from here on a batch is large
+_MARGIN = 0.03  # what drafts must gain in a large batch: passes that drafts make longer delay requests without drafts
 _OUTLIER = 3.0  # a round counts as at most this many times the average
 
 
@@ -39,12 +42,15 @@ class Attempt(NamedTuple):
 class Switch:
     """Turns drafting on and off for one plan and one batch size: all its requests draft, or none does.
 
-    Seconds are in plain passes as measured once, so that rounds after short and long contexts can be compared. With
-    `looks`, single rounds of a break draft, and what they write may end it.
+    Seconds are in plain passes of as many requests as measured once, so that rounds after short and long contexts, and
+    of 8 and of 15 requests, can be compared. With `looks`, single rounds of a break draft, and what they write may end
+    it.
     """
 
-    def __init__(self, allowance: Allowance | None = None, looks: bool = True) -> None:
-        self._allowance = allowance or Allowance()
+    def __init__(self, allowance: Allowance | None = None, looks: bool = True, large: bool = False) -> None:
+        """`large`: of a large batch, in which drafts must gain more, and many texts together change slowly."""
+        self._allowance = allowance or Allowance(large)
+        self._margin, self._memory = (_MARGIN, _LONG_MEMORY) if large else (0.0, _MEMORY)
         self._may_look = looks
         self._on = False
         self._left = float(_SAMPLE)  # rounds of this run
@@ -140,7 +146,9 @@ class Switch:
 
     def _end_drafts(self) -> int:
         """Plain rounds that follow: a sample if drafts are ahead, a break if they lose."""
-        if self._gain() >= 0:
+        gained = self._gain() >= 0
+        self._allowance.tried(gained)
+        if gained:
             self._break = _BREAKS[0]
             return _SAMPLE
         self._length = self._break
@@ -148,9 +156,11 @@ class Switch:
         return self._length
 
     def _gain(self) -> float:
-        """By how much drafts are faster than plain decoding, as a share; 0 if either was not timed yet."""
+        """By how much drafts gain more than they must, as a share; 0 if either mode was not timed yet."""
         _, tokens, seconds = self._counts[True]
-        return tokens / seconds * self._plain_seconds() - 1 if seconds and self._counts[False][1] else 0.0
+        if not seconds or not self._counts[False][1]:
+            return 0.0
+        return tokens / seconds * self._plain_seconds() - 1 - self._margin
 
     def _lost(self) -> float:
         """Seconds by which a drafting round is slower than writing its tokens plainly.
@@ -166,7 +176,7 @@ class Switch:
         return min(seconds, _OUTLIER * spent / rounds) if rounds >= 1 else seconds
 
     def _count(self, drafted: bool, tokens: float, seconds: float) -> None:
-        counts, seconds, memory = self._counts[drafted], self._usual(drafted, seconds), _MEMORY[drafted]
+        counts, seconds, memory = self._counts[drafted], self._usual(drafted, seconds), self._memory[drafted]
         self._counts[drafted] = [memory * old + new for old, new in zip(counts, (1.0, tokens, seconds), strict=True)]
 
 
@@ -190,10 +200,10 @@ class Stages:
     faster of the two is timed against drafting nothing. With one switch, tiers that lose would turn stores off too.
     """
 
-    def __init__(self, drafts: Allowance | None = None, tiers: Allowance | None = None) -> None:
-        """The allowance of each switch; without `tiers` there is only one."""
-        self._drafts = Switch(drafts)
-        self._tiers = None if tiers is None else Switch(tiers, looks=False)
+    def __init__(self, tiers_apart: bool = False, large: bool = False) -> None:
+        """`tiers_apart`: with a switch for tiers. `large`: for a large batch. Each switch has its own allowance."""
+        self._drafts = Switch(large=large)
+        self._tiers = Switch(looks=False, large=large) if tiers_apart else None
         self.last_plain_pass = -1.0  # when the last plain pass that was counted ended: each counts once
 
     def begin(self) -> StagedAttempt:
@@ -243,6 +253,6 @@ class Switches:
         """The stages for this batch size: 1, 2 to 3, 4 to 7 and so on share one."""
         stages = self._stages.get(requests.bit_length())
         if stages is None:
-            stages = Stages(Allowance(), Allowance() if self._tiers_apart else None)
+            stages = Stages(self._tiers_apart, requests >= _LARGE)
             self._stages[requests.bit_length()] = stages
         return stages

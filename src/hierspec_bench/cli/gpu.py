@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZES",
         help='sizes to run the model at too (default 8B; "": none)',
     )
+    parser.add_argument("--only-enlarged", action="store_true", help="not at the model's own size")
     parser.add_argument(
         "--shapes", default="default,8B", metavar="NAMES", help="of passes: default, 1B, 8B (default: default,8B)"
     )
@@ -106,6 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
     sizes = _sizes(arguments.enlarged)
     for size in sizes:
         read_sizes(size)
+    if arguments.only_enlarged and not sizes:
+        raise HierspecError("--only-enlarged leaves nothing to measure without a size in --enlarged.")
     if arguments.device != "cpu" and not torch.cuda.is_available():
         raise HierspecError("There is no CUDA GPU here; --device cpu runs all of it on the CPU, for tests.")
     settings = Settings(
@@ -113,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         prompts=prompts,
         plans=plans,
-        sizes=("", *sizes),
+        sizes=sizes if arguments.only_enlarged else ("", *sizes),
         temperatures=temperatures,
         batches=numbers["batch"],
         max_tokens=arguments.max_tokens,

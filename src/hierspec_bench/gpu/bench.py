@@ -22,7 +22,7 @@ from hierspec.core.sampling import Sampling
 from hierspec.language_model import LanguageModel
 from hierspec.machine import machine
 from hierspec.progress import Progress, silent
-from hierspec.prompts import BenchPrompt
+from hierspec.prompts import BenchPrompt, spread
 from hierspec_bench.document import document_of
 from hierspec_bench.gpu.engines import USUAL_ENGINES, gpu_engines, open_peers, token_times
 from hierspec_bench.gpu.roofline import roofline
@@ -33,7 +33,7 @@ from hierspec_bench.run import SideBySide
 
 AUTO = "auto"
 PARTS = ("roofline", "passes", "plans", "batches", "engines")
-_WARM_UP = 4  # prompts answered before timing starts, which records passes of many widths
+_WARM_UP = 6  # prompts of different tasks answered before timing starts: they record passes of many widths
 _LAPS, _PREPARING = 4, 0.02  # at most this many warm-up rounds per batch, until preparing takes less than this share
 _ERROR_LETTERS = 500
 
@@ -172,7 +172,7 @@ class GpuBench:
         model = self._model(size)
         plans, absent = self._usable_plans(model)
         sampling = Sampling(max_tokens=self.settings.max_tokens, temperature=temperature, seed=0)
-        for prompt in self.settings.prompts[:_WARM_UP]:
+        for prompt in spread(self.settings.prompts, _WARM_UP):
             for plan in plans.values():
                 model.apart().generate(prompt.turns[0], plan=plan, sampling=sampling)
         bench = SideBySide(model, self.settings.prompts, plans, [sampling])

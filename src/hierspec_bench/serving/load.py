@@ -16,8 +16,6 @@ from hierspec.progress import Progress, silent
 from hierspec.prompts import BenchPrompt
 from hierspec_bench.serving.client import Address, Reply
 
-LEAST_CALLS = 8  # per measurement, however few clients there are
-
 
 @dataclass(frozen=True)
 class Way:
@@ -88,8 +86,11 @@ async def served_name(address: Address) -> str:
 class LoadTest:
     """Measures ways to serve, in interleaved rounds, so that disturbances of the machine affect all of them."""
 
-    def __init__(self, ways: Sequence[Way], calls: list[dict[str, Any]], progress: Progress = silent) -> None:
-        self.ways, self.calls, self.progress = list(ways), calls, progress
+    def __init__(
+        self, ways: Sequence[Way], calls: list[dict[str, Any]], least_calls: int = 1, progress: Progress = silent
+    ) -> None:
+        """Each measurement makes as many of the calls as there are clients, and at least `least_calls`."""
+        self.ways, self.calls, self.least_calls, self.progress = list(ways), calls, least_calls, progress
         self._alone: dict[str, list[str]] = {}
         self._names: dict[str, str] = {}
         self._asked = 0
@@ -110,7 +111,7 @@ class LoadTest:
                     done += 1
 
     def one(self, way: Way, clients: int) -> Load:
-        bodies = self.calls[: max(clients, LEAST_CALLS)]
+        bodies = self.calls[: max(clients, self.least_calls)]
         began = time.perf_counter()
         replies = asyncio.run(self._all(way, bodies, clients))
         seconds = time.perf_counter() - began
