@@ -39,7 +39,9 @@ def die_in_a_worker():
         os._exit(1)
 
 def wait():
-    (HERE / "worker").write_text(str(os.getpid()))
+    # Under its name only once it holds the number: a reader who sees the file may read it at once.
+    (HERE / "worker being written").write_text(str(os.getpid()))
+    (HERE / "worker being written").rename(HERE / "worker")
     time.sleep(300)
 
 FIRST, SECOND, THIRD = Job("FIRST", 1), Job("SECOND", 2), Job("THIRD", 4)
@@ -117,7 +119,7 @@ def test_a_program_that_is_not_python_compiles_by_itself(jobs, monkeypatch, exec
 
 def test_an_interrupt_ends_the_workers(jobs):
     def interrupted(*report):
-        eventually(jobs.HERE.joinpath("worker").exists)
+        eventually((jobs.HERE / "worker").exists)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -133,7 +135,7 @@ def test_workers_end_with_the_process_that_started_them(jobs, how):
     path = os.pathsep.join([os.environ["PYTHONPATH"], str(Path(compiling.__file__).parents[1])])
     starter = subprocess.Popen([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": path})
     try:
-        eventually(lambda: (jobs.HERE / "worker").exists() and (jobs.HERE / "worker").read_text())
+        eventually((jobs.HERE / "worker").exists)
         worker = int((jobs.HERE / "worker").read_text())
         assert is_running(worker)
     finally:
