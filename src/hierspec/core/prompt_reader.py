@@ -19,7 +19,7 @@ from hierspec.core.interfaces import Ask, Scorer
 from hierspec.core.proposal import NOTHING
 from hierspec.core.request import Request
 
-_LONGER = 1.6  # usual passes: prefill may make a pass of writing requests longer by this much
+_LONGER = 1.5  # usual passes: prefill may make a pass of writing requests longer by this much
 _FIRST_PIECE = 16  # tokens, before the speed of prefill is known
 _MOST_TOKENS = 512  # per round where nobody writes: scorers split longer passes anyway, so pieces cost nothing
 _LITTLE = 8  # tokens: a pass that lacks no more than this does not count as prefill

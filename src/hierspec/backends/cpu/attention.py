@@ -117,25 +117,33 @@ def run_attention(
     most //= 2 * threads  # work of a group that one thread may do alone
     # All threads work together on a large group: a thread that took whole heads of it would keep the others waiting.
     for group in range(count):
-        if _work(groups, group, ends) > most:
+        if _work(groups, group, ends) > most and groups[group + 1] - groups[group] < UNROLLED * threads:
             _attend(
                 thread, threads, sync, none, kv_heads, none, groups[group], groups[group + 1], layer, window, shape,
                 qkv, positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals,
                 attended, code,
             )  # fmt: skip
-    # Of the others each thread takes whole KV heads of a group: no barriers inside.
+    # Of the others each thread takes whole KV heads of a group, and of a large one with many rows a part of the rows
+    # too: no barriers inside, and the scores stay in the cache of the thread that made them.
     first_score, item = thread * (shape[0] // kv_heads), 0
     for group in range(count):
+        first_row, rows = groups[group], groups[group + 1] - groups[group]
+        parts = 1
         if _work(groups, group, ends) > most:
-            continue
+            if rows < UNROLLED * threads:
+                continue
+            parts = threads
+        tiles = (rows + UNROLLED - 1) // UNROLLED
         for head in range(kv_heads):
-            if item % threads == thread:
-                _attend(
-                    none, alone, sync, head, head + 1, first_score, groups[group], groups[group + 1], layer, window,
-                    shape, qkv, positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores,
-                    totals, attended, code,
-                )  # fmt: skip
-            item += 1
+            for number in range(parts):
+                if item % threads == thread:
+                    first, last = share(tiles, number, parts)
+                    _attend(
+                        none, alone, sync, head, head + 1, first_score, first_row + first * UNROLLED,
+                        first_row + min(last * UNROLLED, rows), layer, window, shape, qkv, positions, arena,
+                        tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals, attended, code,
+                    )  # fmt: skip
+                item += 1
     if item:  # otherwise all threads have just met
         barrier(sync, threads)
 
