@@ -22,6 +22,7 @@ def test_functions_are_called_with_the_types_they_are_declared_with(tmp_path):
         plan = Plan(stores=("context",), tiers=tiers)
         for options in ({}, {"repetition_penalty": 1.2}, {"temperature": 0.8, "top_p": 0.9}):
             model.generate([1, 2, 3, 1, 2], plan=plan, max_tokens=12, **options)
+            model.generate_many([[1, 2, 3, 1, 2], [4, 5]], plan=plan, max_tokens=4, **options)
     for function in (*functions.needed_functions(draft_heads=True, sampling=True), pick.adjust_rows):
         assert len(function.dispatcher().overloads) == 1, function.name
     assert DRAFTING.cached()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.pick import adjust_rows, greedy_rows, sample_rows
+from hierspec.backends.cpu.pick_batches import pick_batch
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.pick import picks_wanted
 from hierspec.core.interfaces import Answer, Ask
@@ -17,6 +18,57 @@ from hierspec.core.sampling import NO_TOKEN, Sampling, noise_keys
 
 _SHARED = 4  # with fewer rows, sampling is not worth waking other threads
 _NO_TOKENS, _NO_VALUES = np.empty(0, np.int32), np.empty(0, np.float64)
+_NOTHING = _NO_TOKENS, _NO_VALUES, np.empty((0, 0), np.float64)
+
+
+def answers(asks: Sequence[Ask], logits: Tensor, team: ThreadTeam) -> list[Answer]:
+    """An answer for each ask; their logits follow each other.
+
+    Most asks of a batch are alike, and those are answered in one call: with a call for each, Python and a single thread
+    took 6% of the time with 64 requests.
+    """
+    ends = np.cumsum([1 + len(ask.proposal) for ask in asks]).tolist()
+    parts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+    alike = [number for number, ask in enumerate(asks) if _is_simple(ask)] if logits.shape[1] % LANES == 0 else []
+    alike = [number for number in alike if picks_wanted(asks[number]) == picks_wanted(asks[alike[0]])]
+    done: dict[int, Answer] = {}
+    if len(alike) > 1:
+        done = dict(zip(alike, _alike(asks, parts, alike, logits, team), strict=True))
+    return [done.get(number) or answer(asks[number], logits[part], team) for number, part in enumerate(parts)]
+
+
+def _is_simple(ask: Ask) -> bool:
+    """Whether it wants picks from its logits as they are."""
+    sampling = ask.request.sampling
+    return not (ask.distributions or sampling.penalised or sampling.logit_bias)
+
+
+def _alike(
+    asks: Sequence[Ask], parts: Sequence[slice], numbers: Sequence[int], logits: Tensor, team: ThreadTeam
+) -> list[Answer]:
+    """Answers to the asks with these numbers, which are simple and want the same number of picks per row."""
+    rows, vocabulary = logits.shape
+    requests, filters = np.empty((len(numbers), 3), np.int64), np.empty((len(numbers), 3))
+    keys = np.zeros((rows, 2), np.int64)
+    for index, number in enumerate(numbers):
+        ask, part = asks[number], parts[number]
+        sampling = ask.request.sampling
+        top_k, top_p, min_p = filters_of(sampling, vocabulary)
+        requests[index] = part.start, part.stop, top_k
+        filters[index] = sampling.temperature, top_p, min_p
+        if sampling.temperature:
+            keys[part] = keys_of(ask)
+    picks, leads = np.empty((rows, min(picks_wanted(asks[numbers[0]]), vocabulary)), np.int64), np.empty(rows)
+    functions = greedy_rows, sample_rows
+    needed = (filters[:, 0] == 0).any(), (filters[:, 0] != 0).any()  # only functions in use are compiled
+    addresses = [function.address() if used else 0 for function, used in zip(functions, needed, strict=True)]
+    arguments = logits.contiguous().numpy(), requests, filters, keys, _NOTHING, picks, leads
+    team.run(pick_batch, np.array(addresses, np.int64), *arguments)
+    not_numbers = picks[:, 0] == NO_TOKEN
+    if not_numbers.any():
+        picks[not_numbers] = NO_TOKEN
+    taken = ((asks[number], parts[number]) for number in numbers)
+    return [Answer(picks=picks[part], leads=leads[part] if ask.leads else None) for ask, part in taken]
 
 
 def answer(ask: Ask, logits: Tensor, team: ThreadTeam | None = None) -> Answer:
@@ -67,6 +119,8 @@ def filters_of(sampling: Sampling, vocabulary: int) -> tuple[int, float, float]:
 def keys_of(ask: Ask, ahead: int = 0) -> np.ndarray:
     """[1 + nodes + ahead, 2]: `noise_keys` of each row, then of `ahead` tokens that follow a single row."""
     seed, first = ask.request.seed, len(ask.context)
+    if not (ask.proposal.tokens or ahead):
+        return np.array([noise_keys(seed, first)], np.int64)
     depths = [0, *(depth + 1 for depth in ask.proposal.depths()), *range(1, ahead + 1)]
     by_depth = [noise_keys(seed, first + depth) for depth in range(max(depths) + 1)]
     return np.array([by_depth[depth] for depth in depths], np.int64)

@@ -13,7 +13,7 @@ from torch import Tensor
 from hierspec import compiling
 from hierspec.backends.base import Decoder, DraftWriter, Join, PassWriter, Shortlist
 from hierspec.backends.cpu import amx
-from hierspec.backends.cpu.answers import answer
+from hierspec.backends.cpu.answers import answer, answers
 from hierspec.backends.cpu.decoder import CpuDecoder
 from hierspec.backends.cpu.drafting import CpuDraftWriter
 from hierspec.backends.cpu.forms import INT4, INT8
@@ -121,10 +121,7 @@ class CpuBackend:
         return CpuPassWriter(decoder, self.team)
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
-        if len(asks) == 1:
-            return [answer(asks[0], logits, self.team)]
-        parts = logits.split([1 + len(ask.proposal) for ask in asks])
-        return [answer(ask, part, self.team) for ask, part in zip(asks, parts, strict=True)]
+        return [answer(asks[0], logits, self.team)] if len(asks) == 1 else answers(asks, logits, self.team)
 
     def bytes_per_weight(self, format: str) -> float:
         if form := _LOW_BITS.get(format):

@@ -124,6 +124,7 @@ class CompiledFunction:
         self.types, self._version = arguments, version
         self._dispatcher: Any = None
         self._unready: Any = None  # the dispatcher before its code is loaded
+        self._address: int | None = None
         self._making = threading.RLock()
 
     def __call__(self, *arguments: Any) -> None:
@@ -140,8 +141,10 @@ class CompiledFunction:
 
     def address(self) -> int:
         """The function's address, for `calls`."""
-        [code] = self.dispatcher().overloads.values()
-        return int(code.library.get_pointer_to_function(code.fndesc.llvm_func_name))
+        if self._address is None:
+            [code] = self.dispatcher().overloads.values()
+            self._address = int(code.library.get_pointer_to_function(code.fndesc.llvm_func_name))
+        return self._address
 
     def cached(self) -> bool:
         """Whether no worker needs to compile it: it is in the cache, or there is no cache."""
