@@ -155,6 +155,7 @@ def test_a_request_that_is_interrupted_while_it_goes_on_is_cancelled():
         engine.step()
     assert request.ended == "cancelled"
     assert scorer.released == [request]
+    assert [step.tokens for _, step in engine.step()] == [tuple(request.output)]  # it was complete before
     assert not engine.busy
 
 

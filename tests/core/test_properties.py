@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,9 @@ def test_random_hierarchies_write_plain_text(temperature: float, part: int) -> N
         for request_store in request.stores.values():
             store = request_store.view  # type: ignore[attr-defined]
             assert isinstance(store, FakeStore)
-            assert store.learnt == [step.tokens for _, step in steps]  # once a step, never inside the recursion
+            assert [token for tokens in store.learnt for token in tokens] == request.output
+            steps_end = set(accumulate(len(step.tokens) for _, step in steps))
+            assert steps_end.issuperset(accumulate(map(len, store.learnt)))  # whole steps, never inside the recursion
             assert store.prompts[-1].tolist() == prompt
         assert all(tier.scorer.released == [request] for tier in tiers)  # type: ignore[attr-defined]
         accepted += sum(request.stats.tiers[0].accepted.values())

@@ -110,7 +110,7 @@ class Store(Protocol):
         """At most `budget` nodes to follow `context`; an empty proposal where it has none."""
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """The request has written these tokens. Called once per step."""
+        """The request has written these tokens, in one step or in several. Called before the store is asked again."""
 
     def observe(self, proposal: Proposal, picks: np.ndarray) -> None:
         """What the scorer would itself write after the context (picks[0]) and after each node (picks[node + 1])."""

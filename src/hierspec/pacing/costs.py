@@ -133,6 +133,12 @@ class Costs:
         """Time of a pass over one row of each request as measured, whatever was learnt since."""
         return self._measured_base.at(load.requests) + self._further(load.context) * self.growth[0]
 
+    def plain_share(self, load: Load) -> float:
+        """`under(load).seconds(1)`, but faster: it is needed for each request of a batch that drafts nothing."""
+        share = self._base.at(load.requests) / load.requests
+        further = self._further(load.context)
+        return share + further * self._growth_curve().at(1) if further else share
+
     def under(self, load: Load) -> Share:
         """Each request's share of a batched pass in which all requests have the same width."""
         if self._last is None or self._last[0] != load:

@@ -122,7 +122,8 @@ class AdaptivePace(FixedPace):
     def _learn_pass(self, round: Round, costs: Costs, load: Load) -> None:
         """Learn from the expected and the actual time of a pass, and from the length of a finished text."""
         request, tokens = round.request, round.tokens
-        seconds = costs.under(load).seconds(1 + len(round.draft))
+        rows = 1 + len(round.draft)
+        seconds = costs.plain_share(load) if rows == 1 else costs.under(load).seconds(rows)
         if request.last_pass is not None:
             costs.observe(*request.last_pass)
             request.last_pass = None  # observe it once: tokens that were written ahead share its time

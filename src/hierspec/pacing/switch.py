@@ -39,6 +39,9 @@ class Attempt(NamedTuple):
     looks: bool = False  # it drafts though this is a break
 
 
+_DRAFTS, _A_LOOK, _REST = Attempt(True), Attempt(True, True), Attempt(False)
+
+
 class Switch:
     """Turns drafting on and off for one plan and one batch size: all its requests draft, or none does.
 
@@ -63,10 +66,10 @@ class Switch:
     def begin(self) -> Attempt:
         """What the round that begins may do."""
         if self._on:
-            return Attempt(True)
+            return _DRAFTS
         looks = self._may_look and 1 < self._left < self._length and round(self._left, 3) % _LOOK_EVERY == 1
         looks = looks and not self._allowance.wait(self._lost())
-        return Attempt(looks, looks)
+        return _A_LOOK if looks else _REST
 
     def rests(self) -> int:
         """For how many rounds, including one that begins now without drafts, nothing will be drafted for certain."""
@@ -204,11 +207,13 @@ class Stages:
         """`tiers_apart`: with a switch for tiers. `large`: for a large batch. Each switch has its own allowance."""
         self._drafts = Switch(large=large)
         self._tiers = Switch(looks=False, large=large) if tiers_apart else None
+        self._rest = StagedAttempt(self, _REST)  # of all rounds that draft nothing: nobody asks about their tiers
         self.last_plain_pass = -1.0  # when the last plain pass that was counted ended: each counts once
 
     def begin(self) -> StagedAttempt:
         """What the round that begins may do."""
-        return StagedAttempt(self, self._drafts.begin())
+        own = self._drafts.begin()
+        return StagedAttempt(self, own) if own.drafts else self._rest
 
     def tiers_draft(self, attempt: StagedAttempt) -> bool:
         """Whether lower tiers may draft, in a round that may draft at all."""
