@@ -8,7 +8,9 @@ cost is limited (`allowance.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from typing import NamedTuple
 
 from hierspec.pacing.allowance import Allowance
@@ -28,7 +30,7 @@ _MEMORY = {True: 0.97, False: 0.9}  # weight of earlier rounds after each new on
 _LONG_MEMORY = {True: 0.97, False: 0.97}  # the same for a large batch
 _FADED = 0.3  # weight after a break of the drafting rounds before it
 _LARGE = 4  # requests: from here on a batch is large
-_MARGIN = 0.03  # what drafts must gain in a large batch: passes that drafts make longer delay requests without drafts
+_MARGIN = 0.03  # what drafts must gain in a large batch, beyond doubt: their passes delay requests without drafts
 _OUTLIER = 3.0  # a round counts as at most this many times the average
 
 
@@ -53,7 +55,8 @@ class Switch:
     def __init__(self, allowance: Allowance | None = None, looks: bool = True, large: bool = False) -> None:
         """`large`: of a large batch, in which drafts must gain more, and many texts together change slowly."""
         self._allowance = allowance or Allowance(large)
-        self._margin, self._memory = (_MARGIN, _LONG_MEMORY) if large else (0.0, _MEMORY)
+        self._large = large
+        self._memory = _LONG_MEMORY if large else _MEMORY
         self._may_look = looks
         self._on = False
         self._left = float(_SAMPLE)  # rounds of this run
@@ -61,7 +64,8 @@ class Switch:
         self._length = _SAMPLE  # rounds of this break
         self._break = _BREAKS[0]
         self._settling = 0.0  # rounds still to come that are not timed
-        self._counts = {True: [0.0, 0.0, 0.0], False: [0.0, 0.0, 0.0]}  # rounds, tokens and seconds, older ones decayed
+        # Rounds, tokens, seconds, and the squares of tokens and seconds, older ones decayed.
+        self._counts = {True: [0.0] * 5, False: [0.0] * 5}
 
     def begin(self) -> Attempt:
         """What the round that begins may do."""
@@ -117,7 +121,7 @@ class Switch:
 
     def _plain_seconds(self) -> float:
         """Time of a token without drafts; that of one measured plain pass before any round was timed."""
-        _, tokens, seconds = self._counts[False]
+        _, tokens, seconds, *_ = self._counts[False]
         return seconds / tokens if tokens else 1.0
 
     def _loses(self) -> bool:
@@ -128,7 +132,7 @@ class Switch:
     def _end_run(self) -> None:
         """Turn, but let a break go on until the allowance covers another trial."""
         if not self._on and self._gain() < 0:
-            plain_rounds, _, plain_seconds = self._counts[False]
+            plain_rounds, _, plain_seconds, *_ = self._counts[False]
             wait = int(self._allowance.wait(_PROBED * self._lost()) * plain_rounds / plain_seconds)
             if wait:
                 self._left = self._length = wait
@@ -160,27 +164,41 @@ class Switch:
 
     def _gain(self) -> float:
         """By how much drafts gain more than they must, as a share; 0 if either mode was not timed yet."""
-        _, tokens, seconds = self._counts[True]
+        _, tokens, seconds, *_ = self._counts[True]
         if not seconds or not self._counts[False][1]:
             return 0.0
-        return tokens / seconds * self._plain_seconds() - 1 - self._margin
+        needed = _MARGIN + self._doubt() if self._large else 0.0
+        return tokens / seconds * self._plain_seconds() - 1 - needed
+
+    def _doubt(self) -> float:
+        """The standard error of the gain: on a machine that others use too, rounds differ by a tenth and more."""
+        return sqrt(_relative_variance(self._counts[True]) + _relative_variance(self._counts[False]))
 
     def _lost(self) -> float:
         """Seconds by which a drafting round is slower than writing its tokens plainly.
 
         For a small model on a GPU that may be two or three plain rounds: its plain decoding runs many steps per call.
         """
-        rounds, tokens, seconds = self._counts[True]
+        rounds, tokens, seconds, *_ = self._counts[True]
         return max(seconds - tokens * self._plain_seconds(), 0.0) / rounds if rounds else 0.0
 
     def _usual(self, drafted: bool, seconds: float) -> float:
         """The time that a round counts for: an outlier counts less."""
-        rounds, _, spent = self._counts[drafted]
+        rounds, _, spent, *_ = self._counts[drafted]
         return min(seconds, _OUTLIER * spent / rounds) if rounds >= 1 else seconds
 
     def _count(self, drafted: bool, tokens: float, seconds: float) -> None:
         counts, seconds, memory = self._counts[drafted], self._usual(drafted, seconds), self._memory[drafted]
-        self._counts[drafted] = [memory * old + new for old, new in zip(counts, (1.0, tokens, seconds), strict=True)]
+        new = 1.0, tokens, seconds, tokens**2, seconds**2
+        self._counts[drafted] = [memory * old + each for old, each in zip(counts, new, strict=True)]
+
+
+def _relative_variance(counts: Sequence[float]) -> float:
+    """Of the mean of tokens and of that of seconds, together, for these counts of `Switch`."""
+    rounds, *sums = counts
+    means, squares = [each / rounds for each in sums[:2]], [each / rounds for each in sums[2:]]
+    spreads = (max(square / mean**2 - 1, 0.0) for mean, square in zip(means, squares, strict=True) if mean > 0)
+    return sum(spreads) / rounds
 
 
 @dataclass(slots=True)
