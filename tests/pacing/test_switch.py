@@ -392,3 +392,11 @@ def test_in_a_large_batch_luck_does_not_keep_drafts_on():
 
     assert sum(shares_of_drafts(1, 1.0)) / 10 < 0.12
     assert min(shares_of_drafts(1.5, 1.1)) > 0.9
+
+
+def test_a_prefill_that_is_charged_before_any_draft_was_timed_is_no_error():
+    switch = Switches().of(4)._drafts
+    switch.learn(Attempt(False), 1, 1.0)
+    switch.charge(0, 5.0)
+    seconds, _ = write(switch, 100, lambda written: (1, 1.0), lambda written: (1, 1.0))
+    assert seconds == 100

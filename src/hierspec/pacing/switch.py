@@ -196,6 +196,8 @@ class Switch:
 def _relative_variance(counts: Sequence[float]) -> float:
     """Of the mean of tokens and of that of seconds, together, for these counts of `Switch`."""
     rounds, *sums = counts
+    if not rounds:  # only a drafter's prefill was charged so far
+        return 0.0
     means, squares = [each / rounds for each in sums[:2]], [each / rounds for each in sums[2:]]
     spreads = (max(square / mean**2 - 1, 0.0) for mean, square in zip(means, squares, strict=True) if mean > 0)
     return sum(spreads) / rounds

@@ -58,7 +58,7 @@ def test_a_batch_gets_the_picks_of_each_request_alone(backend, candidates, vocab
         assert alone.leads is None or np.array_equal(found.leads[numbers], alone.leads[numbers])
 
 
-def test_requests_that_are_alike_take_one_call(backend, monkeypatch):
+def test_requests_without_penalties_and_biases_take_one_call(backend, monkeypatch):
     asks = [an_ask(number) for number in range(12)]
     one_by_one = []
     monkeypatch.setattr(module, "answer", lambda ask, *_: one_by_one.append(ask))

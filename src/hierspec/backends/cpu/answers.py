@@ -24,16 +24,16 @@ _NOTHING = _NO_TOKENS, _NO_VALUES, np.empty((0, 0), np.float64)
 def answers(asks: Sequence[Ask], logits: Tensor, team: ThreadTeam) -> list[Answer]:
     """An answer for each ask; their logits follow each other.
 
-    Most asks of a batch are alike, and those are answered in one call: with a call for each, Python and a single thread
-    took 6% of the time with 64 requests.
+    Asks without penalties or biases are answered in one call. With one call each, on a single thread, picks took 6% of
+    the time with 64 requests.
     """
     ends = np.cumsum([1 + len(ask.proposal) for ask in asks]).tolist()
     parts = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
-    alike = [number for number, ask in enumerate(asks) if _is_simple(ask)] if logits.shape[1] % LANES == 0 else []
-    alike = [number for number in alike if picks_wanted(asks[number]) == picks_wanted(asks[alike[0]])]
+    simple = [number for number, ask in enumerate(asks) if _is_simple(ask)] if logits.shape[1] % LANES == 0 else []
+    batched = [number for number in simple if picks_wanted(asks[number]) == picks_wanted(asks[simple[0]])]
     done: dict[int, Answer] = {}
-    if len(alike) > 1:
-        done = dict(zip(alike, _alike(asks, parts, alike, logits, team), strict=True))
+    if len(batched) > 1:
+        done = dict(zip(batched, _in_one_call(asks, parts, batched, logits, team), strict=True))
     return [done.get(number) or answer(asks[number], logits[part], team) for number, part in enumerate(parts)]
 
 
@@ -43,7 +43,7 @@ def _is_simple(ask: Ask) -> bool:
     return not (ask.distributions or sampling.penalised or sampling.logit_bias)
 
 
-def _alike(
+def _in_one_call(
     asks: Sequence[Ask], parts: Sequence[slice], numbers: Sequence[int], logits: Tensor, team: ThreadTeam
 ) -> list[Answer]:
     """Answers to the asks with these numbers, which are simple and want the same number of picks per row."""
