@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import socket
 
 import pytest
 from soak.serve_load import load, record_of
@@ -14,7 +15,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.prompts import BenchPrompt
 from hierspec_bench.cli import main as bench
 from hierspec_bench.serving.client import Address, Reply
-from hierspec_bench.serving.load import Load, LoadTest, Way, calls_of, summary
+from hierspec_bench.serving.load import Load, LoadTest, Way, calls_of, served_name, summary
 from hierspec_bench.serving.process import ServerProcess
 
 PROMPTS = [BenchPrompt("qa", ("abc abc",)), BenchPrompt("qa", ("the dog",))]
@@ -112,3 +113,11 @@ def test_a_wrong_address_is_refused_before_a_server_is_started(others, monkeypat
     monkeypatch.setattr("hierspec_bench.serving.process.our_server", start)
     with pytest.raises(HierspecError):
         bench.main(["serve", "--others", others])
+
+
+def test_an_address_without_a_server_is_named():
+    with socket.socket() as bound:  # takes a port, and does not listen
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(HierspecError, match=f"No server answers at {url}"):
+            asyncio.run(served_name(Address(url)))

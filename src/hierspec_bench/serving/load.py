@@ -77,7 +77,10 @@ def calls_of(prompts: Sequence[BenchPrompt], count: int, max_tokens: int) -> lis
 
 async def served_name(address: Address) -> str:
     """The server's name for its model: some require it in requests."""
-    status, body = await address.get("/v1/models")
+    try:
+        status, body = await address.get("/v1/models")
+    except OSError as error:
+        raise HierspecError(f"No server answers at {address.url}; start it, or correct the address.") from error
     if status != 200:
         raise HierspecError(f"{address.url} does not list its models (status {status}); is it an OpenAI server?")
     return str(json.loads(body)["data"][0]["id"])
