@@ -83,7 +83,7 @@ def test_a_text_that_becomes_easy_is_drafted_again_soon(seed):
     switch = Switch()
     write(switch, 3000, noisy(dice, 1, 1.2), noisy(dice, 1, 1.0))
     _, modes = write(switch, 2000, noisy(dice, 4, 1.3), noisy(dice, 1, 1.0))
-    assert all(modes[60:75])
+    assert modes[60:160].count(True) > 75  # the others are samples, more and more seldom
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -100,6 +100,39 @@ def test_a_machine_that_slows_down_changes_nothing(seed):
     switch = Switch()
     _, modes = write(switch, 3000, slowing(1, 1.15), slowing(1, 1.0))
     assert modes.count(True) < 0.2 * len(modes)
+
+
+class Disturbed:
+    """A machine whose host takes a core away now and then: for a second, everything takes several times as long."""
+
+    def __init__(self, seed):
+        self._dice, self._now, self._slow_from, self._factor = random.Random(seed), 0.0, 300.0, 1.0
+
+    def take(self, passes):
+        """The time that so many passes take."""
+        if self._now > self._slow_from:
+            self._factor, self._until = self._dice.uniform(2, 5), self._now + self._dice.uniform(12, 150)
+            self._slow_from = self._until + self._dice.uniform(300, 3000)
+        elif self._factor > 1 and self._now > self._until:
+            self._factor = 1.0
+        took = passes * self._factor * self._dice.lognormvariate(0, 0.08)
+        self._now += took
+        return took
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize(("tokens", "passes"), [(1.1, 1.35), (1.2, 1.3), (1.3, 1.3), (1.0, 3.0), (2.34, 1.3)])
+def test_a_machine_that_is_disturbed_for_a_second_does_not_turn_the_switch_for_long(tokens, passes, large):
+    """Counted in passes, not in time: what loses is hardly tried, what gains much is kept."""
+    for seed in range(10):
+        machine, switch = Disturbed(seed), Switch(large=large)
+        written = spent = 0.0
+        while written < 4000:
+            attempt = switch.begin()
+            brought, cost = (tokens, passes) if attempt.drafts else (1.0, 1.0)
+            switch.learn(attempt, brought, machine.take(cost))
+            written, spent = written + brought, spent + cost
+        assert spent < (1.02 if tokens <= passes else 0.8) * written
 
 
 def test_one_round_that_took_very_long_is_no_reason():
@@ -303,11 +336,11 @@ def test_a_round_that_ends_after_the_switch_turned_counts_for_what_it_was():
         switch.learn(switch.begin(), 1, 1.0)
     attempts = [switch.begin() for _ in range(8)]  # of eight requests, all with drafts
     assert all(attempt.drafts for attempt in attempts)
-    plain = switch._plain_seconds()
+    plain = switch._plain.seconds
     for attempt in attempts:  # so slow that the first of them turns the switch off
         switch.learn(attempt, 1, 30.0, 8)
     assert not switch.begin().drafts
-    assert switch._plain_seconds() == plain
+    assert switch._plain.seconds == plain
 
 
 @given(

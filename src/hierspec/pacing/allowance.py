@@ -16,8 +16,10 @@ _MOST = 8.0  # plain passes that may be saved up: old gains must not pay for a t
 class Allowance:
     """What drafts may still lose, in plain passes. All requests of a plan that run with a similar batch size share it.
 
-    It falls below zero if one round loses more than was left. In a `large` batch trials that keep failing become rarer:
-    many texts together change little, so the next trial would fail as well. A single text may become easy at any time.
+    It falls below zero if one round loses more than was left, but not far: if drafts lose much in a moment, a host may
+    have taken a core away, and plain decoding would have lost as much. In a `large` batch trials that keep failing
+    become rarer: many texts together change little, so the next trial would fail as well. A single text may become easy
+    at any time.
     """
 
     def __init__(self, large: bool = False) -> None:
@@ -31,7 +33,7 @@ class Allowance:
 
     def lost(self, passes: float) -> None:
         """A round with drafts was slower by this much; negative if it was faster."""
-        self.left = min(self.left - passes, _MOST)
+        self.left = max(min(self.left - passes, _MOST), -_AT_FIRST)
 
     def tried(self, gained: bool) -> None:
         """A run of rounds with drafts has ended."""

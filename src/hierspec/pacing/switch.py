@@ -14,10 +14,11 @@ from math import sqrt
 from typing import NamedTuple
 
 from hierspec.pacing.allowance import Allowance
+from hierspec.pacing.plain_rounds import LARGE_BATCH, ONE_TOKEN, WITH_STORES, PlainRounds
 
 _SETTLING = 1  # plain rounds after drafting that are not timed: the weights must get back into caches first
-_SAMPLE = 4 + _SETTLING  # plain rounds between runs of drafts that pay, to compare; each loses what drafts would gain
-_FIRST_RUN = 16  # drafting rounds between two samples if drafts gain nothing
+_SAMPLE = 4 + _SETTLING  # plain rounds after each run of drafts, to compare; each loses what drafts would gain
+_FIRST_RUN = 16  # drafting rounds before the next sample if drafts gain nothing, and after a break
 _RUN_PER_GAIN = 400  # further drafting rounds, times the gain (1: double speed), so that samples cost 1% at most
 _PROBE = 12  # drafting rounds after a break
 _BREAKS = (32, 512)  # plain rounds of a break, while drafts lose: the first and the longest; each doubles the last
@@ -26,12 +27,12 @@ _LUCK = 3  # tokens from such a round that end the break: the text has become ea
 _PROBED = 3  # drafting rounds that the allowance must cover before a break ends
 _SLOWER = 0.97  # of plain speed: a run of drafts that is slower ends early
 _ENOUGH = 6  # rounds of a run before it may end for being slower
-_MEMORY = {True: 0.97, False: 0.9}  # weight of earlier rounds after each new one, with drafts and without
-_LONG_MEMORY = {True: 0.97, False: 0.97}  # the same for a large batch
+_MEMORY = 0.97  # weight of earlier drafting rounds after each new one
+_GROWS = 3  # a run of drafts is at most this many times as long as the last one
 _FADED = 0.3  # weight after a break of the drafting rounds before it
 _LARGE = 4  # requests: from here on a batch is large
 _MARGIN = 0.03  # what drafts must gain in a large batch, beyond doubt: their passes delay requests without drafts
-_OUTLIER = 3.0  # a round counts as at most this many times the average
+_OUTLIER = 3.0  # a drafting round counts as at most this many times the average
 
 
 class Attempt(NamedTuple):
@@ -48,30 +49,35 @@ class Switch:
     """Turns drafting on and off for one plan and one batch size: all its requests draft, or none does.
 
     Seconds are in plain passes of as many requests as measured once, so that rounds after short and long contexts, and
-    of 8 and of 15 requests, can be compared. With `looks`, single rounds of a break draft, and what they write may end
-    it.
+    of 8 and of 15 requests, can be compared. Single rounds of a break draft, and what they write may end it.
     """
 
-    def __init__(self, allowance: Allowance | None = None, looks: bool = True, large: bool = False) -> None:
-        """`large`: of a large batch, in which drafts must gain more, and many texts together change slowly."""
+    def __init__(self, allowance: Allowance | None = None, large: bool = False, beside_stores: bool = False) -> None:
+        """`large`: of a large batch, in which drafts must gain more, and many texts together change slowly.
+
+        `beside_stores`: of lower tiers beside stores. What is called plain here is then drafted by stores alone, so
+        that rounds write several tokens, and no round of a break drafts.
+        """
         self._allowance = allowance or Allowance(large)
         self._large = large
-        self._memory = _LONG_MEMORY if large else _MEMORY
-        self._may_look = looks
+        self._beside_stores = beside_stores
         self._on = False
+        self._samples = True  # the plain rounds of this run are a sample, and then it is decided how to go on
         self._left = float(_SAMPLE)  # rounds of this run
         self._rounds = 0.0  # of this run so far
         self._length = _SAMPLE  # rounds of this break
         self._break = _BREAKS[0]
         self._settling = 0.0  # rounds still to come that are not timed
-        # Rounds, tokens, seconds, and the squares of tokens and seconds, older ones decayed.
-        self._counts = {True: [0.0] * 5, False: [0.0] * 5}
+        self._longest = _FIRST_RUN  # drafting rounds of the next run, at most
+        # Of drafting: rounds, tokens, seconds, and the squares of tokens and seconds, older ones decayed.
+        self._drafted = [0.0] * 5
+        self._plain = PlainRounds(WITH_STORES if beside_stores else LARGE_BATCH if large else ONE_TOKEN)
 
     def begin(self) -> Attempt:
         """What the round that begins may do."""
         if self._on:
             return _DRAFTS
-        looks = self._may_look and 1 < self._left < self._length and round(self._left, 3) % _LOOK_EVERY == 1
+        looks = not self._beside_stores and 1 < self._left < self._length and round(self._left, 3) % _LOOK_EVERY == 1
         looks = looks and not self._allowance.wait(self._lost())
         return _A_LOOK if looks else _REST
 
@@ -90,15 +96,17 @@ class Switch:
         """A round of one of `requests` requests wrote `tokens` tokens and took `seconds`, with all overheads."""
         self._allowance.passed(seconds / requests)
         if attempt.drafts:
-            self._pay(tokens, self._usual(True, seconds), requests)
-        if not attempt.looks and (attempt.drafts or self._settling <= 0):
-            self._count(attempt.drafts, tokens, seconds)
+            self._pay(tokens, self._usual(seconds), requests)
+        if attempt.drafts and not attempt.looks:
+            self._count(tokens, self._usual(seconds))
+        elif not attempt.drafts and self._settling <= 0:
+            self._count_plain(tokens, seconds)
         if self._on != (attempt.drafts and not attempt.looks):
             return  # the round began before the switch turned
         if attempt.looks:
             self._settling = _SETTLING
             if tokens >= _LUCK:
-                self._turn()
+                self._begin_drafts()
                 return
         else:
             self._settling -= 1 / requests
@@ -111,18 +119,13 @@ class Switch:
 
     def charge(self, tokens: float, seconds: float, requests: int = 1) -> None:
         """Count gains and costs of drafts outside the timed rounds, such as the prefill of a drafter."""
-        self._counts[True][1] += tokens
-        self._counts[True][2] += seconds
+        self._drafted[1] += tokens
+        self._drafted[2] += seconds
         self._pay(tokens, seconds, requests)
 
     def _pay(self, tokens: float, seconds: float, requests: int) -> None:
         """Charge the allowance for drafts that took `seconds` and wrote `tokens`."""
-        self._allowance.lost((seconds - tokens * self._plain_seconds()) / requests)
-
-    def _plain_seconds(self) -> float:
-        """Time of a token without drafts; that of one measured plain pass before any round was timed."""
-        _, tokens, seconds, *_ = self._counts[False]
-        return seconds / tokens if tokens else 1.0
+        self._allowance.lost((seconds - tokens * self._plain.seconds) / requests)
 
     def _loses(self) -> bool:
         """Whether a run of drafts ends early."""
@@ -130,67 +133,82 @@ class Switch:
         return gain < 0 and (self._allowance.left <= 0 or (self._rounds >= _ENOUGH and gain < _SLOWER - 1))
 
     def _end_run(self) -> None:
-        """Turn, but let a break go on until the allowance covers another trial."""
-        if not self._on and self._gain() < 0:
-            plain_rounds, _, plain_seconds, *_ = self._counts[False]
-            wait = int(self._allowance.wait(_PROBED * self._lost()) * plain_rounds / plain_seconds)
-            if wait:
-                self._left = self._length = wait
-                return
-        self._turn()
+        if self._on:
+            self._on, self._samples, self._rounds, self._settling = False, True, 0, _SETTLING
+            self._left = self._length = _SAMPLE
+        elif self._samples:
+            self._decide()
+        elif wait := int(self._allowance.wait(_PROBED * self._lost()) / self._plain.seconds):
+            self._left = self._length = wait  # until the allowance covers another trial
+        else:
+            self._begin_drafts()
 
-    def _turn(self) -> None:
-        """Begin a run of the other mode."""
-        self._on, self._rounds, self._settling = not self._on, 0, _SETTLING
-        self._left = self._begin_drafts() if self._on else self._end_drafts()
+    def _decide(self) -> None:
+        """A sample is complete: go on drafting, or make the sample a break.
 
-    def _begin_drafts(self) -> int:
-        gain = self._gain()
-        if gain >= 0:
-            return _FIRST_RUN + int(_RUN_PER_GAIN * min(gain, 1.0))
-        self._counts[True] = [_FADED * value for value in self._counts[True]]
-        return _PROBE
-
-    def _end_drafts(self) -> int:
-        """Plain rounds that follow: a sample if drafts are ahead, a break if they lose."""
+        A sample comes first even where drafts seemed to lose: maybe the machine has become slower since the last one.
+        """
         gained = self._gain() >= 0
         self._allowance.tried(gained)
         if gained:
             self._break = _BREAKS[0]
-            return _SAMPLE
-        self._length = self._break
-        self._break = min(2 * self._break, _BREAKS[1])
-        return self._length
+            self._begin_drafts()
+        else:
+            self._samples, self._longest = False, _FIRST_RUN
+            self._left = self._length = self._break
+            self._break = min(2 * self._break, _BREAKS[1])
+
+    def _begin_drafts(self) -> None:
+        self._on, self._rounds, self._settling = True, 0, _SETTLING
+        gain = self._gain()
+        if gain >= 0:
+            # A sample may be of an unusual moment, so its gain decides about few rounds; several samples about many.
+            self._left = min(_FIRST_RUN + int(_RUN_PER_GAIN * min(gain, 1.0)), self._longest)
+            self._longest = _GROWS * self._left
+        else:
+            self._drafted = [_FADED * value for value in self._drafted]
+            self._left = _PROBE
 
     def _gain(self) -> float:
         """By how much drafts gain more than they must, as a share; 0 if either mode was not timed yet."""
-        _, tokens, seconds, *_ = self._counts[True]
-        if not seconds or not self._counts[False][1]:
+        _, tokens, seconds, *_ = self._drafted
+        if not seconds or not self._plain.timed:
             return 0.0
         needed = _MARGIN + self._doubt() if self._large else 0.0
-        return tokens / seconds * self._plain_seconds() - 1 - needed
+        return tokens / seconds * self._plain.seconds - 1 - needed
 
     def _doubt(self) -> float:
         """The standard error of the gain: on a machine that others use too, rounds differ by a tenth and more."""
-        return sqrt(_relative_variance(self._counts[True]) + _relative_variance(self._counts[False]))
+        return sqrt(_relative_variance(self._drafted) + self._plain.relative_variance)
 
     def _lost(self) -> float:
         """Seconds by which a drafting round is slower than writing its tokens plainly.
 
         For a small model on a GPU that may be two or three plain rounds: its plain decoding runs many steps per call.
         """
-        rounds, tokens, seconds, *_ = self._counts[True]
-        return max(seconds - tokens * self._plain_seconds(), 0.0) / rounds if rounds else 0.0
+        rounds, tokens, seconds, *_ = self._drafted
+        return max(seconds - tokens * self._plain.seconds, 0.0) / rounds if rounds else 0.0
 
-    def _usual(self, drafted: bool, seconds: float) -> float:
-        """The time that a round counts for: an outlier counts less."""
-        rounds, _, spent, *_ = self._counts[drafted]
+    def _usual(self, seconds: float) -> float:
+        """The time that a drafting round counts for: an outlier counts less."""
+        rounds, _, spent, *_ = self._drafted
         return min(seconds, _OUTLIER * spent / rounds) if rounds >= 1 else seconds
 
-    def _count(self, drafted: bool, tokens: float, seconds: float) -> None:
-        counts, seconds, memory = self._counts[drafted], self._usual(drafted, seconds), self._memory[drafted]
+    def _count(self, tokens: float, seconds: float) -> None:
         new = 1.0, tokens, seconds, tokens**2, seconds**2
-        self._counts[drafted] = [memory * old + each for old, each in zip(counts, new, strict=True)]
+        self._drafted = [_MEMORY * old + each for old, each in zip(self._drafted, new, strict=True)]
+
+    def _count_plain(self, tokens: float, seconds: float) -> None:
+        """Count a plain round.
+
+        Of a single token, it takes longer in a break only because everything does, so what drafts cost changes alike.
+        """
+        before = self._plain.seconds
+        self._plain.add(tokens, seconds)
+        if not (self._beside_stores or self._samples or self._on):
+            change = self._plain.seconds / before
+            self._drafted[2] *= change
+            self._drafted[4] *= change**2
 
 
 def _relative_variance(counts: Sequence[float]) -> float:
@@ -226,7 +244,7 @@ class Stages:
     def __init__(self, tiers_apart: bool = False, large: bool = False) -> None:
         """`tiers_apart`: with a switch for tiers. `large`: for a large batch. Each switch has its own allowance."""
         self._drafts = Switch(large=large)
-        self._tiers = Switch(looks=False, large=large) if tiers_apart else None
+        self._tiers = Switch(large=large, beside_stores=True) if tiers_apart else None
         self._rest = StagedAttempt(self, _REST)  # of all rounds that draft nothing: nobody asks about their tiers
         self.last_plain_pass = -1.0  # when the last plain pass that was counted ended: each counts once
 

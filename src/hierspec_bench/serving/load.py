@@ -151,15 +151,21 @@ class LoadTest:
 
 
 def summary(loads: Sequence[Load], baseline: str) -> list[dict[str, Any]]:
-    """A row for each way and number of clients: medians over rounds, and speed relative to the baseline of the same
-    round."""
+    """A row for each way and number of clients: medians over rounds, and speed relative to the baseline.
+
+    Ways take turns at being first, and the first one's prompts are new to the server, the others' are cached. So only
+    the sums over as many rounds as there are ways can be compared.
+    """
     by_key: dict[tuple[int, str], list[Load]] = {}
     for load in loads:
         by_key.setdefault((load.clients, load.way), []).append(load)
     rows = []
     for (clients, way), of_it in by_key.items():
         base = by_key.get((clients, baseline), [])
-        ratios = [_speed(load) / _speed(other) for load, other in zip(of_it, base, strict=False) if _speed(other)]
+        ways = len({load.way for load in loads})
+        starts = range(0, max(len(of_it) - ways, 0) + 1, ways)  # without rounds that are left over
+        turns = [(of_it[start : start + ways], base[start : start + ways]) for start in starts]
+        ratios = [_speed(*own) / _speed(*other) for own, other in turns if other and _speed(*other)]
         figures = [load.figures() for load in of_it]
         rows.append(
             {
@@ -183,8 +189,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
 
 
-def _speed(load: Load) -> float:
-    return sum(reply.tokens for reply in load.replies) / load.seconds
+def _speed(*loads: Load) -> float:
+    return sum(reply.tokens for load in loads for reply in load.replies) / sum(load.seconds for load in loads)
 
 
 def _median(figures: Sequence[dict[str, Any]], name: str, key: str) -> float:

@@ -21,6 +21,7 @@ from hierspec_bench.serving.client import Address
 
 _PATIENCE = 600.0  # seconds until it must answer: it may have to download a model or compile code
 _LOOK_SECONDS = 0.2
+_DEFECT, _SHOWN = b"Traceback", 10_000  # what a server's log has if it failed, and how much of its end is shown
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def our_server(model: Sequence[str] = (), more: Sequence[str] = ()) -> Iterator[
 
 @contextmanager
 def server_process(command: Sequence[str], ready: str = "/health", isolated: bool = False) -> Iterator[ServerProcess]:
-    """Starts a server; `{port}` in the command becomes a free port. Its output is shown if it does not come up.
+    """Starts a server; `{port}` in the command becomes a free port. Its output is shown if it does not come
+    up or fails.
 
     An `isolated` server belongs to another environment and does not find our packages.
     """
@@ -77,6 +79,9 @@ def server_process(command: Sequence[str], ready: str = "/health", isolated: boo
             yield ServerProcess(address, process.pid)
         finally:
             _stop(process)
+            printed.seek(0)
+            if _DEFECT in (told_last := printed.read()):  # a client only learns that something failed
+                sys.stderr.write(told_last[-_SHOWN:].decode("utf-8", "replace"))
 
 
 def _comes_up(process: subprocess.Popen[bytes], address: Address, ready: str) -> bool:
