@@ -43,8 +43,9 @@ class Together:
         usual = self._usual.get(scorer)
         self._usual[scorer] = seconds if usual is None else (1 - _NEW) * usual + _NEW * seconds
         self._waited.pop(scorer, None)
-        for other in self._waited:
-            self._waited[other] += seconds
+        if self._waited:  # it seldom is, and iterating takes a while
+            for other in self._waited:
+                self._waited[other] += seconds
 
     def _waits(self, scorer: Scorer, awaited: set[int]) -> bool:
         if id(scorer) not in awaited:

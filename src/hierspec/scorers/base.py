@@ -164,18 +164,19 @@ class ModelScorer(StateScorer):
         assert self.writer is not None
         assert isinstance(self.head, WholeHead)
         staircases = self.pool.prepare([(ask.request, ask.context, ask.proposal) for ask in asks])
-        asked = [np.arange(staircase.chain - 1, staircase.used) for staircase in staircases]
-        heights = [staircase.heights[entries] for staircase, entries in zip(staircases, asked, strict=True)]
+        heights = [staircase.heights[staircase.chain - 1 : staircase.used] for staircase in staircases]
         start = max(int(each.max()) for each in heights)
         if start >= self.layers or any((s.heights[: s.chain - 1] < self.layers).any() for s in staircases):
             return None
+        asked = [np.arange(staircase.chain - 1, staircase.used) for staircase in staircases]
         if any((each < start).any() for each in heights):  # some rows are further up, mostly because an exit ran them
             advance(self.decoder, staircases, start, among=asked)
+        tokens = [staircase.tokens[staircase.chain - 1 : staircase.used] for staircase in staircases]
         alone = staircases[0] if len(staircases) == 1 and not asks[0].proposal.tokens else None
         rows = PassRows(
             staircases[0].memory,
             joined_batch(list(zip(staircases, asked, strict=True))),
-            np.concatenate([staircase.tokens[entries] for staircase, entries in zip(staircases, asked, strict=True)]),
+            tokens[0] if len(tokens) == 1 else np.concatenate(tokens),
             start,
             self.layers,
             self.head.norm,
@@ -184,8 +185,8 @@ class ModelScorer(StateScorer):
         answers = self.writer.answers(asks, rows)
         if answers is None:
             return None
-        for staircase, entries in zip(staircases, asked, strict=True):
-            staircase.heights[entries] = self.layers
+        for computed in heights:
+            computed[:] = self.layers
         if alone is not None and answers[0].ahead:
             picked = [int(each.picks[0, 0]) for each in (answers[0], *answers[0].ahead) if each.picks is not None]
             self.pool.add_computed(alone, alone.chain - 1, picked[:-1], self.layers)

@@ -37,6 +37,7 @@ class CpuPassWriter:
     def __init__(self, decoder: CpuDecoder, team: ThreadTeam) -> None:
         self._decoder, self._team = decoder, team
         self._step_seconds = _CALL_SECONDS  # of a pass over one token, as last measured
+        self._logits = np.empty((0, 0), np.float32)
         self._addresses: dict[bool, np.ndarray] = {}  # by whether it samples: only functions in use are compiled
 
     def takes(self, asks: Sequence[Ask], rows: int) -> bool:
@@ -57,7 +58,6 @@ class CpuPassWriter:
             ahead = ask.ahead[: min(len(rows.room), max(int(_CALL_SECONDS / self._step_seconds) - 1, 0))]
         steps, first = len(ahead), int(batch.positions[0]) + 1
         table = decoder.embedding_table
-        table.add((rows.tokens,))
         cosines, sines = decoder.rotary(int(batch.positions.max()) + 1 + steps)
         positions, slots, groups = np.arange(first, first + steps), rows.room[:steps], decoder.groups(batch)
         longest = int(batch.lengths.max()) + len(batch.paths) + steps
@@ -71,7 +71,7 @@ class CpuPassWriter:
             self._team.sync,
             self._addresses_of(sampling.temperature > 0),
             rows.stop,
-            decoder.embed(rows.tokens).numpy(),
+            table.rows(rows.tokens),
             (cosines[batch.positions], sines[batch.positions]),
             (cosines, sines),
             (batch.positions, batch.slots, batch.drafted, batch.lengths, batch.path_starts, batch.paths, *groups),
@@ -80,7 +80,7 @@ class CpuPassWriter:
             (table.floats, table.halves, table.made),
             decoder.weights,
             decoder.scratch(count, longest, len(groups[1])),
-            (*decoder.head_arguments(rows.norm), np.empty((count, vocabulary), np.float32)),
+            (*decoder.head_arguments(rows.norm), self._logits_of(count)),
             (float(sampling.temperature), filters, keys, *_UNCHANGED),
             (np.array([*ask.request.stop_ids], np.int64), _LEADS, ahead),
             (picks, leads, written),
@@ -89,10 +89,19 @@ class CpuPassWriter:
         if count == 1:
             self._step_seconds = (time.perf_counter() - began) / max(done, 1)
         decoder.layer_rows += done * rows.stop
-        picks[picks[:, 0] == NO_TOKEN] = NO_TOKEN
-        parts = [slice(0, count), *(slice(row, row + 1) for row in range(count, done))]
-        answer, *later = (Answer(picks[part], leads=leads[part] if ask.leads else None) for part in parts)
-        return [Answer(answer.picks, leads=answer.leads, ahead=tuple(later))]
+        if NO_TOKEN in picks[:, 0].tolist():  # faster than numpy for a few numbers
+            picks[picks[:, 0] == NO_TOKEN] = NO_TOKEN
+
+        def part(first: int, end: int, ahead: tuple[Answer, ...] = ()) -> Answer:
+            return Answer(picks[first:end], leads=leads[first:end] if ask.leads else None, ahead=ahead)
+
+        return [part(0, count, tuple(part(row, row + 1) for row in range(count, done)))]
+
+    def _logits_of(self, rows: int) -> np.ndarray:
+        """Memory for the logits of so many rows: they are not needed once tokens are picked."""
+        if rows > len(self._logits):
+            self._logits = np.empty((rows, self._decoder.config.vocabulary), np.float32)
+        return self._logits[:rows]
 
     def _addresses_of(self, samples: bool) -> np.ndarray:
         """Addresses of the functions that `run_text` calls."""
