@@ -134,6 +134,15 @@ def test_a_part_that_fails_leaves_the_others(folder):
     assert bench.different
 
 
+def test_no_prompt_of_a_batch_comes_twice():
+    """Its answer would be drafted from history."""
+    prompts = [BenchPrompt("qa", ("x", "y")), BenchPrompt("qa", ("z",))]
+    chosen = GpuBench(
+        settings(prompts=prompts, batches=(1, 5)), lambda size: pytest.fail("loaded"), {}
+    )._batch_prompts()
+    assert [prompt.turns for prompt in chosen] == [("x",), ("z",), ("x (2)",), ("z (2)",), ("x (3)",)]
+
+
 def test_when_time_is_up_nothing_is_begun():
     clock = [0.0]
 

@@ -66,6 +66,15 @@ def test_figures_by_hand():
     assert figures["gap_ms"] == {"median": 1250, "p99": 2000, "longest": 2000, "longest_over_median": 1.6}
 
 
+def test_who_comes_first_in_a_round_has_no_advantage():
+    """The first way of a round computes prompts that the second finds in the cache. Left-over rounds do not count."""
+    seconds = {"plain": [4.0, 3.0, 4.0, 3.0, 9.0], "auto": [3.0, 4.0, 3.0, 4.0, 1.0]}
+    replies = [Reply("abc", "stop", 12)]
+    loads = [Load(way, 1, each, replies, []) for way, times in seconds.items() for each in times]
+    assert [row["over_baseline"] for row in summary(loads, "plain")] == [1.0, 1.0]
+    assert [row["over_baseline"] for row in summary([loads[0], loads[5]], "plain")] == [1.0, 1.333]
+
+
 def test_a_client_that_vanishes_leaves_nothing_behind(server):
     address = Address(server.url)
     body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 300, "seed": 1, "temperature": 1.0}

@@ -7,7 +7,6 @@ begins. Results are written after every part, so that a run that is cut off keep
 from __future__ import annotations
 
 import gc
-import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -190,9 +189,17 @@ class GpuBench:
         return self._run("batches", bench, {}, deadline)
 
     def _batch_prompts(self) -> list[BenchPrompt]:
-        """As many prompts as the largest batch holds, one turn each; prompts repeat if there are fewer."""
-        prompts = itertools.islice(itertools.cycle(self.settings.prompts), max(self.settings.batches, default=0))
-        return [replace(prompt, turns=prompt.turns[:1]) for prompt in prompts]
+        """As many prompts as the largest batch holds, one turn each.
+
+        If there are fewer, they come again with a number: the same prompt's answer would be drafted from history.
+        """
+        chosen = []
+        for number in range(max(self.settings.batches, default=0)):
+            before, index = divmod(number, len(self.settings.prompts))
+            prompt = self.settings.prompts[index]
+            text = f"{prompt.turns[0]} ({before + 1})" if before else prompt.turns[0]
+            chosen.append(replace(prompt, turns=(text,)))
+        return chosen
 
     @property
     def _batch_sampling(self) -> Sampling:
