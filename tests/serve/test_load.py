@@ -7,6 +7,7 @@ import json
 import os
 import random
 import socket
+import sys
 
 import pytest
 from soak.serve_load import load, record_of
@@ -16,7 +17,7 @@ from hierspec.prompts import BenchPrompt
 from hierspec_bench.cli import main as bench
 from hierspec_bench.serving.client import Address, Reply
 from hierspec_bench.serving.load import Load, LoadTest, Way, calls_of, served_name, summary
-from hierspec_bench.serving.process import ServerProcess
+from hierspec_bench.serving.process import ServerProcess, server_process
 
 PROMPTS = [BenchPrompt("qa", ("abc abc",)), BenchPrompt("qa", ("the dog",))]
 
@@ -73,6 +74,31 @@ def test_who_comes_first_in_a_round_has_no_advantage():
     loads = [Load(way, 1, each, replies, []) for way, times in seconds.items() for each in times]
     assert [row["over_baseline"] for row in summary(loads, "plain")] == [1.0, 1.0]
     assert [row["over_baseline"] for row in summary([loads[0], loads[5]], "plain")] == [1.0, 1.333]
+
+
+_FAILS_LATER = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+print("Traceback: the cause", flush=True)
+if sys.argv[2] == "starts":
+    http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_the_log_of_a_server_that_failed_is_shown(capsys):
+    with server_process([sys.executable, "-c", _FAILS_LATER, "{port}", "starts"]):
+        pass
+    assert "the cause" in capsys.readouterr().err
+
+
+def test_a_server_that_does_not_start_says_why_once(capsys):
+    command = [sys.executable, "-c", _FAILS_LATER, "{port}", "ends"]
+    with pytest.raises(HierspecError, match="the cause"), server_process(command):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 def test_a_client_that_vanishes_leaves_nothing_behind(server):

@@ -16,7 +16,7 @@ class Window(NamedTuple):
 
     latest: int  # rounds that tell how long one takes now
     recent: int  # rounds that may be averaged
-    agrees: float  # those are averaged that took at most so many times as long or as short as the latest
+    agrees: float  # a round is averaged if its time is within this factor of theirs
 
 
 ONE_TOKEN = Window(4, 12, 1.25)

@@ -146,7 +146,7 @@ class Switch:
     def _decide(self) -> None:
         """A sample is complete: go on drafting, or make the sample a break.
 
-        A sample comes first even where drafts seemed to lose: maybe the machine has become slower since the last one.
+        Runs that seem to lose are sampled too: the machine may have become slower since the last sample.
         """
         gained = self._gain() >= 0
         self._allowance.tried(gained)
@@ -201,7 +201,8 @@ class Switch:
     def _count_plain(self, tokens: float, seconds: float) -> None:
         """Count a plain round.
 
-        Of a single token, it takes longer in a break only because everything does, so what drafts cost changes alike.
+        If its time changes during a break, the machine has changed its speed. Drafts are not timed then, so their cost
+        is scaled by the same factor. That needs rounds of one token, which stores do not write.
         """
         before = self._plain.seconds
         self._plain.add(tokens, seconds)

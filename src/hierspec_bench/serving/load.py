@@ -159,10 +159,9 @@ def summary(loads: Sequence[Load], baseline: str) -> list[dict[str, Any]]:
     by_key: dict[tuple[int, str], list[Load]] = {}
     for load in loads:
         by_key.setdefault((load.clients, load.way), []).append(load)
-    rows = []
+    rows, ways = [], len({load.way for load in loads})
     for (clients, way), of_it in by_key.items():
         base = by_key.get((clients, baseline), [])
-        ways = len({load.way for load in loads})
         starts = range(0, max(len(of_it) - ways, 0) + 1, ways)  # without rounds that are left over
         turns = [(of_it[start : start + ways], base[start : start + ways]) for start in starts]
         ratios = [_speed(*own) / _speed(*other) for own, other in turns if other and _speed(*other)]

@@ -53,8 +53,8 @@ def our_server(model: Sequence[str] = (), more: Sequence[str] = ()) -> Iterator[
 
 @contextmanager
 def server_process(command: Sequence[str], ready: str = "/health", isolated: bool = False) -> Iterator[ServerProcess]:
-    """Starts a server; `{port}` in the command becomes a free port. Its output is shown if it does not come
-    up or fails.
+    """Starts a server; `{port}` in the command becomes a free port. Its output is shown if it does not come up, or
+    if a request failed.
 
     An `isolated` server belongs to another environment and does not find our packages.
     """
@@ -71,8 +71,10 @@ def server_process(command: Sequence[str], ready: str = "/health", isolated: boo
             stderr=subprocess.STDOUT,
             env={name: value for name, value in os.environ.items() if name not in left_out},
         )
+        came_up = False
         try:
-            if not _comes_up(process, address, ready):
+            came_up = _comes_up(process, address, ready)
+            if not came_up:
                 printed.seek(0)
                 told = printed.read().decode("utf-8", "replace").strip().splitlines()[-3:]
                 raise HierspecError(f"The server {command[0]} did not start ({' / '.join(told) or 'it said nothing'}).")
@@ -80,8 +82,8 @@ def server_process(command: Sequence[str], ready: str = "/health", isolated: boo
         finally:
             _stop(process)
             printed.seek(0)
-            if _DEFECT in (told_last := printed.read()):  # a client only learns that something failed
-                sys.stderr.write(told_last[-_SHOWN:].decode("utf-8", "replace"))
+            if came_up and _DEFECT in (log := printed.read()):  # a client only learns that something failed
+                sys.stderr.write(log[-_SHOWN:].decode("utf-8", "replace"))
 
 
 def _comes_up(process: subprocess.Popen[bytes], address: Address, ready: str) -> bool:

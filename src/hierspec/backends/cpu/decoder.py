@@ -40,6 +40,8 @@ from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.gguf_weights import GgufWeights, StoredRows
 from hierspec.checkpoints.rotary import rotary_table
 
+_FIRST_TEXT = np.zeros(1, np.int64)  # the text of the only group of rows
+
 
 class CpuDecoder:
     """Holds weights and scratch memory, and no state of any text."""
@@ -203,9 +205,6 @@ class CpuDecoder:
             logits,
         )
         return torch.from_numpy(logits)
-
-
-_FIRST_TEXT = np.zeros(1, np.int64)
 
 
 def _rows(weights: Mapping[str, Tensor], name: str) -> Rows:
