@@ -16,7 +16,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.prompts import BenchPrompt
 from hierspec_bench.cli import main as bench
 from hierspec_bench.serving.client import Address, Reply
-from hierspec_bench.serving.load import Load, LoadTest, Way, calls_of, served_name, summary
+from hierspec_bench.serving.load import Load, LoadTest, Way, _error_of_median, calls_of, served_name, summary
 from hierspec_bench.serving.process import ServerProcess, server_process
 
 PROMPTS = [BenchPrompt("qa", ("abc abc",)), BenchPrompt("qa", ("the dog",))]
@@ -57,6 +57,33 @@ def test_another_text_is_noticed(server):
     list(test.run([1], rounds=1))
     test._alone["plain"][3] += "!"
     assert test.one(test.ways[1], 4).different == [3]
+
+
+@pytest.mark.parametrize("count", [2, 6, 8])
+def test_every_call_is_made_and_each_way_is_first_with_it(server, count):
+    test, first = LoadTest(ways(server.url), calls_of(PROMPTS, count, 1), 2), {}
+
+    def one(way, clients, round):
+        size = max(clients, 2)
+        for number in range(round * size, (round + 1) * size):
+            first.setdefault((clients, number % count, round), way.name)
+        return Load(way.name, clients, 1.0, [], [])
+
+    test.one = one
+    list(test.run([1, 2], rounds=8))
+    assert all(
+        {first[clients, number, round] for round in range(8) if (clients, number, round) in first} == {"plain", "auto"}
+        for clients in (1, 2)
+        for number in range(count)
+    )
+
+
+def test_the_error_of_a_median_ignores_few_disturbed_values():
+    ratios = [0.98, 0.99, 1.0, 1.0, 1.01, 1.02, 1.01, 0.99, 1.0]
+    assert 0 < _error_of_median(ratios) < 0.02
+    assert _error_of_median([*ratios, 0.3]) < 0.02
+    assert _error_of_median([]) == 0
+    assert _error_of_median([1.0]) == 0
 
 
 def test_figures_by_hand():

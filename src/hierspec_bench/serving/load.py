@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import ceil, floor, sqrt
 from typing import Any
 
 from hierspec.core.errors import HierspecError
@@ -92,7 +93,11 @@ class LoadTest:
     def __init__(
         self, ways: Sequence[Way], calls: list[dict[str, Any]], least_calls: int = 1, progress: Progress = silent
     ) -> None:
-        """Each measurement makes as many of the calls as there are clients, and at least `least_calls`."""
+        """Each measurement makes as many of the calls as there are clients, and at least `least_calls`.
+
+        Each round goes on with the next calls. The first way of a round computes prompts that the others find cached,
+        so ways take turns at being first, also with the same calls.
+        """
         self.ways, self.calls, self.least_calls, self.progress = list(ways), calls, least_calls, progress
         self._alone: dict[str, list[str]] = {}
         self._names: dict[str, str] = {}
@@ -107,22 +112,28 @@ class LoadTest:
         done, total = 0, len(clients) * rounds * len(self.ways)
         for number in range(rounds):
             for count in clients:
-                turned = number % len(self.ways)
+                repeated, within = divmod(number * self._size(count), len(self.calls))
+                turned = (repeated + within // self._size(count)) % len(self.ways)
                 for way in (*self.ways[turned:], *self.ways[:turned]):
                     self.progress(f"Measuring {way.name} with {count} clients", done, total)
-                    yield self.one(way, count)
+                    yield self.one(way, count, number)
                     done += 1
 
-    def one(self, way: Way, clients: int) -> Load:
-        bodies = self.calls[: max(clients, self.least_calls)]
+    def _size(self, clients: int) -> int:
+        """Calls of a measurement."""
+        return min(max(clients, self.least_calls), len(self.calls))
+
+    def one(self, way: Way, clients: int, round: int = 0) -> Load:
+        size = self._size(clients)
+        made = [number % len(self.calls) for number in range(round * size, (round + 1) * size)]
         began = time.perf_counter()
-        replies = asyncio.run(self._all(way, bodies, clients))
+        replies = asyncio.run(self._all(way, [self.calls[number] for number in made], clients))
         seconds = time.perf_counter() - began
         alone = self._alone[way.same_text_as or way.name]
         different = [
-            index
-            for index, (reply, text) in enumerate(zip(replies, alone, strict=False))
-            if not reply.error and reply.text != text
+            number
+            for number, reply in zip(made, replies, strict=True)
+            if not reply.error and reply.text != alone[number]
         ]
         return Load(way.name, clients, seconds, replies, different)
 
@@ -172,6 +183,7 @@ def summary(loads: Sequence[Load], baseline: str) -> list[dict[str, Any]]:
                 "way": way,
                 "tokens_per_second": round(statistics.median(_speed(load) for load in of_it), 2),
                 "over_baseline": round(statistics.median(ratios), 3) if ratios else None,
+                "error": round(_error_of_median(ratios), 3),
                 "first_ms": _median(figures, "first_ms", "median"),
                 "gap_ms": _median(figures, "gap_ms", "median"),
                 "gap_p99_ms": _median(figures, "gap_ms", "p99"),
@@ -181,6 +193,16 @@ def summary(loads: Sequence[Load], baseline: str) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _error_of_median(values: Sequence[float]) -> float:
+    """The standard error of the median: half the distance between the values that enclose it two times in three.
+
+    A few values of disturbed moments, which the median does not see, do not change it either.
+    """
+    ordered, beside = sorted(values), sqrt(len(values)) / 2
+    first, last = floor((len(values) - 1) / 2 - beside), ceil((len(values) - 1) / 2 + beside)
+    return (ordered[min(last, len(ordered) - 1)] - ordered[max(first, 0)]) / 2 if ordered else 0.0
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
