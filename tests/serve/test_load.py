@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import random
+import signal
 import socket
 import sys
+import time
 
 import pytest
 from soak.serve_load import load, record_of
@@ -17,6 +19,7 @@ from hierspec.prompts import BenchPrompt
 from hierspec_bench.cli import main as bench
 from hierspec_bench.serving.client import Address, Reply
 from hierspec_bench.serving.load import Load, LoadTest, Way, _error_of_median, calls_of, served_name, summary
+from hierspec_bench.serving.pauses import PauseWatch
 from hierspec_bench.serving.process import ServerProcess, server_process
 
 PROMPTS = [BenchPrompt("qa", ("abc abc",)), BenchPrompt("qa", ("the dog",))]
@@ -126,6 +129,27 @@ def test_a_server_that_does_not_start_says_why_once(capsys):
     with pytest.raises(HierspecError, match="the cause"), server_process(command):
         pass
     assert capsys.readouterr().err == ""
+
+
+def test_time_within_pauses_of_the_machine():
+    watch = PauseWatch()
+    watch.pauses = [(1.0, 2.0), (5.0, 5.5)]
+    assert watch.within(0.0, 0.5) == 0
+    assert watch.within(1.5, 5.25) == 0.75
+    assert watch.within(0.0, 9.0) == 1.5
+
+
+def test_a_late_timer_is_a_pause():
+    """A stopped process wakes up late, as all do on a machine that stands still."""
+    with PauseWatch() as watch:
+        began = time.perf_counter()
+        while not watch.pauses:  # its start counts too, so that it is stopped again until it runs
+            os.kill(watch._process.pid, signal.SIGSTOP)
+            time.sleep(0.15)
+            os.kill(watch._process.pid, signal.SIGCONT)
+            time.sleep(0.15)
+        assert watch.within(began, time.perf_counter()) > 0.05
+    assert watch._process.returncode is not None
 
 
 def test_a_client_that_vanishes_leaves_nothing_behind(server):

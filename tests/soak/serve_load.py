@@ -1,6 +1,7 @@
 """A server under load for minutes: streaming clients with seeds, temperatures, plans and grammars mixed, some of which
 vanish. Every text is that of the same call alone, nothing fails, and memory stays what it was after a fifth of the
 time: by then as many run at once as ever will, and the KV cache, which is kept, has been in use as far as it will be.
+Gaps between tokens are told as they were, and also without the moments in which the whole machine stood still.
 
 python tests/soak/serve_load.py --seed 7 --minutes 10 --clients 64
 """
@@ -25,6 +26,7 @@ from typing import Any
 from hierspec.testing.checkpoints import tiny_checkpoint
 from hierspec_bench.serving.client import Address, Reply
 from hierspec_bench.serving.load import quantile
+from hierspec_bench.serving.pauses import PauseWatch
 from hierspec_bench.serving.process import ServerProcess, our_server
 
 VANISHING = 0.15  # share of clients that go away in the middle
@@ -47,7 +49,8 @@ class Soak:
     answered: int = 0
     vanished: int = 0
     tokens: int = 0
-    gaps: list[float] = field(default_factory=list)
+    gaps: list[tuple[float, float]] = field(default_factory=list)  # when a piece of text arrived, and the next one
+    watch: PauseWatch = field(default_factory=PauseWatch)
     memory: list[int] = field(default_factory=list)  # bytes at the start, after each fifth of the time, and in the end
 
     def fail(self, what: str) -> None:
@@ -91,7 +94,8 @@ async def load(server: ServerProcess, rng: random.Random, clients: int, seconds:
             stop_after = own.randrange(0, 6) if own.random() < VANISHING else None
             _judge(soak, body, await server.address.chat(body, stop_after), alone[index], stop_after)
 
-    await asyncio.gather(watch(), *(client(random.Random(rng.random())) for _ in range(clients)))
+    with soak.watch:
+        await asyncio.gather(watch(), *(client(random.Random(rng.random())) for _ in range(clients)))
     await _calm(server.address, soak)
     soak.memory.append(server.resident_bytes())
     if soak.memory[-1] > soak.memory[1] + MORE_MEMORY:
@@ -109,7 +113,7 @@ def _judge(soak: Soak, body: dict[str, Any], reply: Reply, alone: Reply, stop_af
     else:
         soak.answered += 1
         soak.tokens += reply.tokens
-        soak.gaps += reply.gaps
+        soak.gaps += zip(reply.pieces, reply.pieces[1:], strict=False)
         if (reply.text, reply.ended) != (alone.text, alone.ended):
             soak.fail(f"{json.dumps(body)}: {reply.text!r} ({reply.ended}) instead of {alone.text!r} ({alone.ended})")
 
@@ -136,21 +140,29 @@ async def _calm(address: Address, soak: Soak) -> None:
 
 
 def record_of(soak: Soak) -> dict[str, Any]:
-    gaps = sorted(soak.gaps)
-    median = quantile(gaps, 0.5)
     return {
         "calls_with_a_grammar": soak.grammars,
         "answered": soak.answered,
         "vanished": soak.vanished,
         "tokens": soak.tokens,
-        "gap_ms": {name: round(1000 * quantile(gaps, share), 2) for name, share in _SHARES.items()},
-        "longest_over_median": round(gaps[-1] / median, 2) if median else 0.0,
+        **_figures([ended - began for began, ended in soak.gaps]),
+        "pauses_of_the_machine_ms": [round(1000 * (ended - began), 1) for began, ended in soak.watch.pauses],
+        "without_pauses": _figures([ended - began - soak.watch.within(began, ended) for began, ended in soak.gaps]),
         "memory_bytes": soak.memory,
         "failures": soak.failures,
     }
 
 
 _SHARES = {"median": 0.5, "p99": 0.99, "longest": 1.0}
+
+
+def _figures(gaps: list[float]) -> dict[str, Any]:
+    ordered = sorted(gaps)
+    median = quantile(ordered, 0.5)
+    return {
+        "gap_ms": {name: round(1000 * quantile(ordered, share), 2) for name, share in _SHARES.items()},
+        "longest_over_median": round(ordered[-1] / median, 2) if median else 0.0,
+    }
 
 
 def run(model: str | None, seed: int, clients: int, minutes: float, distinct: int, say: Callable[[str], None]) -> Soak:

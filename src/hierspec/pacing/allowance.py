@@ -7,6 +7,7 @@ down noticeably, so every drafting round is paid from this allowance. What draft
 from __future__ import annotations
 
 _AT_FIRST = 2.0  # plain passes
+_AT_FIRST_IN_LARGE_BATCHES = 0.5  # plain passes: each round tells the worth of drafts for many requests at once
 _SHARE = 0.01  # of the elapsed time
 _LEAST_SHARE = 0.0025  # after many trials that failed
 _RARER = 0.7  # times the share, after each trial that failed
@@ -17,14 +18,14 @@ class Allowance:
     """What drafts may still lose, in plain passes. All requests of a plan that run with a similar batch size share it.
 
     It falls below zero if one round loses more than was left, but not far: if drafts lose much in a moment, a host may
-    have taken a core away, and plain decoding would have lost as much. In a `large` batch trials that keep failing
-    become rarer: many texts together change little, so the next trial would fail as well. A single text may become easy
-    at any time.
+    have taken a core away, and plain decoding would have lost as much. In a `large` batch the first trials are shorter,
+    and trials that keep failing become rarer: many texts together change little, so the next trial would fail as well.
+    A single text may become easy at any time.
     """
 
     def __init__(self, large: bool = False) -> None:
         self._least_share = _LEAST_SHARE if large else _SHARE
-        self.left = _AT_FIRST
+        self.left = _AT_FIRST_IN_LARGE_BATCHES if large else _AT_FIRST
         self._share = _SHARE
 
     def passed(self, passes: float) -> None:

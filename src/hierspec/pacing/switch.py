@@ -17,22 +17,31 @@ from hierspec.pacing.allowance import Allowance
 from hierspec.pacing.plain_rounds import LARGE_BATCH, ONE_TOKEN, WITH_STORES, PlainRounds
 
 _SETTLING = 1  # plain rounds after drafting that are not timed: the weights must get back into caches first
-_SAMPLE = 4 + _SETTLING  # plain rounds after each run of drafts, to compare; each loses what drafts would gain
-_FIRST_RUN = 16  # drafting rounds before the next sample if drafts gain nothing, and after a break
 _RUN_PER_GAIN = 400  # further drafting rounds, times the gain (1: double speed), so that samples cost 1% at most
-_PROBE = 12  # drafting rounds after a break
 _BREAKS = (32, 512)  # plain rounds of a break, while drafts lose: the first and the longest; each doubles the last
-_LOOK_EVERY = 32  # one round in this many of a break may draft, to look whether drafts pay again
+_LOOK_EVERY = 32  # one round in this many of a break may draft, to look whether drafts pay again; not in large batches
 _LUCK = 3  # tokens from such a round that end the break: the text has become easier to draft
 _PROBED = 3  # drafting rounds that the allowance must cover before a break ends
 _SLOWER = 0.97  # of plain speed: a run of drafts that is slower ends early
-_ENOUGH = 6  # rounds of a run before it may end for being slower
 _MEMORY = 0.97  # weight of earlier drafting rounds after each new one
 _GROWS = 3  # a run of drafts is at most this many times as long as the last one
 _FADED = 0.3  # weight after a break of the drafting rounds before it
 _LARGE = 4  # requests: from here on a batch is large
 _MARGIN = 0.03  # what drafts must gain in a large batch, beyond doubt: their passes delay requests without drafts
 _OUTLIER = 3.0  # a drafting round counts as at most this many times the average
+
+
+class Runs(NamedTuple):
+    """How many rounds of a mode follow each other."""
+
+    sample: int  # plain rounds after each run of drafts, to compare; each loses what drafts would gain
+    first: int  # drafting rounds before the next sample if drafts gain nothing, and after a break
+    probe: int  # drafting rounds after a break
+    enough: int  # rounds of a run before it may end for being slower
+
+
+_FEW_REQUESTS = Runs(4 + _SETTLING, 16, 12, 6)
+_MANY_REQUESTS = Runs(2 + _SETTLING, 4, 4, 2)  # a round writes many tokens, and so tells more
 
 
 class Attempt(NamedTuple):
@@ -49,7 +58,8 @@ class Switch:
     """Turns drafting on and off for one plan and one batch size: all its requests draft, or none does.
 
     Seconds are in plain passes of as many requests as measured once, so that rounds after short and long contexts, and
-    of 8 and of 15 requests, can be compared. Single rounds of a break draft, and what they write may end it.
+    of 8 and of 15 requests, can be compared. Single rounds of a break draft, and what they write may end it. Not so in a
+    large batch: what one request writes says little about the others.
     """
 
     def __init__(self, allowance: Allowance | None = None, large: bool = False, beside_stores: bool = False) -> None:
@@ -61,14 +71,15 @@ class Switch:
         self._allowance = allowance or Allowance(large)
         self._large = large
         self._beside_stores = beside_stores
+        self._runs = _MANY_REQUESTS if large else _FEW_REQUESTS
         self._on = False
         self._samples = True  # the plain rounds of this run are a sample, and then it is decided how to go on
-        self._left = float(_SAMPLE)  # rounds of this run
+        self._left = float(self._runs.sample)  # rounds of this run
         self._rounds = 0.0  # of this run so far
-        self._length = _SAMPLE  # rounds of this break
+        self._length = self._runs.sample  # rounds of this break
         self._break = _BREAKS[0]
         self._settling = 0.0  # rounds still to come that are not timed
-        self._longest = _FIRST_RUN  # drafting rounds of the next run, at most
+        self._longest = self._runs.first  # drafting rounds of the next run, at most
         # Of drafting: rounds, tokens, seconds, and the squares of tokens and seconds, older ones decayed.
         self._drafted = [0.0] * 5
         self._plain = PlainRounds(WITH_STORES if beside_stores else LARGE_BATCH if large else ONE_TOKEN)
@@ -77,7 +88,9 @@ class Switch:
         """What the round that begins may do."""
         if self._on:
             return _DRAFTS
-        looks = not self._beside_stores and 1 < self._left < self._length and round(self._left, 3) % _LOOK_EVERY == 1
+        if self._large or self._beside_stores:
+            return _REST
+        looks = 1 < self._left < self._length and round(self._left, 3) % _LOOK_EVERY == 1
         looks = looks and not self._allowance.wait(self._lost())
         return _A_LOOK if looks else _REST
 
@@ -128,14 +141,16 @@ class Switch:
         self._allowance.lost((seconds - tokens * self._plain.seconds) / requests)
 
     def _loses(self) -> bool:
-        """Whether a run of drafts ends early."""
+        """Whether a run of drafts ends early. Not before every request of the batch had a round."""
+        if round(self._rounds, 3) < 1:
+            return False
         gain = self._gain()
-        return gain < 0 and (self._allowance.left <= 0 or (self._rounds >= _ENOUGH and gain < _SLOWER - 1))
+        return gain < 0 and (self._allowance.left <= 0 or (self._rounds >= self._runs.enough and gain < _SLOWER - 1))
 
     def _end_run(self) -> None:
         if self._on:
             self._on, self._samples, self._rounds, self._settling = False, True, 0, _SETTLING
-            self._left = self._length = _SAMPLE
+            self._left = self._length = self._runs.sample
         elif self._samples:
             self._decide()
         elif wait := int(self._allowance.wait(_PROBED * self._lost()) / self._plain.seconds):
@@ -154,7 +169,7 @@ class Switch:
             self._break = _BREAKS[0]
             self._begin_drafts()
         else:
-            self._samples, self._longest = False, _FIRST_RUN
+            self._samples, self._longest = False, self._runs.first
             self._left = self._length = self._break
             self._break = min(2 * self._break, _BREAKS[1])
 
@@ -163,11 +178,11 @@ class Switch:
         gain = self._gain()
         if gain >= 0:
             # A sample may be of an unusual moment, so its gain decides about few rounds; several samples about many.
-            self._left = min(_FIRST_RUN + int(_RUN_PER_GAIN * min(gain, 1.0)), self._longest)
+            self._left = min(self._runs.first + int(_RUN_PER_GAIN * min(gain, 1.0)), self._longest)
             self._longest = _GROWS * self._left
         else:
             self._drafted = [_FADED * value for value in self._drafted]
-            self._left = _PROBE
+            self._left = self._runs.probe
 
     def _gain(self) -> float:
         """By how much drafts gain more than they must, as a share; 0 if either mode was not timed yet."""
