@@ -433,3 +433,32 @@ def test_a_prefill_that_is_charged_before_any_draft_was_timed_is_no_error():
     switch.charge(0, 5.0)
     seconds, _ = write(switch, 100, lambda written: (1, 1.0), lambda written: (1, 1.0))
     assert seconds == 100
+
+
+def test_in_a_large_batch_one_request_does_not_turn_drafts_on_for_all():
+    """A request that repeats itself writes many tokens per round; the others would pay for it."""
+    requests, switch, drafting = 60, Switch(large=True), 0
+    dice = random.Random(1)
+    for _ in range(600):
+        attempts = [switch.begin() for _ in range(requests)]
+        assert not any(attempt.looks for attempt in attempts)
+        took = (1.3 if any(attempt.drafts for attempt in attempts) else 1.0) * dice.lognormvariate(0, 0.03)
+        drafting += any(attempt.drafts for attempt in attempts)
+        if attempts[0].drafts:
+            for number, attempt in enumerate(attempts):
+                switch.learn(attempt, 15 if number == 0 else 1, took, requests)
+        else:
+            switch.learn(attempts[0], 1, took)
+    assert drafting * 0.3 < 0.01 * 600
+
+
+def test_a_run_of_drafts_in_a_large_batch_lasts_until_each_request_had_a_round():
+    """The first to learn may be the lucky one, or the only one whose drafts failed."""
+    requests, switch = 8, Switch(large=True)
+    while not (attempt := switch.begin()).drafts:
+        switch.learn(attempt, 1, 1.0)
+    for _ in range(requests - 1):
+        switch.learn(attempt, 1, 9.0, requests)
+        assert switch.begin().drafts
+    switch.learn(attempt, 1, 9.0, requests)
+    assert not switch.begin().drafts
