@@ -58,8 +58,8 @@ class Switch:
     """Turns drafting on and off for one plan and one batch size: all its requests draft, or none does.
 
     Seconds are in plain passes of as many requests as measured once, so that rounds after short and long contexts, and
-    of 8 and of 15 requests, can be compared. Single rounds of a break draft, and what they write may end it. Not so in a
-    large batch: what one request writes says little about the others.
+    of 8 and of 15 requests, can be compared. Single rounds of a break draft, and what they write may end it; not in a
+    large batch, where what one request writes says little about the others.
     """
 
     def __init__(self, allowance: Allowance | None = None, large: bool = False, beside_stores: bool = False) -> None:
