@@ -63,7 +63,7 @@ def test_replies_are_what_the_schema_says(brief_server):
     schema = schemathesis.openapi.from_url(f"{brief_server.url}/openapi.json")
     for operation in schema.get_all_operations():
 
-        @settings(max_examples=8, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.ok().as_strategy())
         def replies_conform(case):
             reply = case.call(base_url=brief_server.url, timeout=60)

@@ -492,7 +492,7 @@ def test_several_processes_write_to_one_file(tmp_path):
     archive.close()
 
 
-@pytest.mark.parametrize(("on_disk", "requests"), [(False, 2500), (True, 1000)])
+@pytest.mark.parametrize(("on_disk", "requests"), [(False, 4000), (True, 1000)])
 def test_it_stays_within_its_limit(tmp_path, on_disk, requests):
     result = learn_requests(requests, 1 << 20, tmp_path / "history" if on_disk else None)
     assert result["within_limit"]

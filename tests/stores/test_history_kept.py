@@ -169,7 +169,7 @@ class KeptHistory(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-KeptHistory.TestCase.settings = settings(max_examples=5, stateful_step_count=14, deadline=None)
+KeptHistory.TestCase.settings = settings(max_examples=8, stateful_step_count=16, deadline=None)
 test_whatever_happens_nothing_saved_is_lost = KeptHistory.TestCase
 
 

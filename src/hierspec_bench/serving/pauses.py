@@ -9,6 +9,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from bisect import bisect_left
+from operator import itemgetter
 from types import TracebackType
 
 _SLEEPER = """
@@ -53,4 +55,9 @@ class PauseWatch:
 
     def within(self, began: float, ended: float) -> float:
         """Seconds of this time in which the machine stood still."""
-        return sum(max(min(ended, last) - max(began, first), 0.0) for first, last in self.pauses)
+        total = 0.0
+        for first, last in self.pauses[bisect_left(self.pauses, began, key=itemgetter(1)) :]:  # they are in order
+            if first >= ended:
+                break
+            total += min(ended, last) - max(began, first)
+        return total
