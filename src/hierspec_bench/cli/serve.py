@@ -131,7 +131,9 @@ def _other(entry: str) -> Way:
 
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:
-    ratio = "" if row["over_baseline"] is None else f"{row['over_baseline']:.2f}x ± {row['over_baseline_error']:.2f}"
+    ratio = "" if row["over_baseline"] is None else f"{row['over_baseline']:.2f}x"
+    if row["over_baseline_error"]:
+        ratio += f" ± {row['over_baseline_error']:.2f}"
     figures = [f"{row[key]:.1f}" for key in ("first_ms", "gap_ms", "gap_p99_ms", "longest_over_median")]
     speed = f"{row['tokens_per_second']:.1f}"
     return (str(row["clients"]), row["way"], speed, ratio, *figures, str(row["different_texts"]), str(row["errors"]))

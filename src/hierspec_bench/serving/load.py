@@ -183,7 +183,7 @@ def summary(loads: Sequence[Load], baseline: str) -> list[dict[str, Any]]:
                 "way": way,
                 "tokens_per_second": round(statistics.median(_speed(load) for load in of_it), 2),
                 "over_baseline": round(statistics.median(ratios), 3) if ratios else None,
-                "over_baseline_error": round(_error_of_median(ratios), 3),
+                "over_baseline_error": round(_error_of_median(ratios), 3) if len(ratios) > 2 else None,
                 "first_ms": _median(figures, "first_ms", "median"),
                 "gap_ms": _median(figures, "gap_ms", "median"),
                 "gap_p99_ms": _median(figures, "gap_ms", "p99"),
