@@ -45,6 +45,14 @@ def _dot_in_order(self, a, b, d, input_precision, max_num_imprecise_acc):
 
 
 if TRITON and not GPU:
-    from triton.runtime.interpreter import InterpreterBuilder
+    from triton.runtime import interpreter
 
-    InterpreterBuilder.create_dot = _dot_in_order
+    interpreter.InterpreterBuilder.create_dot = _dot_in_order
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def _with_index(tensor, scope):
+        """A loaded number is an array of one number, which numpy no longer takes as the end of a range."""
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = _with_index

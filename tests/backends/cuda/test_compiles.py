@@ -48,14 +48,15 @@ class Backend:
     device = torch.device("cpu")
 
 sizes = dict(heads=4, kv_heads=2, hidden=128, head_size=64, intermediate=256, vocabulary=320, layers=1)
-for family, format, width in (("qwen3", "bfloat16", 1), ("qwen2", "int8", 64)):
-    config = tiny_config(family, **sizes)
+cases = ("qwen3", "bfloat16", 1, 128), ("qwen2", "int8", 64, 128)
+for family, format, width, hidden in (("llama", "bfloat16", 16, 2048), *cases):  # norms of large states are apart
+    config = tiny_config(family, **{**sizes, "hidden": hidden})
     decoder = CudaDecoder(Backend, config, random_weights(config), format)
     memory = decoder.memory((1,), 1 << 22)
     work = Work(width, width, 4, width > 1, 16, np.zeros(0, np.int32))
     decoder.launch(memory, work, 0, 1, decoder.scratch.places(width, 4))
     gather_rows(torch.zeros(1, dtype=torch.int64), decoder.embedding, decoder.scratch.hidden, 1)
-    decoder.logits(torch.zeros(1, 128))
+    decoder.logits(torch.zeros(1, hidden))
 shortlist = CudaShortlist(decoder, np.arange(0, 320, 2, dtype=np.int32), "int8")
 extra = shortlist.gather(np.array([1, 3], np.int32))
 shortlist.logits(torch.zeros(2, 128), decoder.norm, [extra], [2])
@@ -83,5 +84,6 @@ def test_every_kernel_compiles_for_hopper(tmp_path):
         [sys.executable, script], env={**environment, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, found.stderr[-3000:]
-    for kernel in ("norm", "enter", "qkv", "attend", "product", "gated", "listed", "join_inputs", "pick", "gather"):
-        assert f"{kernel}_kernel" in found.stdout
+    products = "qkv", "attend", "product", "gated", "listed"
+    for kernel in ("norm", "add_norm", "enter", *products, "join_inputs", "pick", "gather"):
+        assert f"'{kernel}_kernel'" in found.stdout

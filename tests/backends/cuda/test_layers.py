@@ -18,15 +18,28 @@ SIZES = {"heads": 4, "kv_heads": 2, "hidden": 64, "head_size": 32, "intermediate
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {"windows": (9, 9)}}  # biases, norms of heads, windows
 
 
-@pytest.fixture(scope="module", params=[(family, "bfloat16") for family in FAMILIES] + [("llama", "int8")])
+@pytest.fixture(
+    scope="module",
+    params=[
+        *((family, "bfloat16", False) for family in FAMILIES),
+        ("llama", "int8", False),
+        ("qwen3", "bfloat16", True),
+        ("llama", "int8", True),
+    ],
+)
 def both(request, device):
-    """A decoder and torch's, in float32."""
-    family, format = request.param
+    """A decoder, with the norms of small or of large states, and torch's in float32."""
+    family, format, large = request.param
     config = tiny_config(family, **{**SIZES, **FAMILIES[family]})
     weights = random_weights(config)
     backend = CudaBackend(device)
     assert backend.refuses(config, format) == ""
-    return backend.decoder(config, weights, format), TorchBackend().decoder(config, weights, "float32")
+    with pytest.MonkeyPatch.context() as patch:
+        if large:
+            patch.setattr("hierspec.backends.cuda.decoder.SMALL", 0)
+        decoder = backend.decoder(config, weights, format)
+    assert (decoder.norm_left is None) == large
+    return decoder, TorchBackend().decoder(config, weights, "float32")
 
 
 def logits_of(decoder, wanted, taps=(), stops=(2,)):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hierspec.backends.cuda.attention import FIRST_PAGE, KEYS
+from hierspec.backends.cuda.attention import FIRST_PAGE, KEYS, SEEN
 from hierspec.backends.cuda.memory import PAGE, CudaMemory
 from hierspec.backends.cuda.moves import MOST_MOVES
 from hierspec.backends.cuda.pieces import pieces_of
@@ -35,6 +35,7 @@ def test_every_row_sees_its_blocks_once(seed, texts, tree, window, together):
     arrays = (np.array(each) for each in (positions, lengths, path_starts, starts))
     pieces, own = pieces_of(*arrays, tables, together, window)
     seen = {row: set() for row in range(len(positions))}
+    paths_of = np.diff(path_starts)
     for first, count, block, alone, tile, height, begin, _, last, of_tile, _, *rest in pieces.tolist():
         text = int(np.searchsorted(starts, first, side="right")) - 1
         wanted = [
@@ -45,6 +46,12 @@ def test_every_row_sees_its_blocks_once(seed, texts, tree, window, together):
         assert last == max(positions[tile : tile + height]) // KEYS
         assert height <= together
         assert begin + of_tile <= len(pieces)
+        # Exactly the keys that one of its rows sees are loaded. A shared piece shows whole blocks before a path.
+        limits = [
+            positions[row] + 1 if alone else lengths[row] // KEYS * KEYS if paths_of[row] else lengths[row]
+            for row in range(first, first + count)
+        ]
+        assert rest[SEEN - FIRST_PAGE] == min(max(limits) - block * KEYS, KEYS) > 0
         for row in range(first, first + count):
             assert (block, alone) not in seen[row]
             seen[row].add((block, alone))

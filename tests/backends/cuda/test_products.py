@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hierspec.backends.cuda.fused import gated
-from hierspec.backends.cuda.norms import Entering, Norm, enter_norm, groups_of, norm
-from hierspec.backends.cuda.products import Weight, parts_needed, product, weight
+from hierspec.backends.cuda.norms import Entering, Norm, add_norm, enter_norm, groups_of, norm
+from hierspec.backends.cuda.products import ADD, ADD_AND_TAP, STORE_PARTS, Weight, parts_needed, product, weight
 from hierspec.backends.cuda.tiling import Tiles, guessed, tiles_for
 
 WIDTHS = (1, 3, 16, 17, 40)
@@ -43,7 +43,7 @@ def test_sums_are_right_and_do_not_depend_on_width(device, format, tiles):
     results = {}
     for rows in WIDTHS:
         out = torch.full((max(WIDTHS), 80), 7.0, device=device)
-        product(given, placed, out, rows, splitting, end=1)
+        product(given, placed, out, rows, splitting, end=ADD.value)
         assert (out[rows:] == 7).all()
         results[rows] = out.cpu()
     widest = results[max(WIDTHS)]
@@ -77,7 +77,7 @@ def test_sums_enter_a_norm_as_states_from_memory_do(device, tiles):
         hidden = torch.randn(40, 88).to(device)
         at_once, later = entry(40, 88, device), entry(40, 88, device)
         given, splitting = x.to(device, torch.bfloat16), scratch(placed, device)
-        product(given, placed, hidden, rows, splitting, end=1, enters=(gain.to(device), at_once))
+        product(given, placed, hidden, rows, splitting, end=ADD.value, enters=(gain.to(device), at_once))
         enter_norm(hidden, gain.to(device), later, rows)
         assert torch.equal(at_once.scaled, later.scaled)
         assert torch.equal(at_once.squares, later.squares)
@@ -106,7 +106,7 @@ def test_a_tap_keeps_what_was_added_to(device):
     placed = made(matrix, "bfloat16", Tiles(32, 64, 2), device)
     hidden, states = torch.randn(3, 64), torch.zeros(10, 64, device=device)
     out, slots = hidden.clone().to(device), torch.tensor([7, 2, 4], dtype=torch.int32, device=device)
-    product(x.to(device, torch.bfloat16), placed, out, 3, scratch(placed, device), 2, (states, slots))
+    product(x.to(device, torch.bfloat16), placed, out, 3, scratch(placed, device), ADD_AND_TAP.value, (states, slots))
     assert near(out.cpu(), hidden + x @ matrix.T)
     assert torch.equal(states[[7, 2, 4]], out)
     assert not states[[0, 1, 3]].any()
@@ -117,6 +117,37 @@ def test_a_norm_is_torchs(device):
     out = torch.zeros(3, 80, dtype=torch.bfloat16, device=device)
     norm(x.to(device), gain.to(device), out, 3, 1e-5)
     assert near(out.cpu().float(), torch.nn.functional.rms_norm(x, (80,), gain, 1e-5), 0.01)
+
+
+@pytest.mark.parametrize("format", ["bfloat16", "int8"])
+@pytest.mark.parametrize("tiles", TILES)
+def test_parts_are_added_and_normed_alike_whatever_the_width(device, format, tiles):
+    torch.manual_seed(5)
+    matrix, x, hidden, gain = torch.randn(80, 144) / 12, torch.randn(40, 144), torch.randn(40, 80), torch.rand(80)
+    placed, given = made(matrix, format, tiles, device), x.to(device, torch.bfloat16)
+    right = hidden + x @ matrix.T
+    kept: dict[int, list[torch.Tensor]] = {}
+    for rows in WIDTHS:
+        parts, out = torch.zeros(tiles.splits, rows, 80, device=device), hidden.clone().to(device)
+        normed = torch.zeros(rows, 80, dtype=torch.bfloat16, device=device)
+        states, slots = torch.zeros(50, 80, device=device), torch.arange(49, 49 - rows, -1, device=device).int()
+        product(given, placed, parts, rows, scratch(placed, device), STORE_PARTS.value)
+        add_norm(parts, tiles.splits, out, gain.to(device), normed, rows, 1e-5, (states, slots))
+        assert torch.equal(states[slots.long()], out[:rows])
+        assert torch.equal(out[rows:].cpu(), hidden[rows:])
+        kept[rows] = [out[:rows], normed]
+    assert near(kept[40][0].cpu(), right)
+    assert near(kept[40][1].cpu().float(), torch.nn.functional.rms_norm(right, (80,), gain, 1e-5))
+    for rows in WIDTHS:
+        assert all(torch.equal(found, whole[:rows]) for found, whole in zip(kept[rows], kept[40], strict=True))
+
+
+def test_states_may_be_added_to_without_a_norm(device):
+    hidden, parts = torch.randn(2, 48), torch.randn(3, 2, 48)
+    out, normed = hidden.clone().to(device), torch.zeros(2, 48, dtype=torch.bfloat16, device=device)
+    add_norm(parts.to(device), 3, out, None, normed, 2, 1e-5)
+    assert torch.equal(out.cpu(), hidden + parts[0] + parts[1] + parts[2])
+    assert not normed.any()
 
 
 def test_tiles_depend_on_the_shape_alone():

@@ -1,4 +1,5 @@
-"""The decoder on a GPU: the results of torch's decoder, with five kernels per layer, recorded as CUDA graphs.
+"""The decoder on a GPU: the results of torch's decoder, with five kernels per layer (seven in large models), recorded
+as CUDA graphs.
 
 Weights are bfloat16 or int8. Hidden states are float32, so that a token may stop at any tap and continue later with the
 same bits. A row's bits depend on its own text alone: not on the width of the pass, on other requests, on chain or tree,
@@ -19,16 +20,17 @@ from hierspec.backends.base import Backend, Batch, Memory
 from hierspec.backends.cuda.attention import Places, attend
 from hierspec.backends.cuda.fused import Heads, gated, queries_keys_values
 from hierspec.backends.cuda.graphs import Graphs, Inbox, on_device
+from hierspec.backends.cuda.launching import SMALL
 from hierspec.backends.cuda.memory import CudaMemory
-from hierspec.backends.cuda.norms import Norm, enter_norm
-from hierspec.backends.cuda.products import ADD, ADD_AND_TAP, Weight, product, weight
+from hierspec.backends.cuda.norms import Norm, add_norm, enter_norm, norm
+from hierspec.backends.cuda.products import ADD, ADD_AND_TAP, STORE_PARTS, Weight, product, weight
 from hierspec.backends.cuda.scratch import Scratch
 from hierspec.backends.cuda.tiling import DOWN, GATED, HEAD, OUTPUT, QKV
 from hierspec.backends.cuda.work import MOST_ROWS, Work, bucket, in_passes, work_of
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.rotary import rotary_table
 
-_ADD, _ADD_AND_TAP = ADD.value, ADD_AND_TAP.value
+_ADD, _ADD_AND_TAP, _STORE_PARTS = ADD.value, ADD_AND_TAP.value, STORE_PARTS.value
 _TOKENS = 1024  # up to this many tokens use a persistent input buffer
 _LOGIT_ROWS = (1, 2, 4, 8, 16, 32, 64)
 _FEWEST_POSITIONS = (
@@ -71,7 +73,9 @@ class CudaDecoder:
         used = [each for layer in self.layers for each, _ in layer.weights]
         self.weight_bytes = sum(each.bytes for each in used) + (self.head.bytes if self.head else 0)
         multiplied = [*self.layers[0].weights, *([(self.head, 1)] if self.head else [])]
-        self.scratch = Scratch(config, multiplied, self.device)
+        self._norms_apart = config.hidden > SMALL  # with kernels of their own (`norms.py`)
+        parts = max(self.layers[0].output.tiles.splits, self.layers[0].down.tiles.splits) if self._norms_apart else 0
+        self.scratch = Scratch(config, multiplied, parts, self.device)
         self._positions = max(config.context, _FEWEST_POSITIONS)  # positions of the rotary table
         self.rotary = self._rotary(self._positions)
         self.graphs = Graphs(self.device)
@@ -221,12 +225,26 @@ class CudaDecoder:
             work.tree,
             work.tile,
         )
+        if self._norms_apart:
+            self._add_product(scratch.attended, layer.output, rows, layer.mlp_norm)
+            gated(entering.scaled, layer.gate_up, scratch.gated, rows, splitting, after_norm=True)
+            self._add_product(scratch.gated, layer.down, rows, next_gain, tap)
+            return
         inner = layer.mlp_norm, entering
         product(scratch.attended, layer.output, scratch.hidden, rows, splitting, _ADD, enters=inner)
         gated(entering.scaled, layer.gate_up, scratch.gated, rows, splitting, self.norm_left)
         end = _ADD if tap is None else _ADD_AND_TAP
         outer = None if next_gain is None else (next_gain, entering)
         product(scratch.gated, layer.down, scratch.hidden, rows, splitting, end, tap, enters=outer)
+
+    def _add_product(
+        self, x: Tensor, weight: Weight, rows: int, gain: Tensor | None, tap: tuple[Tensor, Tensor] | None = None
+    ) -> None:
+        """Adds a product to the states, and norms them with this gain, if any, for the next product."""
+        scratch = self.scratch
+        product(x, weight, scratch.parts, rows, scratch.splitting, _STORE_PARTS)
+        normed, eps = scratch.entering.scaled, self.config.norm_eps
+        add_norm(scratch.parts, weight.tiles.splits, scratch.hidden, gain, normed, rows, eps, tap)
 
     def launch_keys(self, memory: CudaMemory, number: int, rows: int, places: Places, first_head: int = 0) -> None:
         """Queries, keys and values of a layer from head `first_head` on, for states that have entered its norm."""
@@ -243,16 +261,22 @@ class CudaDecoder:
             scratch.splitting,
             self.norm_left,
             first_head,
+            after_norm=self._norms_apart,
         )
 
     def launch_entry(self, gain: Tensor, rows: int) -> None:
-        """Applies the first half of a norm to the states in the scratch memory, if no product did so (`norms.py`)."""
-        enter_norm(self.scratch.hidden, gain, self.scratch.entering, rows)
+        """Norms the states in the scratch memory, or applies the first half of it, if no product did so
+        (`norms.py`)."""
+        scratch = self.scratch
+        if self._norms_apart:
+            norm(scratch.hidden, gain, scratch.entering.scaled, rows, self.config.norm_eps)
+        else:
+            enter_norm(scratch.hidden, gain, scratch.entering, rows)
 
     @property
-    def norm_left(self) -> Norm:
-        """The second half of the norm that the states have entered, for the next product."""
-        return Norm(self.scratch.entering.squares, self.config.norm_eps)
+    def norm_left(self) -> Norm | None:
+        """The second half of the norm that the states have entered, for the next product; None if nothing is left."""
+        return None if self._norms_apart else Norm(self.scratch.entering.squares, self.config.norm_eps)
 
     def logits(self, states: Tensor, norm: Tensor | None = None) -> Tensor:
         """Logits as in `Decoder`; with few rows they are valid only until the next call."""
@@ -277,7 +301,8 @@ class CudaDecoder:
     def launch_head(self, rows: int, out: Tensor) -> None:
         """Logits of states that have entered the norm before the head."""
         assert self.head is not None
-        product(self.scratch.entering.scaled, self.head, out, rows, self.scratch.splitting, norm=self.norm_left)
+        x, splitting = self.scratch.entering.scaled, self.scratch.splitting
+        product(x, self.head, out, rows, splitting, norm=self.norm_left, after_norm=self._norms_apart)
 
     def room_for_logits(self, rows: int) -> Tensor:
         """A buffer for the logits of this many rows, always at the same address."""

@@ -100,7 +100,9 @@ def gated(
     rows: int,
     splitting: tuple[Tensor, Tensor],
     norm: Norm | None = None,
+    after_norm: bool = False,
 ) -> None:
+    """Arguments as for `product`."""
     tiles, (both, inputs), together = weight.tiles, weight.matrix.shape, tokens_together(rows)
     squares, eps = norm or (out, 0.0)
     outputs = both // 2
@@ -108,7 +110,7 @@ def gated(
     gated_kernel[grid](
         x, squares, weight.matrix, weight.scales, out, *splitting, outputs, inputs, rows, eps,
         weight.scales.numel() > 0, norm is not None, inputs % tiles.inputs == 0, tiles.splits, together,
-        tiles.outputs, tiles.inputs, **options(tiles.warps, tiles.stages, inputs),
+        tiles.outputs, tiles.inputs, **options(tiles.warps, tiles.stages, inputs, after_norm),
     )  # fmt: skip
 
 
@@ -236,11 +238,12 @@ def queries_keys_values(
     splitting: tuple[Tensor, Tensor],
     norm: Norm | None = None,
     first_head: int = 0,
+    after_norm: bool = False,
 ) -> None:
     """Queries [rows, heads, head_size], and keys and values into the cache, each [kv_heads, slots, head_size].
 
     `places`: positions, slots, and which rows are drafted. `first_head`: first head to compute; the number of query
-    heads skips all queries, if nothing needs them.
+    heads skips all queries, if nothing needs them. `norm`, `after_norm`: as for `product`.
     """
     tiles, inputs, together = weight.tiles, weight.matrix.shape[1], tokens_together(rows)
     squares, eps = norm or (q, 0.0)
@@ -253,5 +256,5 @@ def queries_keys_values(
         heads.eps,
         heads.heads, heads.kv_heads, heads.head_size, pairs, pairs.bit_length() - 1, weight.scales.numel() > 0,
         heads.bias is not None, heads.norms is not None, heads.rotary, norm is not None, inputs % tiles.inputs == 0,
-        tiles.splits, together, tiles.inputs, **options(tiles.warps, tiles.stages, inputs),
+        tiles.splits, together, tiles.inputs, **options(tiles.warps, tiles.stages, inputs, after_norm),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS
+from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS, SEEN
 from hierspec.backends.cuda.memory import PAGE
 from hierspec.compiled import compiled_brief
 
@@ -40,7 +40,7 @@ def pieces_of(  # type: ignore[no-untyped-def]
             begin = count
             for block in range(first_block, (limit + KEYS - 1) // KEYS):
                 piece = pieces[count]
-                piece[0], piece[1], piece[2] = first, last - first, block
+                piece[0], piece[1], piece[2], piece[SEEN] = first, last - first, block, min(limit - block * KEYS, KEYS)
                 count += 1
             for row in range(first, last):
                 if path_starts[row + 1] > path_starts[row]:
@@ -48,6 +48,7 @@ def pieces_of(  # type: ignore[no-untyped-def]
                     for block in range(lengths[row] // KEYS, positions[row] // KEYS + 1):
                         piece = pieces[count]
                         piece[0], piece[1], piece[2], piece[3] = row, 1, block, 1
+                        piece[SEEN] = min(positions[row] + 1 - block * KEYS, KEYS)
                         count += 1
             for number in range(begin, count):
                 piece = pieces[number]

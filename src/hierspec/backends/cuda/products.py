@@ -139,14 +139,16 @@ def sum_of_parts(parts, first, stride, BN: tl.constexpr, TOK: tl.constexpr, SPLI
     return acc
 
 
-STORE, ADD, ADD_AND_TAP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+# What becomes of the sums: stored, or the sums of each split stored apart, for a kernel that adds them (`add_norm`), or
+# added to the hidden states, which may also go to a tap.
+STORE, STORE_PARTS, ADD, ADD_AND_TAP = (tl.constexpr(n) for n in range(4))
 
 
 @triton.jit
 def sums_so_far(out, outputs, tokens, N, M, BN: tl.constexpr, TOK: tl.constexpr, END: tl.constexpr):
     """What the sums are added to. Loaded before the weights, so that it has arrived when the sums are done."""
     before = tl.zeros((BN, TOK), tl.float32)
-    if END != STORE:
+    if END >= ADD:
         inside = (outputs < N)[:, None] & (tokens < M)[None, :]
         before = tl.load(out + tokens[None, :].to(tl.int64) * N + outputs[:, None], mask=inside, other=0.0)
     return before
@@ -165,7 +167,7 @@ def finish(
     if BIASED:
         acc = acc + tl.load(bias + outputs, mask=outputs < N, other=0.0)[:, None]
     at = out + tokens[None, :].to(tl.int64) * N + outputs[:, None]
-    if END != STORE:
+    if END >= ADD:
         acc += before
     tl.store(at, acc.to(out.dtype.element_ty), mask=inside)
     if END == ADD_AND_TAP:
@@ -192,7 +194,12 @@ def product_kernel(
     before = sums_so_far(out, outputs, tokens, N, M, BN, TOK, END)
     acc = multiplied(w, rows, x, tokens < M, tokens, first, last, K, BN, TOK, BK, EVEN)
     release_next(OVERLAP)
-    if SPLITS == 1:
+    if END == STORE_PARTS:
+        finish(
+            acc, before, scales, bias, out + split.to(tl.int64) * M * N, states, slots, gain, entering, squares,
+            outputs, tokens, N, M, END, SCALED, BIASED, ENTERS, BN, TOK,
+        )  # fmt: skip
+    elif SPLITS == 1:
         if NORM:
             acc = acc * norm_scales(squares_in, tokens, M, K, eps, TOK)[None, :]
         finish(
@@ -223,11 +230,14 @@ def product(
     norm: Norm | None = None,
     enters: tuple[Tensor, Entering] | None = None,
     bias: Tensor | None = None,
+    after_norm: bool = False,
 ) -> None:
-    """out[row] = weight x[row], or out[row] += weight x[row] (`end`), for `rows` rows.
+    """out[row] = weight x[row], or out[row] += weight x[row], or out[split, row] = a part of it (`end`), for `rows`
+    rows.
 
     `tap`: states [slots, outputs] and the slots of rows. `norm`: of the inputs. `enters`: gain of the next norm, and
-    where the sums enter it. `splitting`: scratch for partial sums, and counters that are zero.
+    where the sums enter it. `splitting`: scratch for partial sums, and counters that are zero. `after_norm`: the kernel
+    before it is `add_norm`.
     """
     tiles, (outputs, inputs), together = weight.tiles, weight.matrix.shape, tokens_together(rows)
     states, slots = tap or (out, splitting[1])
@@ -239,7 +249,7 @@ def product(
         gain, entering.scaled, entering.squares, *splitting, outputs, inputs, rows, eps,
         end, weight.scales.numel() > 0, bias is not None, norm is not None, enters is not None,
         inputs % tiles.inputs == 0, tiles.splits, together, tiles.outputs, tiles.inputs,
-        **options(tiles.warps, tiles.stages, min(outputs, inputs)),
+        **options(tiles.warps, tiles.stages, min(outputs, inputs), after_norm),
     )  # fmt: skip
 
 

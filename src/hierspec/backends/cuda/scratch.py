@@ -15,8 +15,11 @@ from hierspec.checkpoints.config import DecoderConfig
 
 
 class Scratch:
-    def __init__(self, config: DecoderConfig, weights: Iterable[tuple[Weight, int]], device: torch.device) -> None:
-        """`weights`: each with the number of its tiles that a program multiplies at once."""
+    def __init__(
+        self, config: DecoderConfig, weights: Iterable[tuple[Weight, int]], parts: int, device: torch.device
+    ) -> None:
+        """`weights`: each with the number of its tiles that a program multiplies at once. `parts`: most splits of a
+        product whose parts are added apart."""
         queries, pieces = config.heads * config.head_size, MOST_PIECES
 
         def room(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -26,6 +29,8 @@ class Scratch:
         self.entering = Entering(
             room(MOST_ROWS, config.hidden), room(MOST_ROWS, groups_of(config.hidden), dtype=torch.float32)
         )
+        # Partial sums of a product whose parts are added apart.
+        self.parts = room(parts, MOST_ROWS, config.hidden, dtype=torch.float32)
         self.queries, self.attended = room(MOST_ROWS, queries), room(MOST_ROWS, queries)
         self.gated = room(MOST_ROWS, config.intermediate)
         self.attention = AttentionScratch(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hierspec.backends.base import Batch
-from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS, ROWS, WIDE_FROM, WIDE_ROWS
+from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS, ROWS, SEEN, WIDE_FROM, WIDE_ROWS
 from hierspec.backends.cuda.memory import PAGE
 from hierspec.backends.cuda.pieces import ROW_ARRAYS, numbers_of
 
@@ -142,6 +142,7 @@ def steps_of(position: int, slots: np.ndarray, table: np.ndarray, windows: tuple
     _put_pages(one, table, first)
     work[:] = one
     work[:, :, 8], work[:, :, 9] = lasts[:, None], lasts[:, None] + 1 - first
+    work[:, :, SEEN] = np.minimum(positions[:, None] + 1 - KEYS * one[None, :, 2], KEYS)
     if lasts[0] != lasts[-1]:  # blocks that the first steps do not see yet are no work
         work[one[None, :, 2] > lasts[:, None]] = 0
     return Steps(pieces, numbers)
