@@ -2,8 +2,9 @@
 
 For every family of prompts two new processes answer the first few, one plainly and one under auto, in turn and back to
 back, prefill included. So both pay alike for the first use of memory and threads. Nothing learnt by earlier runs is
-used, and each process has stores of its own. With --repeats all that is done again with new processes, and times are
-added up: of one and the same prompt they differ by a tenth on machines that others use too. With --factor the target's
+used, and each process has stores of its own. With --repeats all that is done again with new processes, in the other
+order, and times are added up: of one and the same prompt they differ by a tenth on machines that others use too. From
+three repeats on, the ratios of the medians of each prompt's times are told as well. With --factor the target's
 costs are multiplied at the start, as if they had been measured wrongly; a factor below 1 is a fraction. The texts must
 be the same. The last line is one JSON document. It made docs/results/first-prompts.json.
 
@@ -21,8 +22,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hierspec.core.errors import HierspecError
@@ -92,8 +94,10 @@ class Answering:
         self._process.wait()
 
 
-def answers(prompts: list[tuple[str, str]], weights: str, factor: float, max_tokens: int) -> list[dict[str, Any]]:
-    """Answers of two new processes to these prompts."""
+def answers(
+    prompts: list[tuple[str, str]], weights: str, factor: float, max_tokens: int, turn: int
+) -> list[dict[str, Any]]:
+    """Answers of two new processes to these prompts; `turn` says which of them begins."""
     done = []
     with tempfile.TemporaryDirectory() as folder:
         writers = {
@@ -101,11 +105,11 @@ def answers(prompts: list[tuple[str, str]], weights: str, factor: float, max_tok
         }
         for number, (task, prompt) in enumerate(prompts):
             seconds, tokens = {}, {}
-            for plan in ("plain", "auto") if number % 2 else ("auto", "plain"):
+            for plan in ("plain", "auto") if (number + turn) % 2 else ("auto", "plain"):
                 answer = writers[plan].answer(prompt)
                 seconds[plan], tokens[plan] = answer["seconds"], answer["tokens"]
             same = tokens["plain"] == tokens["auto"]
-            done.append({"task": task, "same": same, "tokens": len(tokens["plain"]), **seconds})
+            done.append({"task": task, "number": number, "same": same, "tokens": len(tokens["plain"]), **seconds})
         for writer in writers.values():
             writer.close()
     return done
@@ -140,10 +144,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for weights in arguments.weights.split(","):
         for factor in map(float, arguments.factor.split(",")):
             done: list[dict[str, Any]] = []
-            for group in arguments.repeats * groups:
-                done += answers(group, weights, factor, arguments.max_tokens)
-            ratios = {task: _ratio([each for each in done if each["task"] == task]) for task in families}
-            run = {"weights": weights, "factor": factor, "auto_over_plain": ratios, "all": _ratio(done)}
+            for turn in range(arguments.repeats):
+                for group in groups:
+                    done += answers(group, weights, factor, arguments.max_tokens, turn)
+            run = {"weights": weights, "factor": factor, **_ratios(done, families, "auto_over_plain", "all")}
+            if arguments.repeats >= _FOR_MEDIANS:
+                run |= _ratios(_medians(done), families, "auto_over_plain_by_medians", "all_by_medians")
             run |= {"same_texts": sum(each["same"] for each in done), "texts": len(done)}
             print(json.dumps(run), file=sys.stderr, flush=True)
             runs.append({**run, "answers": done})
@@ -153,6 +159,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.output.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))
     return 0 if all(run["same_texts"] == run["texts"] for run in runs) else 1
+
+
+_FOR_MEDIANS = 3  # repeats
+
+
+def _ratios(done: list[dict[str, Any]], tasks: Iterable[str], by_task: str, all_tasks: str) -> dict[str, Any]:
+    ratios = {task: _ratio([each for each in done if each["task"] == task]) for task in tasks}
+    return {by_task: ratios, all_tasks: _ratio(done)}
+
+
+def _medians(done: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One answer for each prompt, with the medians of its times."""
+    prompts: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for each in done:
+        prompts.setdefault((each["task"], each["number"]), []).append(each)
+    return [
+        {"task": task, **{plan: median(each[plan] for each in answered) for plan in ("plain", "auto")}}
+        for (task, _), answered in prompts.items()
+    ]
 
 
 def _ratio(done: list[dict[str, Any]]) -> float:

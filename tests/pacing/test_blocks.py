@@ -167,6 +167,28 @@ def test_what_does_not_pay_is_left_out_and_tried_again():
     assert sum(policy.pays() for _ in range(100)) == 100
 
 
+def with_counts_of(rate: float, cost: float) -> WhileWorthwhile:
+    """A policy of a new process, whose costs are not known yet, with the counts of an earlier one."""
+    target = HealingCosts((1, 8), (1.0, 1.5))
+    policy = WhileWorthwhile(target.again(), Prefill(0.02), costs(cost), undrafted=target)
+    policy.begin_with(learnt(rate, cost).learnt())
+    return policy
+
+
+def test_drafts_that_should_hardly_gain_are_rare_until_their_cost_is_known():
+    """One trial takes as long as several plain passes, and costs of another moment say little."""
+    good, fair = with_counts_of(0.8, 0.1), with_counts_of(0.6, 0.4)
+    assert not fair.above.known(2)
+    assert fair.go_on(())
+    assert all(good.pays() for _ in range(100))
+    assert 0 < sum(fair.pays() for _ in range(400)) <= 400 / 32
+    for _ in range(60):
+        fair.above.observe(1, 1.0)
+        fair.above.observe(8, 1.5)
+    assert fair.above.known(2)
+    assert fair.pays()
+
+
 def test_beside_better_drafts_a_tier_drafts_only_now_and_then():
     policy = learnt(0.6, 0.1)
     for _ in range(100):  # passes over both bring 2 tokens beyond the target's own, in the time of 1.5 passes

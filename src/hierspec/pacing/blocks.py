@@ -21,6 +21,7 @@ _TRIAL_BLOCKS = 16  # first blocks that are drafted on trial, whether they pay o
 _TRIAL_PASSES = 2.0  # plain passes that trials may lose in all
 _TRIAL_SHARE = 1 / 32  # of the elapsed time, that trials may lose on top of that
 _TRIAL_TOKENS = 4  # least tokens of a trial block
+_MARGIN = 1.25  # times its price: what a block must gain while the cost of verifying it is not known here
 _TRIAL_EVERY = 64  # one later block in this many is as long as a trial, so that the worth of long blocks stays known
 _GOOD_DRAFT = 0.75  # tokens gained by the first token of a good draft: if even that is too little, none is tried
 _PRIOR_ROUNDS = 8.0  # rounds after which a depth weighs as much as all depths together
@@ -130,7 +131,8 @@ class WhileWorthwhile:
             self._with_others += 1
             if (gained - self._speed() * extra) / max(blocks, 1.0) < other_gain and self._with_others % _LOOK_EVERY:
                 return False
-        if self.go_on((), load):
+        gain, price = self._expected((), load)
+        if gain >= price * (1.0 if self.above.known(1 + self._at_once) else _MARGIN):
             return True
         self._idle += self._plain
         if self._idle < PROBE * self._extra_seconds(0, load, self._least_rounds(load)):
@@ -165,19 +167,16 @@ class WhileWorthwhile:
         return max(_TRIAL_TOKENS, least) if trial or self._blocks % _TRIAL_EVERY == 0 else least
 
     def _on_trial(self) -> bool:
-        """Whether to draft in order to learn what drafts are worth, as long as that loses little.
-
-        That is so for the first blocks, and while the cost of verifying is not known here (the counts of earlier runs
-        do not tell).
-        """
+        """Whether to draft in order to learn what drafts are worth: the first blocks, as long as they lose little."""
         allowed = _TRIAL_PASSES * self._plain + _TRIAL_SHARE * self._passed
-        return self._new and self._lost <= allowed
-
-    @property
-    def _new(self) -> bool:
-        return self._blocks <= _TRIAL_BLOCKS or not self.above.known(1 + self._at_once)
+        return self._blocks <= _TRIAL_BLOCKS and self._lost <= allowed
 
     def go_on(self, block: Sequence[Written], load: Load = ALONE) -> bool:
+        gain, price = self._expected(block, load)
+        return gain >= price
+
+    def _expected(self, block: Sequence[Written], load: Load) -> tuple[float, float]:
+        """The tokens that another round after this block should gain, and those that its time is worth."""
         probability, rounds = 1.0, 1 if block else self._least_rounds(load)
         for depth, position in enumerate(block):
             probability *= self.acceptance.rate(position.source, position.evidence, depth)
@@ -185,7 +184,7 @@ class WhileWorthwhile:
         if not block:
             blocks, aside = self._aside
             gain += aside / (blocks + _PRIOR_ROUNDS)
-        return probability * gain >= self._speed() * extra
+        return probability * gain, self._speed() * extra
 
     def _least_rounds(self, load: Load) -> int:
         """Least rounds of a block: if one call writes several tokens, a block of one costs almost as much."""
@@ -208,7 +207,7 @@ class WhileWorthwhile:
         self._passed += seconds
         if not block:
             return
-        if self._new:
+        if self._blocks <= _TRIAL_BLOCKS:
             self._lost += seconds - len(written) * self._plain
         tokens, sources, evidence = zip(*((p.token, p.source, p.evidence) for p in block), strict=True)
         chain = tuple(range(-1, len(tokens) - 1))

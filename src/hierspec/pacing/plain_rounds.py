@@ -31,14 +31,27 @@ class PlainRounds:
         self._window = window
         self._rounds: deque[tuple[float, float]] = deque(maxlen=window.recent)  # tokens and seconds
         self._agreeing: list[tuple[float, float]] = []
-        self.seconds = 1.0  # of a token; those of a measured plain pass before any round was timed
+        self._seconds = 1.0  # before any round was timed: those of a measured plain pass
+        self._averaged = True  # whether the last two are of the rounds so far
 
     def add(self, tokens: float, seconds: float) -> None:
         self._rounds.append((tokens, seconds))
+        self._averaged = False  # until somebody asks: most rounds of a break are over before that
+
+    @property
+    def seconds(self) -> float:
+        """Of a token."""
+        self._average()
+        return self._seconds
+
+    def _average(self) -> None:
+        if self._averaged:
+            return
         rounds, agrees = list(self._rounds), self._window.agrees
         now = median_low([each for _, each in rounds[-self._window.latest :]])
         self._agreeing = [each for each in rounds if now / agrees <= each[1] <= now * agrees]
-        self.seconds = sum(each for _, each in self._agreeing) / sum(each for each, _ in self._agreeing)
+        self._seconds = sum(each for _, each in self._agreeing) / sum(each for each, _ in self._agreeing)
+        self._averaged = True
 
     @property
     def timed(self) -> bool:
@@ -48,6 +61,7 @@ class PlainRounds:
     @property
     def relative_variance(self) -> float:
         """The variance of `seconds`, relative to its square."""
+        self._average()
         count = len(self._agreeing)
         if not count:
             return 0.0

@@ -81,7 +81,8 @@ class Switch:
         self._settling = 0.0  # rounds still to come that are not timed
         self._longest = self._runs.first  # drafting rounds of the next run, at most
         # Of drafting: rounds, tokens, seconds, and the squares of tokens and seconds, older ones decayed.
-        self._drafted = [0.0] * 5
+        self._counts = [0.0] * 5
+        self._plain_then: float | None = None  # in a break: seconds of a plain token for which the counts are right
         self._plain = PlainRounds(WITH_STORES if beside_stores else LARGE_BATCH if large else ONE_TOKEN)
 
     def begin(self) -> Attempt:
@@ -113,7 +114,7 @@ class Switch:
         if attempt.drafts and not attempt.looks:
             self._count(tokens, self._usual(seconds))
         elif not attempt.drafts and self._settling <= 0:
-            self._count_plain(tokens, seconds)
+            self._plain.add(tokens, seconds)
         if self._on != (attempt.drafts and not attempt.looks):
             return  # the round began before the switch turned
         if attempt.looks:
@@ -170,18 +171,20 @@ class Switch:
             self._begin_drafts()
         else:
             self._samples, self._longest = False, self._runs.first
+            self._plain_then = None if self._beside_stores else self._plain.seconds
             self._left = self._length = self._break
             self._break = min(2 * self._break, _BREAKS[1])
 
     def _begin_drafts(self) -> None:
         self._on, self._rounds, self._settling = True, 0, _SETTLING
         gain = self._gain()
+        self._plain_then = None
         if gain >= 0:
             # A sample may be of an unusual moment, so its gain decides about few rounds; several samples about many.
             self._left = min(self._runs.first + int(_RUN_PER_GAIN * min(gain, 1.0)), self._longest)
             self._longest = _GROWS * self._left
         else:
-            self._drafted = [_FADED * value for value in self._drafted]
+            self._counts = [_FADED * value for value in self._counts]
             self._left = self._runs.probe
 
     def _gain(self) -> float:
@@ -211,20 +214,21 @@ class Switch:
 
     def _count(self, tokens: float, seconds: float) -> None:
         new = 1.0, tokens, seconds, tokens**2, seconds**2
-        self._drafted = [_MEMORY * old + each for old, each in zip(self._drafted, new, strict=True)]
+        self._counts = [_MEMORY * old + each for old, each in zip(self._drafted, new, strict=True)]
 
-    def _count_plain(self, tokens: float, seconds: float) -> None:
-        """Count a plain round.
+    @property
+    def _drafted(self) -> list[float]:
+        """The counts of drafting.
 
-        If its time changes during a break, the machine has changed its speed. Drafts are not timed then, so their cost
-        is scaled by the same factor. That needs rounds of one token, which stores do not write.
+        If plain rounds have changed their time during a break, the machine has changed its speed. Drafts are not timed
+        then, so their cost is scaled by the same factor. That needs rounds of one token, which stores do not write.
         """
-        before = self._plain.seconds
-        self._plain.add(tokens, seconds)
-        if not (self._beside_stores or self._samples or self._on):
-            change = self._plain.seconds / before
-            self._drafted[2] *= change
-            self._drafted[4] *= change**2
+        if self._plain_then is not None and self._plain_then != self._plain.seconds:
+            change = self._plain.seconds / self._plain_then
+            self._counts[2] *= change
+            self._counts[4] *= change**2
+            self._plain_then = self._plain.seconds
+        return self._counts
 
 
 def _relative_variance(counts: Sequence[float]) -> float:
