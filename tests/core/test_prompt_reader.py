@@ -5,9 +5,10 @@ import pytest
 
 from hierspec.core.engine import Engine
 from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.proposal import Proposal
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
-from hierspec.testing.fakes import FakeScorer
+from hierspec.testing.fakes import FakeScorer, FakeStore
 
 BASE, EACH = 0.008, 0.0015  # seconds of a pass, and of each token in it that is not computed yet
 RANDOM = np.random.default_rng(3)
@@ -87,6 +88,26 @@ def test_a_long_prompt_makes_nobody_wait_long_and_is_soon_read():
     assert late.output == written(long, 5, 99)
     for seed, (request, ids) in enumerate(zip(streams, prompts, strict=True)):
         assert request.output == written(ids, 250, seed)
+
+
+def test_where_many_drafts_are_verified_less_is_read():
+    """In every fifth pass all streams have a draft of three: such a pass is long enough already."""
+    scorer = TimedScorer()
+    engine = Engine(lambda: scorer.now, serving=True)
+    drafted = Proposal((1, 2, 3), (-1, 0, 1))
+    store = FakeStore("now and then", lambda context, budget: drafted if len(scorer.rows) % 5 == 0 else Proposal())
+    hierarchy = Hierarchy((Tier(scorer, stores=(store,)),))
+    for seed in range(8):
+        engine.submit(Request(prompt(20), Sampling(max_tokens=250, temperature=1.0, seed=seed), hierarchy))
+    long = prompt(1000)
+    late = request_for(scorer, long, 5, 99)
+    run(engine, scorer, [(100, late)])
+    begin = next(number for number in range(100, 200) if scorer.rows[number] % 8) + 5  # it is being read
+    rows = [scorer.rows[number : number + 5] for number in range(-(-begin // 5) * 5, begin + 20, 5)]
+    for drafting, *others in rows:
+        assert 8 + 24 < drafting <= 8 + 24 + 9  # a little of it beside all drafts
+        assert min(others) > 8 + 14  # and more beside none
+    assert late.output == written(long, 5, 99)
 
 
 def test_alone_a_prompt_takes_as_many_passes_as_it_needs_anyway():

@@ -33,10 +33,12 @@ class _Times:
 
     def __init__(self) -> None:
         self._usual: deque[float] = deque(maxlen=_LATEST_USUAL)  # seconds of passes without prefill
+        self._drafted: deque[int] = deque(maxlen=_LATEST_USUAL)  # and the drafted tokens that they verified
         self._each: deque[float] = deque(maxlen=_LATEST_EACH)  # seconds that each prefilled token adds
 
-    def learn_usual(self, seconds: float) -> None:
+    def learn_usual(self, seconds: float, drafted: int) -> None:
         self._usual.append(seconds)
+        self._drafted.append(drafted)
 
     def learn_each(self, seconds: float) -> None:
         self._each.append(seconds)
@@ -55,12 +57,17 @@ class _Times:
         """Seconds of a pass of `writers` requests. While prompts keep coming none is timed: `usual` may be too low."""
         return max(self.usual, writers * self.each)
 
+    def unusual(self, drafted: int) -> float:
+        """By how much this is more than the drafted tokens of a usual pass."""
+        return max(drafted - median(self._drafted), 0.0) if self._drafted else 0.0
+
 
 class Reading(NamedTuple):
     """What a pass has to prefill."""
 
     tokens: int
     writers: int  # asks without prefill
+    drafted: int = 0  # tokens to verify; each takes about as long as one to prefill
 
 
 class PromptReader:
@@ -87,7 +94,8 @@ class PromptReader:
             if writers and not asked & {id(ask.scorer), id(target)}:
                 continue
             if id(ask.scorer) not in left:
-                piece = self._piece(ask, target, writers, len(readers)) if writers else _MOST_TOKENS
+                drafted = sum(len(each.proposal) for each in chosen.values() if each.scorer is ask.scorer)
+                piece = self._piece(ask, target, writers, len(readers), drafted) if writers else _MOST_TOKENS
                 left[id(ask.scorer)] = piece
             room = left[id(ask.scorer)]
             if room <= 0:
@@ -107,30 +115,32 @@ class PromptReader:
         """What a pass over these asks has to prefill."""
         lacking = [_lacking(ask) for ask in asks]
         tokens = sum(each for each in lacking if each > _LITTLE)
-        return Reading(tokens, sum(each <= _LITTLE for each in lacking))
+        return Reading(tokens, sum(each <= _LITTLE for each in lacking), sum(len(ask.proposal) for ask in asks))
 
     def learn(self, scorer: Scorer, reading: Reading, seconds: float) -> None:
         """A pass with this prefill took `seconds`."""
         times = self._times.setdefault(scorer, _Times())
         if not reading.tokens:
-            times.learn_usual(seconds)
+            times.learn_usual(seconds, reading.drafted)
         else:
             usual = times.expected(reading.writers) if reading.writers else 0.0
+            usual += times.unusual(reading.drafted) * times.each
             # On a machine that was slow a moment ago the difference may vanish. A token is never as cheap as that: a
             # prompt would be read whole, and everybody would wait.
             least = _LEAST_SHARE * seconds / (reading.tokens + reading.writers)
             times.learn_each(max((seconds - usual) / reading.tokens, least))
 
-    def _piece(self, ask: Ask, target: Scorer, writers: int, readers: int) -> int:
+    def _piece(self, ask: Ask, target: Scorer, writers: int, readers: int, drafted: int) -> int:
         """Tokens of prefill that make a pass as much longer as it may become.
 
-        Once all readers write, passes will take longer anyway: that much is allowed now.
+        Once all readers write, passes will take longer anyway: that much is allowed now. A pass that verifies more
+        drafts than usual is longer already.
         """
         times = self._times.get(ask.scorer, _Times())
         if not times.each:
             return _FIRST_PIECE
         usual = times.expected(writers) if times.usual else self._times.get(target, times).expected(writers)
-        piece = int(_LONGER * (usual / times.each + readers - 1))
+        piece = int(_LONGER * (usual / times.each + readers - 1) - times.unusual(drafted))
         return max(piece - (writers + piece) % _ROWS_TOGETHER, _LITTLE + 1)
 
 
