@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 import os
+from itertools import count
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 import hierspec
 from hierspec.assembly import measured_costs
 from hierspec.assembly.measured_costs import CostBook
+from hierspec.core.request import Request
 from hierspec.pacing.costs import Costs, Prefill
 from hierspec.scorers.base import StateScorer
 
@@ -70,6 +72,8 @@ def _no_clock():
         for book in (CostBook, measured_costs._CostsApart):
             patched.setattr(book, "costs", _made_up_costs)
             patched.setattr(book, "prefill", _made_up_prefill)
+        readings = count()  # every ask of a store takes the same time, to the last bit
+        patched.setattr(Request, "clock", lambda _: next(readings) * 2.0**-18)
         yield
 
 

@@ -1,13 +1,15 @@
 """An engine that records the answers of scorers, and one that replays them without scorers.
 
 Everything that a plan learns during a run (its stores, which drafts are worth verifying, when drafting pays off) comes
-from its scorers' answers and their times. So a stopped run is resumed by giving every plan the same answers and times
-again: the hierarchy, the stores and the engine are the real ones, but no forward pass runs.
+from its scorers' answers and their times, and from the times of its stores. So a stopped run is resumed by giving every
+plan the same answers and times again: the hierarchy, the stores and the engine are the real ones, but no forward pass
+runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,16 +20,20 @@ from hierspec.core.interfaces import Answer, Ask
 from hierspec.core.pass_times import PassClock
 from hierspec.core.request import Request
 
+_READINGS = 3  # where a pass of a transcript has them
+
 
 class RecordingEngine(Engine):
-    """Records the answers of every batched pass, its time, the time before it, and whether it prepared something.
+    """Records the answers of every batched pass, its time, the time before it, whether it prepared something, and what
+    the clock showed when stores were asked for its drafts.
 
     Distributions are too large to record; with them there is no transcript.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._passes: list[tuple[PassClock, list[Answer]]] = []
+        self._passes: list[tuple[PassClock, list[float], list[Answer]]] = []
+        self._readings: list[float] = []  # of the requests' clocks since the last pass
         self._clock_of_pass = PassClock(0.0, 0.0, False)  # of the last pass
         self._complete = True
 
@@ -36,21 +42,35 @@ class RecordingEngine(Engine):
         picked = [answer for answer in answers if answer is not None and answer.picks is not None]
         self._complete &= len(picked) == len(group)
         if self._complete:
-            self._passes.append((self._clock_of_pass, picked))
+            self._passes.append((self._clock_of_pass, self._readings, picked))
+        self._readings = []
         return answers
+
+    def submit(self, request: Request) -> None:
+        clock = request.clock
+
+        def read() -> float:
+            self._readings.append(clock())
+            return self._readings[-1]
+
+        request.clock = read
+        super().submit(request)
 
     def _note(self, group: list[tuple[Request, Ask]], answers: Sequence[Answer], clock: PassClock) -> None:
         self._clock_of_pass = clock
         super()._note(group, answers, clock)
 
     def transcript(self) -> list[list[Any]] | None:
-        """For every pass its seconds, the seconds before it, and whether something was prepared; then the answers.
+        """For every pass its seconds, the seconds before it, whether something was prepared, and the readings of the
+        requests' clocks before it; then the answers.
 
         An answer has picks, leads if they were requested, and the same for the answers ahead.
         """
         if not self._complete:
             return None
-        return [[*clock, *(_to_json(answer) for answer in answers)] for clock, answers in self._passes]
+        return [
+            [*clock, readings, *(_to_json(answer) for answer in answers)] for clock, readings, answers in self._passes
+        ]
 
 
 class Playback(Engine):
@@ -59,9 +79,14 @@ class Playback(Engine):
     def __init__(self, transcript: Sequence[Sequence[Any]]) -> None:
         super().__init__()
         self._passes = iter(transcript)
+        self._readings = chain.from_iterable(one[_READINGS] for one in transcript)
+
+    def submit(self, request: Request) -> None:
+        request.clock = lambda: next(self._readings, 0.0)
+        super().submit(request)
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
-        seconds, between, prepared, *recorded = next(self._passes, (0.0, 0.0, False))
+        seconds, between, prepared, _, *recorded = next(self._passes, (0.0, 0.0, False, ()))
         answers = [_from_json(answer) for answer in recorded]
         fits = len(answers) == len(group) and all(
             answer.picks is not None and len(answer.picks) == 1 + len(ask.proposal)

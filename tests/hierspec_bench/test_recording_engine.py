@@ -1,15 +1,18 @@
 """What scorers answered is played back as it was, with what they wrote ahead."""
 
+import json
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import pytest
 
 from hierspec.core.errors import HierspecError
-from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.hierarchy import FixedPace, Hierarchy, Tier
+from hierspec.core.proposal import Proposal
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
-from hierspec.testing.fakes import FakeScorer
+from hierspec.testing.fakes import FakeScorer, FakeStore
 from hierspec_bench.recording_engine import Playback, RecordingEngine
 
 
@@ -38,7 +41,7 @@ def test_a_run_is_played_back_without_its_scorers():
     recorded, drafter = RecordingEngine(), Ahead("drafter", 8, seed=1, noise=0.3)
     first, times = run(recorded, FakeScorer("target", 8, seed=1), drafter)
     transcript = recorded.transcript()
-    assert any(len(answer) > 2 for _, _, _, *answers in transcript for answer in answers)  # something was written ahead
+    assert any(len(answer) > 2 for _, _, _, _, *answers in transcript for answer in answers), "nothing written ahead"
     target, other = FakeScorer("target", 8, seed=5), Ahead("drafter", 8, seed=5)  # would answer otherwise
     again, played_times = run(Playback(transcript), target, other)
     assert again.output == first.output
@@ -48,6 +51,36 @@ def test_a_run_is_played_back_without_its_scorers():
     assert target.calls == other.calls == 0
 
 
+class Listening(FixedPace):
+    """Notes how long stores took, as a pace that chooses between them learns it."""
+
+    def __init__(self):
+        self.noted = []
+
+    def learn(self, round):
+        self.noted.append([(store, seconds) for store, _, seconds in round.asked])
+
+
+def test_what_stores_cost_is_played_back_too():
+    """Which stores are asked depends on it, so a run that learnt other times would draft otherwise."""
+
+    def times(engine, pace, seed):
+        stores = tuple(FakeStore(name, lambda context, budget: Proposal.chain([1])) for name in ("one", "two"))
+        tier = Tier(FakeScorer("target", 8, seed=1), stores=stores, merge=True, pace=pace)
+        requests = [Request([1, 2], Sampling(max_tokens=10), Hierarchy((tier,))) for _ in range(2)]
+        readings = accumulate(np.random.default_rng(seed).random(1000).tolist())
+        for request in requests:
+            request.clock = lambda: next(readings)
+        list(engine.run(requests))
+        return [request.stats.tiers[0].store_seconds for request in requests]
+
+    recorded, pace, played = RecordingEngine(), Listening(), Listening()
+    told = times(recorded, pace, 1)
+    assert times(Playback(json.loads(json.dumps(recorded.transcript()))), played, 2) == told
+    assert played.noted == pace.noted
+    assert len({seconds for asked in pace.noted for _, seconds in asked}) > 10
+
+
 def test_what_does_not_fit_is_told():
     with pytest.raises(HierspecError, match="--restart"):
-        run(Playback([[0.0, 0.0, [[[1], [2]], None]]]), FakeScorer("target", 8), FakeScorer("drafter", 8))
+        run(Playback([[0.0, 0.0, False, [], [[[1], [2]], None]]]), FakeScorer("target", 8), FakeScorer("drafter", 8))

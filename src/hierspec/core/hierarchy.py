@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -276,14 +275,15 @@ def _ask_stores(tier: Tier, round: Round) -> None:
     room = round.room - len(round.forced)
     if room < 1 or not tier.stores or not round.request.stop_ids.isdisjoint(round.forced.tokens):
         return
-    began, forced = time.perf_counter(), round.forced
+    clock, forced = round.request.clock, round.forced
+    began = clock()
     context = np.concatenate((round.context, np.array(forced.tokens, np.int32))) if forced.tokens else round.context
     for number, store in enumerate(tier.stores):
         if number and not tier.pace.asks(round, store.name):
             continue
-        asked = time.perf_counter()
+        asked = clock()
         proposal = round.request.stores[store.name].propose(context, tier.budget).cut(room)
-        round.asked.append((store.name, proposal, time.perf_counter() - asked))
+        round.asked.append((store.name, proposal, clock() - asked))
         if not proposal.tokens:
             continue
         if not 0 <= min(proposal.tokens) <= max(proposal.tokens) < tier.scorer.vocabulary:
@@ -295,7 +295,7 @@ def _ask_stores(tier: Tier, round: Round) -> None:
         round.proposals.append(proposal)
         if not tier.merge:
             break
-    round.request.stats.tiers[round.level].store_seconds += time.perf_counter() - began
+    round.request.stats.tiers[round.level].store_seconds += clock() - began
 
 
 def _tell_stores(tier: Tier, round: Round, answer: Answer) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -33,6 +33,7 @@ class RequestView(Protocol):
     prefilled: bool  # whether its last pass also prefilled or did one-off work, so that its time says little
     constraint: Constraint | None  # what its grammar allows; None: everything
     ready: list[Answer]  # the target's answers to asks that are still to come, the next one last
+    clock: Callable[[], float]  # times its stores: what they cost decides which are asked
 
 
 class PassTime(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -35,6 +35,8 @@ class Step:
 
 class Request:
     """One text being written. `output` grows; `ended` becomes stop, length, cancelled or error."""
+
+    clock: Callable[[], float] = time.perf_counter
 
     def __init__(
         self,
