@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from random_hierarchies import PROMPT, random_hierarchy, random_sampling
 
 from hierspec.core.engine import Engine
-from hierspec.core.hierarchy import Hierarchy
+from hierspec.core.hierarchy import Hierarchy, Tier
 from hierspec.core.request import Request
+from hierspec.core.sampling import Sampling
+from hierspec.core.together import Together
 from hierspec.testing.fakes import FakeScorer
 
 
@@ -41,3 +44,28 @@ def _with_fake(tier, level: int, seed: int):
     """The tier with a scorer that runs by dice instead of enumerating all of them."""
     noise = 0.5 * level
     return replace(tier, scorer=FakeScorer(f"tier{level}", 4, seed=seed, noise=noise, noise_seed=level + 1))
+
+
+def test_all_time_of_steps_counts_for_their_requests_and_the_callers_does_not(monkeypatch):
+    """Passes are not all that drafts cost: each further step of a round takes time too."""
+    now = [0.0]
+
+    class Slow(FakeScorer):
+        def score(self, asks):
+            now[0] += 10
+            return super().score(asks)
+
+    def choose(together, asks, before=Together.choose):
+        now[0] += 3
+        return before(together, asks)
+
+    monkeypatch.setattr(Together, "choose", choose)
+    request = Request([1], Sampling(max_tokens=6), Hierarchy((Tier(Slow("target", 8, seed=1)),)))
+    engine, spent = Engine(clock=lambda: now[0]), []
+    engine.submit(request)
+    while engine.busy:
+        engine.step()
+        spent.append(request.spent)
+        now[0] += 100
+    assert [after - before for before, after in pairwise(spent)] == [13.0] * (len(spent) - 1)
+    assert len(spent) > 2

@@ -25,6 +25,8 @@ class Engine:
     def __init__(self, clock: Callable[[], float] = time.perf_counter, serving: bool = False) -> None:
         self._clock = clock
         self._spent = 0.0  # seconds of all passes so far and of the time between them
+        self._timed = 0.0  # seconds of all passes and requests so far, each timed apart
+        self._overhead = 0.0  # seconds of steps since the last pass that were neither
         # A server prefills long prompts in pieces, and runs only as many requests as the KV cache holds.
         self._reader = PromptReader() if serving else None
         self._together = Together()
@@ -40,6 +42,13 @@ class Engine:
         return bool(self._steps) or any(request.ended is None for request in self._asks)
 
     def step(self) -> list[tuple[Request, Step]]:
+        began, timed = self._clock(), self._timed
+        try:
+            return self._step()
+        finally:
+            self._overhead += self._clock() - began - (self._timed - timed)
+
+    def _step(self) -> list[tuple[Request, Step]]:
         running = self._running()
         writing = sum(bool(request.output) for request in running) if self._reader else 0
         for request in running:
@@ -107,11 +116,14 @@ class Engine:
                 return [*answered, *[None] * (len(group) - half)]
             # Score them one by one, so that only a request that cannot be answered fails.
             return [answer for pair in group for answer in self._answers([pair])]
-        preparing = _preparing(scorer) - prepared
-        seconds = max(self._clock() - began - preparing, 0.0)
+        preparing, seconds = _preparing(scorer) - prepared, self._clock() - began
+        self._timed += seconds
+        seconds = max(seconds - preparing, 0.0)
         if self._reader is not None and reading is not None:
             self._reader.learn(scorer, reading, seconds)
-        between = sum(request.between for request, _ in group)
+        # A round with drafts takes more steps than a plain one, so what steps cost counts too.
+        between = sum(request.between for request, _ in group) + self._overhead
+        self._overhead = 0.0
         self._note(group, answers, PassClock(seconds, between, preparing > 0))
         return answers
 
@@ -125,6 +137,7 @@ class Engine:
         began = self._clock()
         self._advance(request, answer)
         request.between = self._clock() - began
+        self._timed += request.between
 
     def _advance(self, request: Request, answer: Answer | None) -> None:
         """Give the request its answer and run it to its next ask; a step completed on the way is added to the steps.
