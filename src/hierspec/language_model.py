@@ -15,7 +15,7 @@ import torch
 
 from hierspec.assembly.ahead import start_compiling
 from hierspec.assembly.assembler import Assembler
-from hierspec.assembly.auto import AUTO, default_plan, saved_plan
+from hierspec.assembly.auto import AUTO, AutoPlan, default_plan
 from hierspec.assembly.drafts import DEFAULT_KV_MEMORY, LoadOptions, open_catalogue
 from hierspec.assembly.dtype import DTYPES, DtypeChoice, DtypeChooser
 from hierspec.assembly.learnt import Learnt
@@ -156,6 +156,7 @@ class LanguageModel(Generates):
         # Identifies the model in the names of saved measurements.
         trained = () if catalogue.pack is None else catalogue.pack.hashes.values()
         self.about = (self.name, str(folder), self.dtype, self.weights, self.decoder.products, *trained)
+        self._auto = AutoPlan(self.about, default_plan(self.config, catalogue.pack, self.decoder.backend.device.type))
         learnt = Learnt(self.about, None if catalogue.pack is None else catalogue.pack.learnt(), keep_learnt)
         self.assembler = Assembler(vocabulary, options, catalogue, stores, costs, learnt, history)
 
@@ -217,7 +218,7 @@ class LanguageModel(Generates):
         if not isinstance(plan, Plan | str | os.PathLike):
             raise HierspecError("plan must be a Plan, the name of one, or a TOML file.")
         if plan == AUTO:
-            plan = saved_plan(self.about) or default_plan(self.config, self.pack, self.decoder.backend.device.type)
+            plan = self._auto.plan
         elif not isinstance(plan, Plan) and (str(plan).endswith(".toml") or os.path.isfile(plan)):
             plan = Plan.read(plan)
         if isinstance(plan, Plan):

@@ -13,6 +13,11 @@ import torch
 
 def machine() -> dict[str, Any]:
     """The machine in words, without anything that names its owner."""
+    return dict(_machine())
+
+
+@cache  # part of cache keys, so every request may need it
+def _machine() -> dict[str, Any]:
     described = {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -46,7 +51,6 @@ def peak_memory() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-@cache  # part of cache keys, so every request may need it
 def _processor() -> str:
     """The processor's name, where the system has one."""
     try:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hierspec.assembly.auto import AutoPlan
 from hierspec.cli.main import main
 from hierspec.core.plan import Plan, TierPlan
 
@@ -20,8 +21,10 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def chosen(loaded, cache, monkeypatch, tmp_path):
+def chosen(loaded, tiny_model, cache, monkeypatch, tmp_path):
     """A search that takes no time, in an empty folder."""
+    # A model finds its plan in the cache folder of the time when it was loaded.
+    monkeypatch.setattr(tiny_model, "_auto", AutoPlan(tiny_model.about, tiny_model.plan("auto")))
     best, plain = (
         SimpleNamespace(
             name=name,

@@ -47,6 +47,17 @@ def with_note(plan: Plan, note: str) -> str:
     return "".join(f"# {line}\n" for line in note.splitlines()) + plan.to_toml()
 
 
+class AutoPlan:
+    """What `auto` means for a model, asked for with every request: another process may save a plan meanwhile."""
+
+    def __init__(self, about: tuple[str, ...], default: Plan) -> None:
+        self._file, self._default = _file(about), default
+
+    @property
+    def plan(self) -> Plan:
+        return self._file.read(Plan.from_toml) or self._default
+
+
 def saved_plan(about: tuple[str, ...]) -> Plan | None:
     """The plan that was chosen for a model on this machine, if any. `about` identifies the model."""
     return _file(about).read(Plan.from_toml)

@@ -140,7 +140,9 @@ class PaceBook:
 
     def _after(self, costs: Costs) -> Costs:
         """Costs of passes right after drafting, which may be slower: they are learnt separately."""
-        return self._after_drafting.setdefault(id(costs), costs.again())
+        if id(costs) not in self._after_drafting:
+            self._after_drafting[id(costs)] = costs.again()
+        return self._after_drafting[id(costs)]
 
     def _router(self, plan: Plan, level: int, scorers: Sequence[StateScorer]) -> Router | None:
         """The tiers that may draft for the one at this level; None: the next one always does, or there is none."""

@@ -160,7 +160,9 @@ class Hierarchy:
                 answers += [*reversed(first.ahead), first]
             else:
                 request.spent += request.pass_seconds
-            stopped = self._write(round, answers.pop())
+            answer = answers.pop()
+            plain = not (level or draft or logits or answer.picks is None)
+            stopped = self._write_own(round, answer) if plain else self._write(round, answer)
             ends = _end_round(pace, round, stopped, tier.foresight if level and bottom else None)
             while level and answers and not ends:  # tokens that the scorer wrote ahead need no draft and no ask
                 request.spent += request.pass_seconds
@@ -193,13 +195,15 @@ class Hierarchy:
         round.drafted, round.seconds = block, block.seconds
 
     def _write_own(self, round: Round, answer: Answer) -> bool:
-        """`_write` for one row of picks without a draft, but faster: it runs for every token written ahead."""
+        """`_write` for one row of picks without a draft, but faster: it runs for every token of plain decoding, and for
+        those that a tier writes ahead."""
         tier, request, picks = self.tiers[round.level], round.request, answer.picks
         assert picks is not None
-        candidates: list[Candidate] = [(token, None) for token in picks[0, : tier.candidates].tolist()]
+        candidates: list[Candidate] = [(token, None) for token in picks[0][: tier.candidates].tolist()]
         token = candidates[0][0]
         if token == NO_TOKEN or token in request.stop_ids:
             return self._write(round, answer)
+        _tell_stores(tier, round, answer)
         round.tokens = [token]
         lead = 0 if answer.leads is None else lead_class(float(answer.leads[0]))
         round.block.written.append(Written(candidates, tier.scorer.name, UNDRAFTED, lead))
