@@ -143,3 +143,20 @@ def test_a_drafters_prefill_is_charged_and_the_targets_is_not():
     assert len(stages.charged) == 2
     assert all(charge < 20 for charge in stages.charged)
     assert sum(stages.learnt) < 80
+
+
+@pytest.mark.parametrize(("at_once", "begun"), [(1, 3), (2, 0)])
+def test_the_switches_are_told_of_each_new_text_that_runs_alone(at_once, begun):
+    """Where several run, the next round is mostly another text's, and what all of them learn is of all."""
+    tier = random_tiers(np.random.default_rng(1), 1, 1, 5)[0]
+    switches, texts = Switches(), []
+    for requests in (1, 2):
+        stages = switches.of(requests)
+        stages.new_text = lambda stages=stages: texts.append(stages)
+    adaptive = replace(tier, pace=AdaptivePace(switches=switches))
+    if at_once == 2:
+        run((adaptive,), count=2)
+    else:
+        for _ in range(3):
+            run((adaptive,), count=1)
+    assert texts == begun * [switches.of(1)]

@@ -83,7 +83,7 @@ def test_a_text_that_becomes_easy_is_drafted_again_soon(seed):
     switch = Switch()
     write(switch, 3000, noisy(dice, 1, 1.2), noisy(dice, 1, 1.0))
     _, modes = write(switch, 2000, noisy(dice, 4, 1.3), noisy(dice, 1, 1.0))
-    assert modes[60:160].count(True) > 75  # the others are samples, more and more seldom
+    assert modes[100:200].count(True) > 80  # the others are samples, more and more seldom
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -277,11 +277,15 @@ def test_a_break_ends_when_three_rounds_may_be_tried():
     """Not when one may: a run that must end after its first round tells nothing."""
     allowance = Allowance()
     switch = Switch(allowance)
-    before = None  # the last attempt
+    before, tried = (
+        None,
+        False,
+    )  # the last attempt, and whether the first trial is over: nobody knows what that one loses
     for _ in range(20_000):
         attempt = switch.begin()
         if before is not None and attempt == Attempt(True) and not before.drafts:
-            assert allowance.left >= 3 * 0.6 - 0.02
+            assert not tried or allowance.left >= 3 * 0.6 - 0.02
+            tried = True
         switch.learn(attempt, 1, 1.6 if attempt.drafts else 1.0)
         before = attempt
 
@@ -462,3 +466,93 @@ def test_a_run_of_drafts_in_a_large_batch_lasts_until_each_request_had_a_round()
         assert switch.begin().drafts
     switch.learn(attempt, 1, 9.0, requests)
     assert not switch.begin().drafts
+
+
+def texts(switch, dice, kinds, count, tokens=96):
+    """Passes over those of plain decoding by kind of text, where texts of these kinds (tokens and passes of a round
+    with drafts) take turns."""
+    spent = dict.fromkeys(kinds, 0.0)
+    for _ in range(count):
+        for kind in kinds:
+            switch.new_text()
+            spent[kind] += write(switch, tokens, noisy(dice, *kind), noisy(dice, 1, 1.0))[0]
+    return {kind: seconds / (count * tokens) for kind, seconds in spent.items()}
+
+
+GAINS, LOSES = (2.5, 1.4), (1.15, 1.4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_drafts_gain_with_one_text_does_not_pay_for_losses_with_the_next(seed):
+    spent = texts(Switch(), random.Random(seed), [GAINS, LOSES], 5)
+    assert spent[LOSES] < 1.04
+    assert spent[GAINS] < 0.75
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_texts_with_which_drafts_always_lose_lose_little(seed):
+    switch, dice = Switch(), random.Random(seed)
+    assert texts(switch, dice, [LOSES], 6)[LOSES] < 1.03
+    assert texts(switch, dice, [LOSES], 30)[LOSES] < 1.015
+
+
+def test_a_new_text_is_drafted_at_once_though_drafts_lost_with_the_last():
+    switch = Switch()
+    write(switch, 96, lambda written: (1, 1.3), lambda written: (1, 1.0))
+    assert not switch.begin().drafts
+    switch.new_text()
+    assert switch.begin() == Attempt(True)
+
+
+def test_rounds_that_compare_tiers_with_stores_are_paid_for():
+    """Tiers lose, so their rounds only compare; their losses are time that drafts have cost all the same."""
+    stages = Stages(tiers_apart=True)
+    left = []
+    for _ in range(3000):
+        attempt = stages.begin()
+        tiers = attempt.drafts and stages.tiers_draft(attempt)
+        compares = tiers and stages._tiers.compares(attempt.tiers)
+        before = stages._drafts._allowance.left
+        stages.learn(attempt, 2 if attempt.drafts else 1, 2.5 if tiers else 1.2 if attempt.drafts else 1.0)
+        if compares:
+            left.append(stages._drafts._allowance.left < before)
+    assert left
+    assert all(left)
+
+
+@pytest.mark.parametrize("factor", [1 / 3, 1.0, 3.0])
+def test_what_trials_may_lose_does_not_depend_on_the_measured_time_of_a_plain_pass(factor):
+    """Seconds are in measured plain passes, and those may have been measured wrongly."""
+    switch, dice = Switch(), random.Random(1)
+    passes = 0.0
+    for _ in range(6):
+        switch.new_text()
+        passes += write(switch, 96, noisy(dice, 1.1, 1.5 / factor), noisy(dice, 1, 1 / factor))[0] * factor
+    assert passes < 1.03 * 6 * 96
+
+
+def on(switch):
+    """The switch after its first sample, when it begins to try drafts."""
+    while not switch.begin().drafts:
+        switch.learn(switch.begin(), 1, 1.0)
+    return switch
+
+
+def test_a_prefill_is_begun_only_where_the_allowance_or_an_earlier_gain_pays_for_it():
+    allowance = Allowance()
+    switch = on(Switch(allowance))
+    assert switch.begin(prefill=0.9 * allowance.left).drafts
+    assert not switch.begin(prefill=1.1 * allowance.left).drafts
+    for _ in range(8):
+        switch.learn(switch.begin(), 2, 1.2)
+    assert switch.begin(prefill=20.0).drafts
+
+
+def test_a_single_round_of_a_break_begins_no_prefill():
+    switch, _, look = losing_switch(1)
+    stages = Stages(tiers_apart=True)
+    stages._drafts, stages._tiers = switch, on(Switch(beside_stores=True))
+    attempt = stages.begin()
+    assert attempt.own == look
+    assert not stages.tiers_draft(attempt, prefill=0.5)
+    assert stages.tiers_draft(attempt)

@@ -6,12 +6,17 @@ down noticeably, so every drafting round is paid from this allowance. What draft
 
 from __future__ import annotations
 
-_AT_FIRST = 2.0  # plain passes
+_AT_FIRST = 1.5  # plain passes
+_DEEPEST = 2.0  # plain passes: what is left is never further below zero
 _AT_FIRST_IN_LARGE_BATCHES = 0.5  # plain passes: each round tells the worth of drafts for many requests at once
-_SHARE = 0.01  # of the elapsed time
-_LEAST_SHARE = 0.0025  # after many trials that failed
+_SHARE = 0.005  # of the elapsed time
+_SHARE_IN_LARGE_BATCHES = 0.01  # of the elapsed time, at first
+_LEAST_SHARE = 0.0025  # in large batches, after many trials that failed
 _RARER = 0.7  # times the share, after each trial that failed
-_MOST = 8.0  # plain passes that may be saved up: old gains must not pay for a text where drafts lose
+_MOST = 8.0  # plain passes that one text may save up
+_CARRIED = 1.5  # of them, what is left to the next text: gains with one text must not pay for losses with another
+_FOR_A_TEXT = 1.2  # plain passes that a new text may lose at least, if drafts gained with the text before it
+_LESS = 0.85  # times that, after each text with which they lost
 
 
 class Allowance:
@@ -24,9 +29,19 @@ class Allowance:
     """
 
     def __init__(self, large: bool = False) -> None:
+        self._usual_share = _SHARE_IN_LARGE_BATCHES if large else _SHARE
         self._least_share = _LEAST_SHARE if large else _SHARE
         self.left = _AT_FIRST_IN_LARGE_BATCHES if large else _AT_FIRST
-        self._share = _SHARE
+        self._share = self._usual_share
+        self._grant = _FOR_A_TEXT
+        self._lost = 0.0  # with the current text
+
+    def new_text(self) -> None:
+        """The only running text is a new one: whether drafts pay for it is to be tried again."""
+        if self._lost:
+            self._grant = _FOR_A_TEXT if self._lost < 0 else _LESS * self._grant
+        self.left = max(min(self.left, _CARRIED), self._grant)
+        self._lost = 0.0
 
     def passed(self, passes: float) -> None:
         """Time has passed: add a share of it."""
@@ -34,11 +49,12 @@ class Allowance:
 
     def lost(self, passes: float) -> None:
         """A round with drafts was slower by this much; negative if it was faster."""
-        self.left = max(min(self.left - passes, _MOST), -_AT_FIRST)
+        self.left = max(min(self.left - passes, _MOST), -_DEEPEST)
+        self._lost += passes
 
     def tried(self, gained: bool) -> None:
         """A run of rounds with drafts has ended."""
-        self._share = _SHARE if gained else max(_RARER * self._share, self._least_share)
+        self._share = self._usual_share if gained else max(_RARER * self._share, self._least_share)
 
     def wait(self, needed: float) -> float:
         """The time until a trial of this cost is allowed; 0 if enough is left.

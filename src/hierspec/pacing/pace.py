@@ -39,6 +39,8 @@ class AdaptivePace(FixedPace):
         stages = self._stages(round)
         if stages is None:
             return True
+        if not round.request.output and round.request.running_requests == 1:
+            stages.new_text()
         round.attempt = attempt = stages.begin()
         return attempt.drafts
 
@@ -55,15 +57,18 @@ class AdaptivePace(FixedPace):
     def route(self, round: Round) -> Block | None:
         if self.router is None:
             return Block()
-        attempt = round.attempt
-        if isinstance(attempt, StagedAttempt) and not attempt.stages.tiers_draft(attempt):
-            return None
-        load, gain = _load(round), 0.0
+        attempt, load, gain = round.attempt, _load(round), 0.0
+        lacking = to_prefill(self.router, round)
+        if isinstance(attempt, StagedAttempt):
+            plain = self.costs.measured_plain(load)
+            prefill = self.router.prefill(lacking, load) / plain if plain else 0.0
+            if not attempt.stages.tiers_draft(attempt, prefill):
+                return None
         if round.proposals and self.appraiser is not None:
             speed = _speed(self.appraiser, round)
             gain, round.appraised = self.appraiser.appraise(round.proposals, round.budget, speed, load)
         room = min(round.room, self.lengths.rest(len(round.request.output)))
-        skipped = self.router.choose(gain, load, to_prefill(self.router, round), room)
+        skipped = self.router.choose(gain, load, lacking, room)
         return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin(load))
 
     def _stages(self, round: Round) -> Stages | None:
@@ -108,25 +113,32 @@ class AdaptivePace(FixedPace):
 
     def _learn_plain(self, round: Round) -> None:
         """Learn from a round without drafts. All requests of a pass took the same time, so the pass counts once."""
-        request, load = round.request, _load(round)
-        self._learn_pass(round, self.costs, load)
-        attempt = round.attempt
+        request, attempt = round.request, round.attempt
         if not isinstance(attempt, StagedAttempt) or request.prefilled:
+            self._learn_pass(round, self.costs, _load(round))
             return
-        if attempt.stages.last_plain_pass == request.spent:
+        stages, this_pass = attempt.stages, (request.spent, request.running_requests)
+        if request.last_pass is None and stages.last_plain_pass == this_pass:
+            self._count_pass(round, stages.last_plain_share)
             return
-        attempt.stages.last_plain_pass = request.spent
+        load = _load(round)
+        self._learn_pass(round, self.costs, load)
+        stages.last_plain_pass, stages.last_plain_share = this_pass, round.seconds
         if plain := self.costs.measured_plain(load):
-            attempt.stages.learn(attempt, len(round.tokens), (request.spent - round.began) / plain)
+            stages.learn(attempt, len(round.tokens), (request.spent - round.began) / plain)
 
     def _learn_pass(self, round: Round, costs: Costs, load: Load) -> None:
-        """Learn from the expected and the actual time of a pass, and from the length of a finished text."""
-        request, tokens = round.request, round.tokens
-        rows = 1 + len(round.draft)
+        """Learn from the expected and the actual time of a pass."""
+        request, rows = round.request, 1 + len(round.draft)
         seconds = costs.plain_share(load) if rows == 1 else costs.under(load).seconds(rows)
         if request.last_pass is not None:
             costs.observe(*request.last_pass)
             request.last_pass = None  # observe it once: tokens that were written ahead share its time
+        self._count_pass(round, seconds)
+
+    def _count_pass(self, round: Round, seconds: float) -> None:
+        """Count the expected time of a pass, and the length of a finished text."""
+        request, tokens = round.request, round.tokens
         request.stats.tiers[round.level].expected_seconds += seconds
         round.seconds += seconds
         if round.level == 0 and (len(tokens) > round.room or tokens[-1] in request.stop_ids):

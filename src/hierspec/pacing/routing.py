@@ -85,6 +85,11 @@ class Router:
         self._trying, self._ahead = True, 0.0
         return self._trial
 
+    def prefill(self, to_prefill: Sequence[int], load: Load = ALONE) -> float:
+        """Seconds until the cheapest route could draft, where its tier has to prefill this many tokens first."""
+        routes = zip(self.routes, to_prefill, strict=True)
+        return min(route.policy.prefill.seconds(tokens, load.context) for route, tokens in routes)
+
     def learn(
         self,
         taken: int | None,

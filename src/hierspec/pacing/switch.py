@@ -26,6 +26,7 @@ _SLOWER = 0.97  # of plain speed: a run of drafts that is slower ends early
 _MEMORY = 0.97  # weight of earlier drafting rounds after each new one
 _GROWS = 3  # a run of drafts is at most this many times as long as the last one
 _FADED = 0.3  # weight after a break of the drafting rounds before it
+_OTHER_TEXT = 0.1  # weight in a new text of the drafting rounds of earlier ones
 _LARGE = 4  # requests: from here on a batch is large
 _MARGIN = 0.03  # what drafts must gain in a large batch, beyond doubt: their passes delay requests without drafts
 _OUTLIER = 3.0  # a drafting round counts as at most this many times the average
@@ -85,15 +86,35 @@ class Switch:
         self._plain_then: float | None = None  # in a break: seconds of a plain token for which the counts are right
         self._plain = PlainRounds(WITH_STORES if beside_stores else LARGE_BATCH if large else ONE_TOKEN)
 
-    def begin(self) -> Attempt:
-        """What the round that begins may do."""
+    def begin(self, prefill: float = 0.0) -> Attempt:
+        """What the round that begins may do, if drafts begin with a prefill of this many seconds."""
         if self._on:
+            # It is paid for once for the whole text, so only the allowance, or an earlier gain, can justify it.
+            if prefill and self._gain() <= 0 and self._allowance.wait(prefill / self._plain.seconds):
+                return _REST
             return _DRAFTS
         if self._large or self._beside_stores:
             return _REST
         looks = 1 < self._left < self._length and round(self._left, 3) % _LOOK_EVERY == 1
         looks = looks and not self._allowance.wait(self._lost())
         return _A_LOOK if looks else _REST
+
+    def new_text(self) -> None:
+        """The only running text is a new one: what drafts gained with the last one says little about it.
+
+        They are tried at once, unless their trials cost more than they may. Lower tiers beside stores are not: a trial
+        of them begins with a prefill of their own.
+        """
+        self._allowance.new_text()
+        if not self._drafted[0]:
+            return
+        lost = self._lost()
+        self._counts = [_OTHER_TEXT * value for value in self._drafted]
+        if self._on:
+            self._rounds = 0
+        elif not (self._samples or self._beside_stores or self._allowance.wait(_PROBED * lost)):
+            self._break, self._longest = _BREAKS[0], self._runs.first
+            self._begin_trial()
 
     def rests(self) -> int:
         """For how many rounds, including one that begins now without drafts, nothing will be drafted for certain."""
@@ -108,9 +129,10 @@ class Switch:
 
     def learn(self, attempt: Attempt, tokens: float, seconds: float, requests: int = 1) -> None:
         """A round of one of `requests` requests wrote `tokens` tokens and took `seconds`, with all overheads."""
-        self._allowance.passed(seconds / requests)
+        # A token without drafts is a plain pass, without averaging plain rounds after each of them.
+        self._allowance.passed((seconds / self._plain.seconds if attempt.drafts else tokens) / requests)
         if attempt.drafts:
-            self._pay(tokens, self._usual(seconds), requests)
+            self.pay(tokens, self._usual(seconds), requests)
         if attempt.drafts and not attempt.looks:
             self._count(tokens, self._usual(seconds))
         elif not attempt.drafts and self._settling <= 0:
@@ -135,11 +157,14 @@ class Switch:
         """Count gains and costs of drafts outside the timed rounds, such as the prefill of a drafter."""
         self._drafted[1] += tokens
         self._drafted[2] += seconds
-        self._pay(tokens, seconds, requests)
+        self.pay(tokens, seconds, requests)
 
-    def _pay(self, tokens: float, seconds: float, requests: int) -> None:
-        """Charge the allowance for drafts that took `seconds` and wrote `tokens`."""
-        self._allowance.lost((seconds - tokens * self._plain.seconds) / requests)
+    def pay(self, tokens: float, seconds: float, requests: int = 1) -> None:
+        """Charge the allowance for drafts that took `seconds` and wrote `tokens`.
+
+        Its passes are those of now: a plain pass may have been measured wrongly, and the machine may have slowed down.
+        """
+        self._allowance.lost((seconds / self._plain.seconds - tokens) / requests)
 
     def _loses(self) -> bool:
         """Whether a run of drafts ends early. Not before every request of the batch had a round."""
@@ -154,7 +179,7 @@ class Switch:
             self._left = self._length = self._runs.sample
         elif self._samples:
             self._decide()
-        elif wait := int(self._allowance.wait(_PROBED * self._lost()) / self._plain.seconds):
+        elif wait := int(self._allowance.wait(_PROBED * self._lost())):
             self._left = self._length = wait  # until the allowance covers another trial
         else:
             self._begin_drafts()
@@ -176,16 +201,23 @@ class Switch:
             self._break = min(2 * self._break, _BREAKS[1])
 
     def _begin_drafts(self) -> None:
-        self._on, self._rounds, self._settling = True, 0, _SETTLING
         gain = self._gain()
-        self._plain_then = None
         if gain >= 0:
+            self._turn_on()
             # A sample may be of an unusual moment, so its gain decides about few rounds; several samples about many.
             self._left = min(self._runs.first + int(_RUN_PER_GAIN * min(gain, 1.0)), self._longest)
             self._longest = _GROWS * self._left
         else:
             self._counts = [_FADED * value for value in self._counts]
-            self._left = self._runs.probe
+            self._begin_trial()
+
+    def _begin_trial(self) -> None:
+        self._turn_on()
+        self._left = self._runs.probe
+
+    def _turn_on(self) -> None:
+        self._on, self._rounds, self._settling = True, 0, _SETTLING
+        self._plain_then = None
 
     def _gain(self) -> float:
         """By how much drafts gain more than they must, as a share; 0 if either mode was not timed yet."""
@@ -200,12 +232,12 @@ class Switch:
         return sqrt(_relative_variance(self._drafted) + self._plain.relative_variance)
 
     def _lost(self) -> float:
-        """Seconds by which a drafting round is slower than writing its tokens plainly.
+        """Passes of now by which a drafting round is slower than writing its tokens plainly.
 
         For a small model on a GPU that may be two or three plain rounds: its plain decoding runs many steps per call.
         """
         rounds, tokens, seconds, *_ = self._drafted
-        return max(seconds - tokens * self._plain.seconds, 0.0) / rounds if rounds else 0.0
+        return max(seconds / self._plain.seconds - tokens, 0.0) / rounds if rounds else 0.0
 
     def _usual(self, seconds: float) -> float:
         """The time that a drafting round counts for: an outlier counts less."""
@@ -266,18 +298,31 @@ class Stages:
         self._drafts = Switch(large=large)
         self._tiers = Switch(large=large, beside_stores=True) if tiers_apart else None
         self._rest = StagedAttempt(self, _REST)  # of all rounds that draft nothing: nobody asks about their tiers
-        self.last_plain_pass = -1.0  # when the last plain pass that was counted ended: each counts once
+        # The last plain pass that was counted: when it ended, its requests, and the expected time of each one's share.
+        # Each pass counts once.
+        self.last_plain_pass, self.last_plain_share = (-1.0, 0), 0.0
+
+    def new_text(self) -> None:
+        """As `Switch.new_text`."""
+        self._drafts.new_text()
+        if self._tiers is not None:
+            self._tiers.new_text()
 
     def begin(self) -> StagedAttempt:
         """What the round that begins may do."""
         own = self._drafts.begin()
         return StagedAttempt(self, own) if own.drafts else self._rest
 
-    def tiers_draft(self, attempt: StagedAttempt) -> bool:
-        """Whether lower tiers may draft, in a round that may draft at all."""
+    def tiers_draft(self, attempt: StagedAttempt, prefill: float = 0.0) -> bool:
+        """Whether lower tiers may draft, in a round that may draft at all. `prefill`: seconds that they need first.
+
+        A single round of a break is not worth a prefill.
+        """
+        if prefill and attempt.own.looks:
+            return False
         if self._tiers is None:
             return True
-        attempt.tiers = self._tiers.begin()
+        attempt.tiers = self._tiers.begin(prefill)
         return attempt.tiers.drafts
 
     def rests(self) -> int:
@@ -285,11 +330,15 @@ class Stages:
         return self._drafts.rests()
 
     def learn(self, attempt: StagedAttempt, tokens: float, seconds: float, requests: int = 1) -> None:
-        """As `Switch.learn`. A round that only compares stores with tiers says nothing about drafting at all."""
+        """As `Switch.learn`. A round that only compares stores with tiers says nothing about drafting at all.
+
+        What it loses is paid for all the same.
+        """
         if attempt.tiers is not None and self._tiers is not None:
             compares = self._tiers.compares(attempt.tiers)
             self._tiers.learn(attempt.tiers, tokens, seconds, requests)
             if compares:
+                self._drafts.pay(tokens, seconds, requests)
                 return
         self._drafts.learn(attempt.own, tokens, seconds, requests)
 
