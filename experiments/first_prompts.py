@@ -3,8 +3,9 @@
 For every family of prompts two new processes answer the first few, one plainly and one under auto, in turn and back to
 back, prefill included. So both pay alike for the first use of memory and threads. Nothing learnt by earlier runs is
 used, and each process has stores of its own. With --repeats all that is done again with new processes, in the other
-order, and times are added up: of one and the same prompt they differ by a tenth on machines that others use too. From
-three repeats on, the ratios of the medians of each prompt's times are told as well. With --factor the target's
+order, and times are added up: of one and the same prompt they differ by a tenth on machines that others use too. An
+even number of repeats has each plan first with each prompt equally often. From three repeats on, the ratios of the
+medians of each prompt's times are reported as well. With --factor the target's
 costs are multiplied at the start, as if they had been measured wrongly; a factor below 1 is a fraction. The texts must
 be the same. The last line is one JSON document. It made docs/results/first-prompts.json.
 
@@ -33,6 +34,7 @@ from hierspec.prompts import read_prompts
 
 WORKER = """
 import json, sys, time
+import torch
 import hierspec
 from hierspec.assembly.measured_costs import CostBook
 from hierspec.pacing.healing import HealingCosts
@@ -50,11 +52,18 @@ def falsified(book, scorer, computed_layers=0):
         book._costs[key] = HealingCosts(costs.rows, wrong, costs.spread, growth, costs.growth_spread, costs.context)
     return book._costs[key]
 
+def wake():
+    # A process that has waited for the other one finds its cores slow at first (a virtual machine's more than others).
+    until, square = time.perf_counter() + 0.3, torch.ones(512, 512)
+    while time.perf_counter() < until:
+        square @ square
+
 CostBook.costs = falsified
 model.hierarchy(model.plan(job["plan"]))  # opens stores and drafters
 print("ready", flush=True)
 for line in sys.stdin:
     model.forget()
+    wake()
     began = time.perf_counter()
     answer = model.generate(json.loads(line), plan=job["plan"], max_tokens=job["max_tokens"])
     seconds = time.perf_counter() - began
