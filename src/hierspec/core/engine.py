@@ -10,9 +10,11 @@ from hierspec.core.interfaces import Answer, Ask, Scorer
 from hierspec.core.pass_times import PassClock, tell_times
 from hierspec.core.prompt_reader import PromptReader
 from hierspec.core.request import Request, Step
-from hierspec.core.room import room_taken
+from hierspec.core.room import fits_for, room_taken
 from hierspec.core.text_files import shown
 from hierspec.core.together import Together
+
+_STEPS = 16  # for which room is looked for at once
 
 
 class Engine:
@@ -32,10 +34,12 @@ class Engine:
         self._together = Together()
         self._asks: dict[Request, Ask | None] = {}  # in the order of submission; None: it has not asked yet
         self._waiting: set[Request] = set()  # no memory for them beside the running ones
+        self._roomy = 0  # steps for which the running requests certainly have room: looking takes a while
         self._steps: list[tuple[Request, Step]] = []  # not returned yet
 
     def submit(self, request: Request) -> None:
         self._asks[request] = None
+        self._roomy = 0
 
     @property
     def busy(self) -> bool:
@@ -92,10 +96,18 @@ class Engine:
         """Requests that do not wait for memory. Once one has ended, all may try again, the earliest first."""
         unended = {request: ask for request, ask in self._asks.items() if request.ended is None}
         if len(unended) < len(self._asks):
+            self._roomy = 0 if self._waiting else self._roomy
             self._waiting.clear()
             self._asks = unended
         running = [request for request in unended if request not in self._waiting]
-        return _with_room(running) if self._reader else running
+        if self._reader is None:
+            return running
+        if not self._roomy and fits_for(running, _STEPS):
+            self._roomy = _STEPS
+        if not self._roomy:
+            return _with_room(running)
+        self._roomy -= 1
+        return running
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:
         scorer: Scorer = group[0][1].scorer

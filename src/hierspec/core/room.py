@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hierspec.core.request import Request
 
 _LIKELY_TOKENS = 256  # expected output when a request is admitted; one that writes more may have to wait then
@@ -12,6 +14,11 @@ def room_taken(request: Request) -> float:
     return _share(request, len(request.output))
 
 
+def fits_for(requests: Sequence[Request], steps: int) -> bool:
+    """Whether all of these have room together for this many more steps, whatever they write and verify."""
+    return sum(_share(each, len(each.output) + steps * _most_of_a_step(each)) for each in requests) <= 1
+
+
 def room_likely(request: Request) -> float:
     """The same part at the expected length of its output."""
     return _share(request, min(request.limit, max(len(request.output), _LIKELY_TOKENS)))
@@ -20,6 +27,11 @@ def room_likely(request: Request) -> float:
 def room_at_most(request: Request) -> float:
     """The same part at its longest possible output."""
     return _share(request, request.limit)
+
+
+def _most_of_a_step(request: Request) -> int:
+    """The most tokens that one step of the request's target writes."""
+    return 1 + request.hierarchy.tiers[0].budget
 
 
 def _share(request: Request, written: int) -> float:
