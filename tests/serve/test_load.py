@@ -52,6 +52,12 @@ def test_a_load_counts_every_token_and_finds_no_other_text(server):
     assert all(row["over_baseline"] == 1 for row in rows if row["way"] == "plain")
 
 
+def test_each_client_may_make_several_calls(server):
+    calls = calls_of(PROMPTS, 12, 2)
+    loads = list(LoadTest(ways(server.url), calls, 5, of_each_client=3).run([1, 4], rounds=1))
+    assert [len(each.replies) for each in loads] == [5, 5, 12, 12]
+
+
 def options(call: dict) -> dict:
     return {name: call[name] for name in ("max_tokens", "temperature", "seed")}
 

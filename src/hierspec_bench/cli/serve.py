@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clients", default="1,4,16,64", metavar="N,…", help="clients at once (default 1,4,16,64)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="interleaved repetitions (default 3)")
     parser.add_argument("--calls", type=int, default=16, metavar="N", help="per measurement, at least (default 16)")
+    parser.add_argument("--each", type=int, default=3, metavar="N", help="calls of each client, at least (default 3)")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer (default 64)")
     parser.add_argument("--unbatched", action="store_true", help="also a server that answers one call after another")
     parser.add_argument(
@@ -50,19 +51,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options.at_least_one(arguments, "rounds", "max-tokens", "calls")
+    options.at_least_one(arguments, "rounds", "max-tokens", "calls", "each")
     clients = _counts(arguments.clients)
     title, prompts = common.chosen_prompts(arguments)
     from hierspec.machine import machine
     from hierspec_bench.serving.load import LoadTest, calls_of, summary
 
     report = Report.of(arguments)
-    calls = calls_of(prompts, max(*clients, arguments.calls), arguments.max_tokens)
+    calls = calls_of(prompts, max(arguments.each * max(clients), arguments.calls), arguments.max_tokens)
     loads: list[Load] = []
     with ExitStack() as servers, progress_bars() as progress:
         progress("Starting servers", 0, 0)
         ways = _ways(arguments, servers)
-        for load in LoadTest(ways, calls, arguments.calls, progress).run(clients, arguments.rounds):
+        test = LoadTest(ways, calls, arguments.calls, progress, arguments.each)
+        for load in test.run(clients, arguments.rounds):
             loads.append(load)
     rows = summary(loads, _PLAIN)
     report.table("", (*_COLUMNS, "other\ntexts", "errors"), [_row(row) for row in rows])
@@ -73,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         "max_tokens": arguments.max_tokens,
         "rounds": arguments.rounds,
         "calls": arguments.calls,
+        "calls_of_each_client": arguments.each,
         "ways": [way.name for way in ways],
         "summary": rows,
         "loads": [load.figures() for load in loads],

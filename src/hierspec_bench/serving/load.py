@@ -91,14 +91,23 @@ class LoadTest:
     """Measures ways to serve, in interleaved rounds, so that disturbances of the machine affect all of them."""
 
     def __init__(
-        self, ways: Sequence[Way], calls: list[dict[str, Any]], least_calls: int = 1, progress: Progress = silent
+        self,
+        ways: Sequence[Way],
+        calls: list[dict[str, Any]],
+        least_calls: int = 1,
+        progress: Progress = silent,
+        of_each_client: int = 1,
     ) -> None:
-        """Each measurement makes as many of the calls as there are clients, and at least `least_calls`.
+        """Each measurement makes so many calls for each client, and at least `least_calls`.
+
+        With one call of each client all prompts come at once, and then fewer and fewer texts are left: a burst, whose
+        time is that of its slowest text. With several it is mostly a load that stays the same.
 
         Each round goes on with the next calls. The first way of a round computes prompts that the others find cached,
         so ways take turns at being first, also with the same calls.
         """
         self.ways, self.calls, self.least_calls, self.progress = list(ways), calls, least_calls, progress
+        self.of_each_client = of_each_client
         self._alone: dict[str, list[str]] = {}
         self._names: dict[str, str] = {}
         self._asked = 0
@@ -121,7 +130,7 @@ class LoadTest:
 
     def _size(self, clients: int) -> int:
         """Calls of a measurement."""
-        return min(max(clients, self.least_calls), len(self.calls))
+        return min(max(self.of_each_client * clients, self.least_calls), len(self.calls))
 
     def one(self, way: Way, clients: int, round: int = 0) -> Load:
         size = self._size(clients)
