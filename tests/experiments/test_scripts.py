@@ -33,6 +33,7 @@ def test_the_experiments_are_all_there():
             "prompt_beside_streams",
             "recorded_texts",
             "search_growth",
+            "steps_in_turn",
             "store_access",
             "store_orders",
             "store_soak",
