@@ -5,13 +5,16 @@ back, prefill included. So both pay alike for the first use of memory and thread
 used, and each process has stores of its own. With --repeats all that is done again with new processes, in the other
 order, and times are added up: of one and the same prompt they differ by a tenth on machines that others use too. An
 even number of repeats has each plan first with each prompt equally often. From three repeats on, the ratios of the
-medians of each prompt's times are reported as well. With --factor the target's
-costs are multiplied at the start, as if they had been measured wrongly; a factor below 1 is a fraction. The texts must
-be the same. The last line is one JSON document. It made docs/results/first-prompts.json.
+medians of each prompt's times are reported as well. With --in-turn both plans run in one new process, each with a
+model of its own, and take turns step by step: a slow second hits both, so that one run tells more than several of
+the other kind. With --factor the target's costs are multiplied at the start, as if they had been measured wrongly; a
+factor below 1 is a fraction. The texts must be the same. The last line is one JSON document. It made
+docs/results/first-prompts.json.
 
 example:
   python experiments/first_prompts.py spec_bench.jsonl --weights auto,int8 --output first-prompts.json
   python experiments/first_prompts.py spec_bench.jsonl --count 5 --factor 3,0.333 --one-process
+  python experiments/first_prompts.py spec_bench.jsonl --weights int8 --in-turn
 """
 
 from __future__ import annotations
@@ -37,17 +40,23 @@ import json, sys, time
 import torch
 import hierspec
 from hierspec.assembly.measured_costs import CostBook
+from hierspec.core.sampling import Sampling
 from hierspec.pacing.healing import HealingCosts
+from steps_in_turn import ClosedLoop, in_turn
 
 job = json.loads(sys.stdin.readline())
-model = hierspec.load(weights=job["weights"], stores=job["stores"], keep_learnt=False)
+models = {
+    plan: hierspec.load(weights=job["weights"], stores=f"{job['stores']}/{plan}", keep_learnt=False)
+    for plan in job["plans"]
+}
+targets = [model.assembler.target for model in models.values()]
 measured = CostBook.costs
 
 def falsified(book, scorer, computed_layers=0):
     key = f"{scorer.name}, {scorer.kind}", computed_layers
     if key not in book._costs:
         costs = measured(book, scorer, computed_layers)
-        factor = job["factor"] if scorer is model.assembler.target else 1.0
+        factor = job["factor"] if any(scorer is target for target in targets) else 1.0
         wrong, growth = ([factor * seconds for seconds in curve] for curve in (costs.measured, costs.growth))
         book._costs[key] = HealingCosts(costs.rows, wrong, costs.spread, growth, costs.growth_spread, costs.context)
     return book._costs[key]
@@ -59,32 +68,46 @@ def wake():
         square @ square
 
 CostBook.costs = falsified
-model.hierarchy(model.plan(job["plan"]))  # opens stores and drafters
+for plan, model in models.items():
+    model.hierarchy(model.plan(plan))  # opens stores and drafters
 print("ready", flush=True)
 for line in sys.stdin:
-    model.forget()
+    prompt, order = json.loads(line)
+    for model in models.values():
+        model.forget()
     wake()
-    began = time.perf_counter()
-    answer = model.generate(json.loads(line), plan=job["plan"], max_tokens=job["max_tokens"])
-    seconds = time.perf_counter() - began
-    print(json.dumps({"seconds": seconds, "tokens": answer.tokens}), flush=True)
+    if len(models) > 1:
+        call = prompt, Sampling(max_tokens=job["max_tokens"])
+        loops = {plan: ClosedLoop(models[plan], plan, [call], serving=False) for plan in order}
+        in_turn(list(loops.values()))
+        answered = {plan: {"seconds": loop.seconds, "tokens": loop.texts[0]} for plan, loop in loops.items()}
+    else:
+        began = time.perf_counter()
+        answer = model.generate(prompt, plan=plan, max_tokens=job["max_tokens"])
+        answered = {plan: {"seconds": time.perf_counter() - began, "tokens": answer.tokens}}
+    print(json.dumps(answered), flush=True)
 """
 
 
-class Answering:
-    """A new process that answers prompts under one plan, one at a time."""
+PLANS = ("plain", "auto")
 
-    def __init__(self, plan: str, weights: str, factor: float, max_tokens: int, stores: str) -> None:
-        job = {"plan": plan, "weights": weights, "factor": factor, "max_tokens": max_tokens, "stores": stores}
-        environment = {**os.environ, "HIERSPEC_LEARNT": "off"}
+
+class Answering:
+    """A new process that answers one prompt after the other under one plan, or under several that take turns."""
+
+    def __init__(self, plans: Sequence[str], weights: str, factor: float, max_tokens: int, stores: str) -> None:
+        job = {"plans": plans, "weights": weights, "factor": factor, "max_tokens": max_tokens, "stores": stores}
+        folder = str(Path(__file__).resolve().parent)  # of steps_in_turn
+        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "HIERSPEC_LEARNT": "off", "PYTHONPATH": path}
         self._process = subprocess.Popen(
             [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self._line(job)
 
-    def answer(self, prompt: str) -> dict[str, Any]:
-        """The seconds that the answer took, and its tokens."""
-        answer: dict[str, Any] = json.loads(self._line(prompt))
+    def answer(self, prompt: str, order: Sequence[str]) -> dict[str, Any]:
+        """The seconds that the answer took, and its tokens, by plan. They take turns in this order."""
+        answer: dict[str, Any] = json.loads(self._line([prompt, order]))
         return answer
 
     def _line(self, said: object) -> str:
@@ -104,23 +127,28 @@ class Answering:
 
 
 def answers(
-    prompts: list[tuple[str, str]], weights: str, factor: float, max_tokens: int, turn: int
+    prompts: list[tuple[str, str]], weights: str, factor: float, max_tokens: int, turn: int, together: bool
 ) -> list[dict[str, Any]]:
-    """Answers of two new processes to these prompts; `turn` says which of them begins."""
+    """Answers of two new processes to these prompts, or of one process for both plans; `turn` says who begins."""
     done = []
     with tempfile.TemporaryDirectory() as folder:
-        writers = {
-            plan: Answering(plan, weights, factor, max_tokens, str(Path(folder, plan))) for plan in ("plain", "auto")
-        }
+        processes = [
+            Answering(plans, weights, factor, max_tokens, folder) for plans in ([PLANS] if together else zip(PLANS))
+        ]
         for number, (task, prompt) in enumerate(prompts):
-            seconds, tokens = {}, {}
-            for plan in ("plain", "auto") if (number + turn) % 2 else ("auto", "plain"):
-                answer = writers[plan].answer(prompt)
-                seconds[plan], tokens[plan] = answer["seconds"], answer["tokens"]
+            order = PLANS if (number + turn) % 2 else PLANS[::-1]
+            answer: dict[str, Any] = {}
+            if together:
+                answer = processes[0].answer(prompt, order)
+            else:
+                for plan in order:
+                    answer |= processes[PLANS.index(plan)].answer(prompt, [plan])
+            seconds = {plan: answer[plan]["seconds"] for plan in PLANS}
+            tokens = {plan: answer[plan]["tokens"] for plan in PLANS}
             same = tokens["plain"] == tokens["auto"]
             done.append({"task": task, "number": number, "same": same, "tokens": len(tokens["plain"]), **seconds})
-        for writer in writers.values():
-            writer.close()
+        for process in processes:
+            process.close()
     return done
 
 
@@ -132,7 +160,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--factor", default="1", help="factors of the target's costs, separated by commas (1)")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=1, help="times, each with new processes (1)")
-    parser.add_argument("--one-process", action="store_true", help="one process for all families, which take turns")
+    parser.add_argument("--in-turn", action="store_true", help="both plans in one process, taking turns step by step")
+    parser.add_argument("--one-process", action="store_true", help="the same for all families, which alternate")
     parser.add_argument("--output", type=Path, help="write the result to this JSON file too")
     arguments = parser.parse_args(argv)
     if min(arguments.count, arguments.repeats, arguments.max_tokens) < 1:
@@ -155,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             done: list[dict[str, Any]] = []
             for turn in range(arguments.repeats):
                 for group in groups:
-                    done += answers(group, weights, factor, arguments.max_tokens, turn)
+                    done += answers(group, weights, factor, arguments.max_tokens, turn, arguments.in_turn)
             run = {"weights": weights, "factor": factor, **_ratios(done, families, "auto_over_plain", "all")}
             if arguments.repeats >= _FOR_MEDIANS:
                 run |= _ratios(_medians(done), families, "auto_over_plain_by_medians", "all_by_medians")

@@ -44,15 +44,17 @@ Call = tuple[str, Sampling]
 
 
 class ClosedLoop:
-    """An engine with a number of clients, each making one call after the other."""
+    """An engine with a number of clients, each making one call after the other; `serving` as a server's engine."""
 
-    def __init__(self, model: LanguageModel, plan: str, calls: Sequence[Call], clients: int) -> None:
+    def __init__(
+        self, model: LanguageModel, plan: str, calls: Sequence[Call], clients: int = 1, serving: bool = True
+    ) -> None:
         self.model, self.plan, self.clients = model, plan, clients
         self.seconds = 0.0
         self.texts: list[list[int]] = [[] for _ in calls]
         self._todo = list(enumerate(calls))
         self._running: dict[Request, int] = {}
-        self._engine = Engine(serving=True)
+        self._engine = Engine(serving=serving)
 
     @property
     def busy(self) -> bool:
