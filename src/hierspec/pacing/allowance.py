@@ -10,7 +10,6 @@ _AT_FIRST = 1.5  # plain passes
 _DEEPEST = 2.0  # plain passes: what is left is never further below zero
 _AT_FIRST_IN_LARGE_BATCHES = 0.5  # plain passes: each round tells the worth of drafts for many requests at once
 _SHARE = 0.005  # of the elapsed time
-_SHARE_IN_LARGE_BATCHES = 0.005  # of the elapsed time, at first
 _LEAST_SHARE = 0.00125  # in large batches, after many trials that failed
 _RARER = 0.7  # times the share, after each trial that failed
 _MOST = 8.0  # plain passes that one text may save up
@@ -29,10 +28,9 @@ class Allowance:
     """
 
     def __init__(self, large: bool = False) -> None:
-        self._usual_share = _SHARE_IN_LARGE_BATCHES if large else _SHARE
         self._least_share = _LEAST_SHARE if large else _SHARE
         self.left = _AT_FIRST_IN_LARGE_BATCHES if large else _AT_FIRST
-        self._share = self._usual_share
+        self._share = _SHARE
         self._grant = _FOR_A_TEXT
         self._lost = 0.0  # with the current text
 
@@ -54,7 +52,7 @@ class Allowance:
 
     def tried(self, gained: bool) -> None:
         """A run of rounds with drafts has ended."""
-        self._share = self._usual_share if gained else max(_RARER * self._share, self._least_share)
+        self._share = _SHARE if gained else max(_RARER * self._share, self._least_share)
 
     def wait(self, needed: float) -> float:
         """The time until a trial of this cost is allowed; 0 if enough is left.
