@@ -93,6 +93,7 @@ def in_turn(loops: Sequence[ClosedLoop]) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_source(parser)
     parser.add_argument("--clients", default="1,4,16,64", metavar="N,…", help="clients at once (1,4,16,64)")
     parser.add_argument("--rounds", type=int, default=4, metavar="N", help="loads of each size (4)")
     parser.add_argument("--calls", type=int, default=16, metavar="N", help="of a load, at least (16)")
@@ -111,7 +112,9 @@ def run(arguments: argparse.Namespace) -> int:
     rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, progress_bars() as progress:
         models = {
-            way: hierspec.load(weights=arguments.weights, stores=str(Path(folder, way)), keep_learnt=False)
+            way: hierspec.load(
+                arguments.model, weights=arguments.weights, stores=str(Path(folder, way)), keep_learnt=False
+            )
             for way in WAYS
         }
         for way, plan in WAYS.items():
@@ -143,6 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
         "machine": machine(),
         "prompts": title,
         "max_tokens": arguments.max_tokens,
+        "model": models["plain"].name,
         "weights": arguments.weights,
         "same_texts": same,
         "summary": summary,
