@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -31,9 +31,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hierspec.assembly.opening import WEIGHTS
+from hierspec.cli import options
+from hierspec.cli.console import note
+from hierspec.cli.main import run_script
+from hierspec.cli.report import command_line, hand_out
 from hierspec.core.errors import HierspecError
 from hierspec.machine import machine
 from hierspec.prompts import read_prompts
+from hierspec_bench.cli import common
 
 WORKER = """
 import json, sys, time
@@ -117,7 +123,7 @@ class Answering:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            sys.exit("A process ended before it had answered; its error is above.")
+            raise HierspecError("A process ended before it had answered; its error is above.")
         return line
 
     def close(self) -> None:
@@ -152,8 +158,7 @@ def answers(
     return done
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompts", type=Path, help="JSON lines with task and turns")
     parser.add_argument("--weights", default="auto,int8", help="formats, separated by commas (auto,int8)")
     parser.add_argument("--count", type=int, default=6, help="prompts of each family (6)")
@@ -162,16 +167,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=1, help="times, each with new processes (1)")
     parser.add_argument("--in-turn", action="store_true", help="both plans in one process, taking turns step by step")
     parser.add_argument("--one-process", action="store_true", help="the same for all families, which alternate")
-    parser.add_argument("--output", type=Path, help="write the result to this JSON file too")
-    arguments = parser.parse_args(argv)
-    if min(arguments.count, arguments.repeats, arguments.max_tokens) < 1:
-        parser.error("--count, --repeats and --max-tokens must be at least 1.")
+    common.add_output(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    options.at_least_one(arguments, "count", "repeats", "max-tokens")
+    factors, formats = _factors(arguments.factor), options.names(arguments.weights)
+    for weights in formats:
+        if weights not in WEIGHTS:
+            raise HierspecError(f"Unknown weights {weights!r}; choose {', '.join(WEIGHTS)}.")
     families: dict[str, list[str]] = {}
-    try:
-        prompts = read_prompts(arguments.prompts)
-    except HierspecError as error:
-        parser.error(str(error))
-    for prompt in prompts:
+    for prompt in read_prompts(arguments.prompts):
         families.setdefault(prompt.task, []).append(prompt.turns[0])
     chosen = [(task, prompt) for task, prompts in families.items() for prompt in prompts[: arguments.count]]
     if arguments.one_process:
@@ -179,8 +185,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         groups = [[pair for pair in chosen if pair[0] == task] for task in families]
     runs = []
-    for weights in arguments.weights.split(","):
-        for factor in map(float, arguments.factor.split(",")):
+    for weights in formats:
+        for factor in factors:
             done: list[dict[str, Any]] = []
             for turn in range(arguments.repeats):
                 for group in groups:
@@ -189,17 +195,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.repeats >= _FOR_MEDIANS:
                 run |= _ratios(_medians(done), families, "auto_over_plain_by_medians", "all_by_medians")
             run |= {"same_texts": sum(each["same"] for each in done), "texts": len(done)}
-            print(json.dumps(run), file=sys.stderr, flush=True)
+            note(json.dumps(run))
             runs.append({**run, "answers": done})
-    command = "python experiments/first_prompts.py " + shlex.join(sys.argv[1:])
-    document = {"command": command, "machine": machine(), "max_tokens": arguments.max_tokens, "runs": runs}
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
+    hand_out(
+        {"command": command_line(), "machine": machine(), "max_tokens": arguments.max_tokens, "runs": runs},
+        arguments.output,
+    )
     return 0 if all(run["same_texts"] == run["texts"] for run in runs) else 1
 
 
 _FOR_MEDIANS = 3  # repeats
+
+
+def _factors(listed: str) -> list[float]:
+    try:
+        factors = [float(factor) for factor in options.names(listed)]
+    except ValueError:
+        factors = []
+    if not factors or not all(0 < factor < math.inf for factor in factors):
+        raise HierspecError(f"--factor takes numbers above 0, separated by commas, not {listed!r}.")
+    return factors
 
 
 def _ratios(done: list[dict[str, Any]], tasks: Iterable[str], by_task: str, all_tasks: str) -> dict[str, Any]:
@@ -220,6 +235,10 @@ def _medians(done: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _ratio(done: list[dict[str, Any]]) -> float:
     return round(sum(each["plain"] for each in done) / sum(each["auto"] for each in done), 3)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return run_script(__doc__, add_arguments, run, arguments)
 
 
 if __name__ == "__main__":

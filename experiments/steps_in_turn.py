@@ -19,7 +19,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import sqrt
 from pathlib import Path
 from statistics import stdev
@@ -31,7 +31,6 @@ from hierspec.cli.console import note, progress_bars
 from hierspec.cli.main import run_script
 from hierspec.cli.report import command_line, hand_out
 from hierspec.core.engine import Engine
-from hierspec.core.errors import HierspecError
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.language_model import LanguageModel
@@ -44,12 +43,17 @@ Call = tuple[str, Sampling]
 
 
 class ClosedLoop:
-    """An engine with a number of clients, each making one call after the other; `serving` as a server's engine."""
+    """An engine with a number of clients, each making one call after the other.
+
+    `serving`: it is a server's, and each call is another user's, so nothing is drafted from earlier answers.
+    """
+
+    clock: Callable[[], float] = time.perf_counter
 
     def __init__(
         self, model: LanguageModel, plan: str, calls: Sequence[Call], clients: int = 1, serving: bool = True
     ) -> None:
-        self.model, self.plan, self.clients = model, plan, clients
+        self.model, self.plan, self.clients, self.serving = model, plan, clients, serving
         self.seconds = 0.0
         self.texts: list[list[int]] = [[] for _ in calls]
         self._todo = list(enumerate(calls))
@@ -62,17 +66,18 @@ class ClosedLoop:
 
     def step(self) -> None:
         """One step of the engine. New calls take the places of those that have ended."""
-        began = time.perf_counter()
+        began = self.clock()
         while self._todo and len(self._running) < self.clients:
             number, (prompt, sampling) = self._todo.pop(0)
-            request = self.model.request(prompt, self.plan, sampling, namespace=f"call {id(self)} {number}")
+            namespace = f"call {id(self)} {number}" if self.serving else ""
+            request = self.model.request(prompt, self.plan, sampling, namespace=namespace)
             self._running[request] = number
             self._engine.submit(request)
         with self.model.turn():
             self._engine.step()
         for request in [request for request in self._running if request.ended is not None]:
             self.texts[self._running.pop(request)] = request.output
-        self.seconds += time.perf_counter() - began
+        self.seconds += self.clock() - began
 
 
 def calls_from(prompts: Sequence[str], first: int, count: int, max_tokens: int) -> list[Call]:
@@ -94,21 +99,16 @@ def in_turn(loops: Sequence[ClosedLoop]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_source(parser)
-    parser.add_argument("--clients", default="1,4,16,64", metavar="N,…", help="clients at once (1,4,16,64)")
-    parser.add_argument("--rounds", type=int, default=4, metavar="N", help="loads of each size (4)")
-    parser.add_argument("--calls", type=int, default=16, metavar="N", help="of a load, at least (16)")
-    parser.add_argument("--each", type=int, default=3, metavar="N", help="calls of each client, at least (3)")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer (64)")
+    common.add_load(parser, rounds=4)
     parser.add_argument("--weights", default="auto", help="the weight format (auto)")
     common.add_prompts(parser)
     common.add_output(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options.at_least_one(arguments, "rounds", "calls", "each", "max-tokens")
+    sizes = common.chosen_clients(arguments)
     title, chosen = common.chosen_prompts(arguments)
     prompts = [prompt.turns[0] for prompt in chosen]
-    sizes = _sizes(arguments.clients)
     rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, progress_bars() as progress:
         models = {
@@ -154,16 +154,6 @@ def run(arguments: argparse.Namespace) -> int:
     }
     hand_out(document, arguments.output)
     return 0 if same else 1
-
-
-def _sizes(clients: str) -> list[int]:
-    try:
-        sizes = [int(count) for count in clients.split(",")]
-    except ValueError:
-        sizes = [0]
-    if min(sizes) < 1:
-        raise HierspecError(f"--clients takes numbers from 1 up, separated by commas, not {clients!r}.")
-    return sizes
 
 
 def _turned(ways: list[str], number: int) -> list[str]:

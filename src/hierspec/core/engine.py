@@ -96,17 +96,16 @@ class Engine:
         """Requests that do not wait for memory. Once one has ended, all may try again, the earliest first."""
         unended = {request: ask for request, ask in self._asks.items() if request.ended is None}
         if len(unended) < len(self._asks):
-            self._roomy = 0 if self._waiting else self._roomy
-            self._waiting.clear()
+            if self._waiting:
+                self._waiting.clear()
+                self._roomy = 0
             self._asks = unended
         running = [request for request in unended if request not in self._waiting]
         if self._reader is None:
             return running
-        if not self._roomy and fits_for(running, _STEPS):
-            self._roomy = _STEPS
-        if not self._roomy:
+        if not self._roomy and not fits_for(running, _STEPS):
             return _with_room(running)
-        self._roomy -= 1
+        self._roomy = (self._roomy or _STEPS) - 1
         return running
 
     def _answers(self, group: list[tuple[Request, Ask]]) -> Sequence[Answer | None]:

@@ -38,6 +38,28 @@ def add_baselines(parser: argparse.ArgumentParser, which: str) -> None:
     parser.add_argument("--peers", "--baselines", default="", metavar="NAMES", help=which)
 
 
+def add_load(parser: argparse.ArgumentParser, rounds: int) -> None:
+    """How many clients make how many calls, `rounds` times by default."""
+    parser.add_argument("--clients", default="1,4,16,64", metavar="N,…", help="clients at once (default 1,4,16,64)")
+    rounds_help = f"interleaved repetitions (default {rounds})"
+    parser.add_argument("--rounds", type=int, default=rounds, metavar="N", help=rounds_help)
+    parser.add_argument("--calls", type=int, default=16, metavar="N", help="per measurement, at least (default 16)")
+    parser.add_argument("--each", type=int, default=3, metavar="N", help="calls of each client, at least (default 3)")
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer (default 64)")
+
+
+def chosen_clients(arguments: argparse.Namespace) -> list[int]:
+    """The numbers of --clients. All options of `add_load` are checked."""
+    options.at_least_one(arguments, "rounds", "max-tokens", "calls", "each")
+    try:
+        counts = [int(count) for count in names(arguments.clients)]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise HierspecError(f"--clients must be numbers from 1 up, separated by commas, not {arguments.clients!r}.")
+    return counts
+
+
 def add_output(parser: argparse.ArgumentParser, more: str = "") -> None:
     help_text = f"write the JSON document to a file too{more}"
     parser.add_argument("--output", type=OutputFile, metavar="FILE", help=help_text)

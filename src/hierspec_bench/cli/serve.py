@@ -33,11 +33,7 @@ _COLUMNS = ("clients", "way", "tokens/s", "over\nplain", "first\nms", "gap\nms",
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_source(parser)
-    parser.add_argument("--clients", default="1,4,16,64", metavar="N,…", help="clients at once (default 1,4,16,64)")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="interleaved repetitions (default 3)")
-    parser.add_argument("--calls", type=int, default=16, metavar="N", help="per measurement, at least (default 16)")
-    parser.add_argument("--each", type=int, default=3, metavar="N", help="calls of each client, at least (default 3)")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of an answer (default 64)")
+    common.add_load(parser, rounds=3)
     parser.add_argument("--unbatched", action="store_true", help="also a server that answers one call after another")
     parser.add_argument(
         "--others", type=text, default="", metavar="NAME=URL,…", help="other engines' servers that run already"
@@ -51,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    options.at_least_one(arguments, "rounds", "max-tokens", "calls", "each")
-    clients = _counts(arguments.clients)
+    clients = common.chosen_clients(arguments)
     title, prompts = common.chosen_prompts(arguments)
     from hierspec.machine import machine
     from hierspec_bench.serving.load import LoadTest, calls_of, summary
@@ -84,16 +79,6 @@ def run(arguments: argparse.Namespace) -> int:
     ours = {way.name for way in ways if way.apart}
     wrong = [row for row in rows if row["errors"] or (row["different_texts"] and row["way"] in ours)]
     return DIFFERENT if wrong else 0
-
-
-def _counts(listed: str) -> list[int]:
-    try:
-        counts = [int(count) for count in names(listed)]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise HierspecError(f"--clients must be numbers from 1 up, separated by commas, not {listed!r}.")
-    return counts
 
 
 def _ways(arguments: argparse.Namespace, servers: ExitStack) -> list[Way]:
