@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llvmlite import ir
 from x86_assembly import x86_assembly
 
-from hierspec.backends.cpu.byte_tiles import BEHIND, _row_tile, configure, has_byte_tiles, over_rows_by_tiles, release
+from hierspec.backends.cpu.byte_tiles import _row_tile, configure, has_byte_tiles, over_rows_by_tiles, release
 from hierspec.backends.cpu.forms import FORMS, INT4, INT8, Form, arrange
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP, quantise_for, quantise_weights
 from hierspec.backends.cpu.routines import routine
@@ -23,10 +23,10 @@ TILE = 16
 
 
 @cache
-def by_tiles(form: Form):
-    over = over_rows_by_tiles(form, emulated=not has_byte_tiles())
+def by_tiles(form: Form, blocks: int):
+    over = over_rows_by_tiles(form, blocks, emulated=not has_byte_tiles())
 
-    @routine(7)
+    @routine(5 + 2 * blocks)
     def product(w, x, rows, *rest):
         if has_byte_tiles():
             configure(w, rows, form)
@@ -61,15 +61,17 @@ def products(x: np.ndarray, weights: np.ndarray, form: Form) -> tuple[np.ndarray
     quantise_for[form.group].from_python(
         x.ctypes.data, rows * size // form.group, inputs.ctypes.data, records.ctypes.data
     )
-    results = []
-    for multiply in form_vectors[form].from_python, by_tiles(form):
-        out = np.full((rows + 1, TILE * len(weights)), np.nan, np.float32)
-        for number, block in enumerate(weights):
-            target = out.ctypes.data + 4 * TILE * number
-            given = inputs.ctypes.data, rows, records.ctypes.data, block.ctypes.data, size, target, out.shape[1]
-            multiply(*given)
+    outs = [np.full((rows + 1, TILE * len(weights)), np.nan, np.float32) for _ in range(2)]
+    start, step, shared = inputs.ctypes.data, outs[0].shape[1], records.ctypes.data
+    of_blocks: list[int] = []
+    for number, block in enumerate(weights):
+        vectors, tiles = (out.ctypes.data + 4 * TILE * number for out in outs)
+        form_vectors[form].from_python(start, rows, shared, block.ctypes.data, size, vectors, step)
+        of_blocks += block.ctypes.data, tiles
+    by_tiles(form, len(weights))(start, rows, shared, size, step, *of_blocks)
+    for out in outs:
         assert np.isnan(out[rows]).all(), "a row that nobody asked for was written"
-        results.append(out[:rows])
+    results = [out[:rows] for out in outs]
     return results[0], results[1]
 
 
@@ -99,10 +101,11 @@ def test_the_largest_sums(form):
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 def test_llvm_emits_the_instructions_and_keeps_sums_in_registers(form):
     """For CPUs with AMX, whatever CPU this is."""
-    module = ir.Module()
-    _row_tile(form, 16, True, emulated=False).define(module, "row_tile")
-    text, _ = x86_assembly(module)
-    products = BEHIND[form.group] + 4 + 3  # before the loop, in it, and what is left of its rounds
-    assert [len(re.findall(rf"\b{name}\b", text)) for name in ("tdpbssd", "tilestored")] == [products, products]
-    # Spilled around every product, 16 sums would be stored more than 100 times.
-    assert len(re.findall(r"vmov\w+\s+%zmm\d+, -?\d*\(%r[sb]p\)", text)) < 16
+    for blocks in (1, 2):
+        module = ir.Module()
+        _row_tile(form, 16, blocks, True, emulated=False).define(module, "row_tile")
+        text, _ = x86_assembly(module)
+        # Two groups in turn, and one that is left.
+        assert [len(re.findall(rf"\b{name}\b", text)) for name in ("tdpbssd", "tilestored")] == [3 * blocks] * 2
+        # Spilled in every step, 16 sums would be stored more than 30 times.
+        assert len(re.findall(r"vmov\w+\s+%zmm\d+, -?\d*\(%r[sb]p\)", text)) < 16

@@ -4,14 +4,16 @@ One instruction, tdpbssd, accumulates products of bytes in 16 x 16 sums of 32 bi
 gives the same bits as the vector code in `vector_products.py`, as long as the scaled sums of the groups are added in
 the same order by the same steps. So narrow and wide passes may use either.
 
-Integer sums leave a tile through memory. A load right after the store would stall, so a group's sums are loaded some
-groups later. For the same reason integers of 4 bits are unpacked to bytes in memory some groups before they are loaded
-as a tile: into a ring that stays in the L1 cache, or into memory for the whole block if further row tiles use them
-again.
+Integer sums leave a tile through memory, and a load right after the store would stall. So a few groups are multiplied
+first, and then their sums are scaled and added. For the same reason integers of 4 bits are unpacked to bytes in memory
+before these groups are multiplied: into a ring that stays in the L1 cache, or into memory for the whole block if
+further row tiles use them again. Two blocks of 16 outputs are multiplied together, so a tile of inputs is loaded once
+for both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -27,11 +29,11 @@ from hierspec.backends.cpu.routines import Routine, routine
 # Number of rows from which AMX is faster than vectors, by bits and group size.
 LEAST_ROWS = {(8, 64): 5, (8, 32): 10, (8, 16): 12, (4, 32): 12, (4, 16): 12}
 AHEAD = 32 << 10  # prefetch distance in bytes
-# Groups that are multiplied before the sums of the first are loaded; smaller groups take less time each.
-BEHIND = {64: 3, 32: 4, 16: 6}
-_RING = 8  # groups whose sums are in memory
-UNPACKED_AHEAD = 4  # how many groups ahead of the multiplication groups are unpacked
-_UNPACKED = 8  # groups in a ring of unpacked ones
+# Groups that are multiplied before their sums are added, by group size. On an x86 CPU with AMX, a sketch of the
+# products of the default model's layers took for 3, 6 and 12 groups of 64 115, 108 and 120 ms (992 rows), for 4, 9 and
+# 18 groups of 32 4.3, 5.5 and 6.3 ms (16 rows).
+AT_ONCE = {64: 6, 32: 4, 16: 4}
+_RING = 8  # groups in a ring of unpacked ones, at least as many as are multiplied at once
 HEIGHTS = (2, 4, 8, 12, 16)  # possible rows of a tile
 _SUMS_BYTES = 4 * LANES * LANES
 
@@ -39,7 +41,7 @@ _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _V64I8 = ir.VectorType(_I8, 4 * LANES)
 _POINTER = ir.PointerType()
 
-_SUMS, _INPUTS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers, used round-robin
+_SUMS, _INPUTS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)  # tile registers
 
 
 @cache
@@ -89,14 +91,16 @@ def _stack(w: VectorWriter, size: Any) -> Any:
 
 
 class _Tiles:
-    """Multiplies one group for some rows and 16 outputs, and stores the integer sums in memory."""
+    """Multiplies one group of some rows by one or two blocks of 16 outputs, and stores the integer sums in memory."""
 
     def __init__(self, w: VectorWriter, depth: int, rows: int) -> None:
         self._w, self._depth, self._rows = w, depth, rows
 
-    def multiply(self, inputs: Any, stride: Any, weights: Any, out: Any, turn: int) -> None:
-        w = self._w
-        total, left, right = (of[turn % len(of)] for of in (_SUMS, _INPUTS, _WEIGHTS))
+    def multiply(self, inputs: Any, stride: Any, weights: Sequence[Any], sums: Sequence[Any], turn: int) -> None:
+        """`turn`, 0 or 1: registers take turns, so that a product need not wait for the stores of the one before."""
+        w, left, count = self._w, _INPUTS[turn], len(weights)
+        totals = _SUMS[turn * count : (turn + 1) * count]
+        rights = _WEIGHTS if count > 1 else _WEIGHTS[turn:]
 
         def call(name: str, *arguments: Any) -> None:
             kinds = [argument.type for argument in arguments]
@@ -105,24 +109,25 @@ class _Tiles:
         def number(tile: int) -> Any:
             return ir.Constant(_I8, tile)
 
-        call("tilezero", number(total))
+        for total in totals:
+            call("tilezero", number(total))
         call("tileloadd64", number(left), w.b.inttoptr(inputs, _POINTER), stride)
-        call("tileloadd64", number(right), w.b.inttoptr(weights, _POINTER), i64(LINE))
-        call("tdpbssd", number(total), number(left), number(right))
-        call("tilestored64", number(total), w.b.inttoptr(out, _POINTER), i64(LINE))
-
-    def kept(self, value: Any) -> Any:
-        """Pins the value in a register before the next tile instruction; LLVM would otherwise spill all of them."""
-        return self._w.b.asm(ir.FunctionType(V16F32, [V16F32]), "", "=v,0", [value], side_effect=True)
+        for right, block in zip(rights, weights, strict=False):
+            call("tileloadd64", number(right), w.b.inttoptr(block, _POINTER), i64(LINE))
+        for total, right in zip(totals, rights, strict=False):
+            call("tdpbssd", number(total), number(left), number(right))
+        for total, target in zip(totals, sums, strict=True):
+            call("tilestored64", number(total), w.b.inttoptr(target, _POINTER), i64(LINE))
 
 
 class _EmulatedTiles(_Tiles):
     """The same with vectors, for tests on CPUs without AMX."""
 
-    def kept(self, value: Any) -> Any:
-        return value
+    def multiply(self, inputs: Any, stride: Any, weights: Sequence[Any], sums: Sequence[Any], turn: int) -> None:
+        for block, target in zip(weights, sums, strict=True):
+            self._multiply_block(inputs, stride, block, target)
 
-    def multiply(self, inputs: Any, stride: Any, weights: Any, out: Any, turn: int) -> None:
+    def _multiply_block(self, inputs: Any, stride: Any, weights: Any, sums: Any) -> None:
         w, undefined = self._w, ir.Constant(V16I32, ir.Undefined)
 
         def one_row(row: Any) -> None:
@@ -140,101 +145,116 @@ class _EmulatedTiles(_Tiles):
                 return totals
 
             [total] = w.loop(i64(self._depth // 4), [splat_i32(0)], four_inputs)
-            w.b.store(total, w.at(out, row, LINE), align=4)
+            w.b.store(total, w.at(sums, row, LINE), align=4)
 
         w.repeat(i64(self._rows), one_row)
 
 
 class _RowTile:
-    """Emits 16 outputs of `rows` rows; `first`: they are the first row tile of the pass, which unpacks and
-    prefetches."""
+    """Emits products of `rows` rows with one or two blocks of 16 outputs; `first`: they are the first row tile of the
+    pass, which unpacks and prefetches."""
 
     def __init__(  # type: ignore[no-untyped-def]
-        self, w: VectorWriter, form: Form, tiles: _Tiles, rows: int, first: bool, x, size, records, block, groups,
-        unpacked, mask,
+        self, w: VectorWriter, form: Form, tiles: _Tiles, rows: int, first: bool, x, size, records,
+        blocks: Sequence[Any], groups, unpacked: Sequence[Any], mask,
     ) -> None:  # fmt: skip
+        """`unpacked`: memory for each block's unpacked groups; `mask`: for their index there."""
         self._w, self._form, self._tiles, self._first, self._rows = w, form, tiles, first, rows
         self._x, self._size, self._groups, self._unpacked, self._mask = x, size, groups, unpacked, mask
-        self._reader = GroupReader(w, form, block, groups)
-        self._sums = _stack(w, i64(_RING * _SUMS_BYTES))
+        self._readers = [GroupReader(w, form, block, groups) for block in blocks]
+        self._at_once = AT_ONCE[form.group]
+        self._sums = _stack(w, i64(len(blocks) * self._at_once * _SUMS_BYTES))
         words = w.times(groups, WORDS_PER_GROUP)
         self._records = [w.plus(records, words, row * FLOAT_BYTES) for row in range(rows)]
 
-    def totals(self) -> list[Any]:
-        """The sums of all groups, for each row."""
-        w, groups, turns = self._w, self._groups, len(_SUMS)
-        most_behind = BEHIND[self._form.group]
-        behind = _smaller(w, groups, most_behind)
-        if self._unpacks:
-            w.repeat(_smaller(w, groups, UNPACKED_AHEAD), self._unpack)
-        for group in range(most_behind):
-            with w.b.if_then(w.b.icmp_signed("<", i64(group), groups)):
-                self._multiply(i64(group), group % turns)
+    def write(self, outs: Sequence[Any], out_step: Any, kept: Any) -> None:
+        """Writes the totals of `kept` rows. In between they are where they are written to; if some rows only fill the
+        tile, they are in memory with room for all."""
+        w, rows = self._w, self._rows
+        some = w.b.icmp_signed("<", kept, i64(rows))
+        room = _stack(w, i64(len(outs) * _SUMS_BYTES))
+        rooms = [w.plus(room, number * _SUMS_BYTES) for number in range(len(outs))]
+        step = w.b.select(some, i64(LANES), out_step)
+        places = [w.b.select(some, room, out) for room, out in zip(rooms, outs, strict=True)]
 
-        def both(number: Any, totals: list[Any], turn: int) -> list[Any]:
-            self._multiply(w.b.add(number, behind), (most_behind + turn) % turns)
-            return self._take(number, totals)
+        def some_groups(number: Any) -> None:
+            start = w.times(number, self._at_once)
+            count = _smaller(w, w.b.sub(self._groups, start), self._at_once)
+            self._multiply_groups(start, count)
+            is_first = w.b.icmp_signed("==", number, i64(0))
+            for block, place in enumerate(places):
+                before = [w.load(place, w.times(step, row)) for row in range(rows)]
+                before = [w.b.select(is_first, splat_f32(0.0), total) for total in before]
+                take = partial(self._take, block, start)
+                for row, total in enumerate(w.loop(count, before, take)):
+                    w.store(total, place, w.times(step, row))
 
-        def in_turn(number: Any, totals: list[Any]) -> list[Any]:
-            for turn in range(turns):  # round-robin registers: the next product need not wait for the last store
-                totals = both(w.plus(w.times(number, turns), turn), totals, turn)
-            return totals
+        w.repeat(w.b.sdiv(w.plus(self._groups, self._at_once - 1), i64(self._at_once)), some_groups)
+        with w.b.if_then(some):
 
-        def last(turn: int, number: Any, totals: list[Any]) -> list[Any]:
-            return both(w.plus(done, turn), totals, turn)
+            def copy_row(row: Any) -> None:
+                for room, out in zip(rooms, outs, strict=True):
+                    w.store(w.load(room, w.times(row, LANES)), out, w.times(row, out_step))
 
-        rest = w.b.sub(groups, behind)
-        rounds = w.b.sdiv(rest, i64(turns))
-        totals = w.loop_perhaps(rounds, [splat_f32(0.0)] * self._rows, in_turn)
-        done = w.times(rounds, turns)
-        for turn in range(turns - 1):
-            once = w.b.zext(w.b.icmp_signed("<", w.plus(done, turn), rest), _I64)
-            totals = w.loop_perhaps(once, totals, partial(last, turn))
-        return w.loop(behind, totals, lambda number, totals: self._take(w.b.add(rest, number), totals))
+            w.repeat(kept, copy_row)
 
-    @property
-    def _unpacks(self) -> bool:
-        return self._first and self._form.bits == 4
+    def _multiply_groups(self, start: Any, count: Any) -> None:
+        w = self._w
+        if self._form.bits == 4 and self._first:
+            w.repeat(count, lambda number: self._unpack(w.b.add(start, number)))
 
-    def _sums_of(self, group: Any) -> Any:
-        return self._w.plus(self._sums, self._w.b.and_(group, i64(_RING - 1)), _SUMS_BYTES)
+        def two_groups(pair: Any) -> None:
+            for turn in (0, 1):
+                self._multiply(start, w.plus(w.times(pair, 2), turn), turn)
 
-    def _unpacked_at(self, group: Any) -> Any:
-        return self._w.plus(self._unpacked, self._w.b.and_(group, self._mask), self._form.group * LANES)
+        w.repeat(w.b.sdiv(count, i64(2)), two_groups)
+        with w.b.if_then(w.b.trunc(count, ir.IntType(1))):
+            self._multiply(start, w.b.sub(count, i64(1)), 0)
+
+    def _sums_of(self, block: int, number: Any) -> Any:
+        """Sums of a group; `number` counts from the first group that is multiplied at once with it."""
+        return self._w.plus(self._sums, self._w.plus(number, block * self._at_once), _SUMS_BYTES)
+
+    def _unpacked_at(self, block: int, group: Any) -> Any:
+        w = self._w
+        return w.plus(self._unpacked[block], w.b.and_(group, self._mask), self._form.group * LANES)
 
     def _in_unit(self, group: Any) -> tuple[Any, Any]:
         """The unit that a group belongs to, and its index there."""
         count = self._form.groups
         return self._w.b.lshr(group, i64(count.bit_length() - 1)), self._w.b.and_(group, i64(count - 1))
 
-    def _multiply(self, group: Any, turn: int) -> None:
-        w, form = self._w, self._form
-        if self._unpacks:
-            later = w.plus(group, UNPACKED_AHEAD)
-            with w.b.if_then(w.b.icmp_signed("<", later, self._groups)):
-                self._unpack(later)
-        weights = self._unpacked_at(group) if form.bits == 4 else self._reader.integers(*self._in_unit(group))
-        self._tiles.multiply(w.plus(self._x, group, form.group), self._size, weights, self._sums_of(group), turn)
+    def _multiply(self, start: Any, number: Any, turn: int) -> None:
+        w, form, group = self._w, self._form, self._w.b.add(start, number)
+        if form.bits == 4:
+            weights = [self._unpacked_at(block, group) for block in range(len(self._readers))]
+        else:
+            weights = [reader.integers(*self._in_unit(group)) for reader in self._readers]
+        sums = [self._sums_of(block, number) for block in range(len(self._readers))]
+        self._tiles.multiply(w.plus(self._x, group, form.group), self._size, weights, sums, turn)
         if self._first and AHEAD:  # once for all row tiles
-            self._reader.prefetch(group, AHEAD)
+            for reader in self._readers:
+                reader.prefetch(group, AHEAD)
 
     def _unpack(self, group: Any) -> None:
         """Unpacks integers of 4 bits to bytes, as a tile."""
         w, form = self._w, self._form
-        source, target = self._reader.integers(*self._in_unit(group)), self._unpacked_at(group)
-        for line in range(0, form.integer_bytes, LINE):
-            octets = w.b.load(w.at(source, i64(line), 1), typ=_V64I8, align=1)
-            low, high = w.b.and_(octets, _bytes(15)), w.b.lshr(octets, _bytes(4))
-            for start, integers in ((line, low), (form.integer_bytes + line, high)):
-                if form.zero:
-                    integers = w.b.sub(integers, _bytes(form.zero))
-                w.b.store(integers, w.at(target, i64(start), 1), align=LINE)
+        for block, reader in enumerate(self._readers):
+            source, target = reader.integers(*self._in_unit(group)), self._unpacked_at(block, group)
+            for line in range(0, form.integer_bytes, LINE):
+                octets = w.b.load(w.at(source, i64(line), 1), typ=_V64I8, align=1)
+                low, high = w.b.and_(octets, _bytes(15)), w.b.lshr(octets, _bytes(4))
+                for start, integers in ((line, low), (form.integer_bytes + line, high)):
+                    if form.zero:
+                        integers = w.b.sub(integers, _bytes(form.zero))
+                    w.b.store(integers, w.at(target, i64(start), 1), align=LINE)
 
-    def _take(self, group: Any, totals: list[Any]) -> list[Any]:
-        """Adds the scaled sums of one more group to the totals."""
-        w, (unit, in_unit) = self._w, self._in_unit(group)
-        scale, offset = self._reader.of_group(unit, in_unit, self._reader.of_unit(unit))
-        sums, word = self._sums_of(group), w.times(group, WORDS_PER_GROUP)
+    def _take(self, block: int, start: Any, number: Any, totals: list[Any]) -> list[Any]:
+        """Adds the scaled sums of one more group to a block's totals."""
+        w, reader, group = self._w, self._readers[block], self._w.b.add(start, number)
+        unit, in_unit = self._in_unit(group)
+        scale, offset = reader.of_group(unit, in_unit, reader.of_unit(unit))
+        sums, word = self._sums_of(block, number), w.times(group, WORDS_PER_GROUP)
         results = []
         for row, (record, total) in enumerate(zip(self._records, totals, strict=True)):
             integers = w.b.load(w.at(sums, i64(row * LINE), 1), typ=V16I32, align=LINE)
@@ -242,7 +262,7 @@ class _RowTile:
             result = w.fma(w.b.sitofp(integers, V16F32), factor, total)
             if offset is not None:
                 result = w.fma(offset, w.splat(w.load_float(record, w.plus(word, 1))), result)
-            results.append(self._tiles.kept(result))
+            results.append(result)
         return results
 
 
@@ -254,47 +274,51 @@ def _smaller(w: VectorWriter, number: Any, other: int) -> Any:
     return w.b.select(w.b.icmp_signed("<", number, i64(other)), number, i64(other))
 
 
-def _row_tile(form: Form, rows: int, first: bool, emulated: bool) -> Routine:
-    @routine(10, optimised=lambda: not emulated)
+def _row_tile(form: Form, rows: int, blocks: int, first: bool, emulated: bool) -> Routine:
+    @routine(7 + 3 * blocks, optimised=lambda: not emulated)
     def row_tile(w: VectorWriter, *arguments: Any) -> None:
-        """One tile of rows times one block of 16 outputs.
+        """One tile of rows times one or two blocks of 16 outputs.
 
-        Arguments: x [rows, size] in 8 bits, size, `records` about its groups, the block of weights, number of groups,
-        memory for unpacked groups and an index mask for it, out, out_step, and how many rows to store.
+        Arguments: x [rows, size] in 8 bits, size, `records` about its groups, number of groups, index mask for unpacked
+        groups, out_step, how many rows to write; then for each block its weights, its output, and memory for its
+        unpacked groups.
         """
-        *inputs, out, out_step, kept = arguments
+        x, size, records, groups, mask, out_step, kept, *of_blocks = arguments
+        weights, outs, unpacked = (of_blocks[part::3] for part in range(3))
         tiles = (_EmulatedTiles if emulated else _Tiles)(w, form.group, rows)
-        for row, total in enumerate(_RowTile(w, form, tiles, rows, first, *inputs).totals()):
-            with w.b.if_then(w.b.icmp_signed(">", kept, i64(row))):
-                w.store(total, out, w.times(out_step, row))
+        tile = _RowTile(w, form, tiles, rows, first, x, size, records, weights, groups, unpacked, mask)
+        tile.write(outs, out_step, kept)
 
     return row_tile
 
 
-def over_rows_by_tiles(form: Form, emulated: bool = False) -> Routine:
-    """One block of 16 outputs for all rows, by AMX, with the bits of `form_vectors`.
+def over_rows_by_tiles(form: Form, blocks: int = 1, emulated: bool = False) -> Routine:
+    """One or two blocks of 16 outputs for all rows, by AMX, with the bits of `form_vectors`.
 
     The memory of inputs and of their records has room for whole tiles of rows; `configure` has been called.
     """
-    first = {rows: _row_tile(form, rows, True, emulated) for rows in HEIGHTS}
-    other = _row_tile(form, LANES, False, emulated)
+    first = {rows: _row_tile(form, rows, blocks, True, emulated) for rows in HEIGHTS}
+    other = _row_tile(form, LANES, blocks, False, emulated)
 
-    @routine(7)
-    def over(
-        w: VectorWriter, x: Any, rows: Any, records: Any, weights: Any, size: Any, out: Any, out_step: Any
-    ) -> None:
+    @routine(5 + 2 * blocks)
+    def over(w: VectorWriter, x: Any, rows: Any, records: Any, size: Any, out_step: Any, *of_blocks: Any) -> None:
+        """`of_blocks`: the weights and the output of each block."""
         groups = w.b.sdiv(size, i64(form.group))
         words = w.times(groups, WORDS_PER_GROUP)
-        unpacked, mask = i64(0), i64(0)
+        unpacked, mask = [i64(0)] * blocks, i64(-1)
         if form.bits == 4:
             again = w.b.icmp_signed(">", rows, i64(LANES))
-            unpacked = _stack(w, w.times(w.b.select(again, groups, i64(_UNPACKED)), form.group * LANES))
-            mask = w.b.select(again, i64(-1), i64(_UNPACKED - 1))
+            size_of_one = w.times(w.b.select(again, groups, i64(_RING)), form.group * LANES)
+            unpacked = [_stack(w, size_of_one) for _ in range(blocks)]
+            mask = w.b.select(again, i64(-1), i64(_RING - 1))
 
         def tile(of: Routine, row: Any) -> None:
             inputs, mine = w.plus(x, row, size), w.plus(records, row, words, FLOAT_BYTES)
-            target, kept = w.plus(out, row, out_step, FLOAT_BYTES), w.b.sub(rows, row)
-            of(w, inputs, size, mine, weights, groups, unpacked, mask, target, out_step, kept)
+            shared = inputs, size, mine, groups, mask, out_step, w.b.sub(rows, row)
+            rest: list[Any] = []
+            for weights, out, memory in zip(of_blocks[0::2], of_blocks[1::2], unpacked, strict=True):
+                rest += weights, w.plus(out, row, out_step, FLOAT_BYTES), memory
+            of(w, *shared, *rest)
 
         w.when_equal(tile_rows(w, rows), {count: partial(tile, of, i64(0)) for count, of in first.items()})
         others = w.b.sdiv(w.b.sub(rows, i64(1)), i64(LANES))

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 
 from hierspec.backends.cpu.amx import DEPTH, TILE_BYTES, begin_tiles, end_tiles, round_row, store_zeros
 from hierspec.backends.cpu.byte_tiles import configure, has_byte_tiles, least_rows, over_rows_by_tiles, release
@@ -101,25 +102,7 @@ def _round(w: VectorWriter, x: Any, row: Any, size: Any, prepared: Any) -> None:
 prepare_for_amx = _prepare(BFLOAT16_AMX)
 
 
-_form_tiles = {form: over_rows_by_tiles(form) for form in FORM_OF_KIND.values()}
-
-
-def _by_tiles(w: VectorWriter, form: Form, rows: Any) -> Any:
-    return w.b.icmp_signed(">=", rows, i64(least_rows(form)))
-
-
-@contextmanager
-def _configured(w: VectorWriter, kind: int, rows: Any) -> Iterator[None]:
-    """Configures tiles around quantised products, so that their callers need not know whether AMX computes them."""
-    form = FORM_OF_KIND.get(kind)
-    if form and has_byte_tiles():
-        with w.b.if_then(_by_tiles(w, form, rows)):
-            configure(w, rows, form)
-        yield
-        with w.b.if_then(_by_tiles(w, form, rows)):
-            release(w)
-    else:
-        yield
+_form_tiles = {(form, blocks): over_rows_by_tiles(form, blocks) for form in FORM_OF_KIND.values() for blocks in (1, 2)}
 
 
 def _block(kind: int) -> Callable[..., None]:
@@ -127,15 +110,7 @@ def _block(kind: int) -> Callable[..., None]:
 
     def block(w: VectorWriter, x: Any, prepared: Any, group_scales: Any, rows: Any, weights: Any, *rest: Any) -> None:
         if form := FORM_OF_KIND.get(kind):
-            given = prepared, rows, group_scales, weights, *rest
-            if not has_byte_tiles():
-                form_vectors[form](w, *given)
-                return
-            with w.b.if_else(_by_tiles(w, form, rows)) as (wide, narrow):
-                with wide:
-                    _form_tiles[form](w, *given)
-                with narrow:
-                    form_vectors[form](w, *given)
+            form_vectors[form](w, prepared, rows, group_scales, weights, *rest)
         elif has_wide_registers():
             over = transposed_tiles if kind == FLOAT32 else transposed_bfloat16_tiles
             over(w, x, prepared, rows, weights, *rest)
@@ -144,6 +119,23 @@ def _block(kind: int) -> Callable[..., None]:
             (tiles if kind == FLOAT32 else bfloat16_tiles)(w, x, size, rows, weights, *rest)
 
     return block
+
+
+@contextmanager
+def _narrow(w: VectorWriter, kind: int, rows: Any, by_tiles: Callable[[Form], None]) -> Iterator[None]:
+    """Emits the code in the block for rows that vectors multiply, and by_tiles(form) for more quantised rows if the
+    CPU has tiles for them."""
+    form = FORM_OF_KIND.get(kind)
+    if not (form and has_byte_tiles()):
+        yield
+        return
+    with w.b.if_else(w.b.icmp_signed(">=", rows, i64(least_rows(form)))) as (wide, narrow):
+        with wide:
+            configure(w, rows, form)
+            by_tiles(form)
+            release(w)
+        with narrow:
+            yield
 
 
 def _product(kind: int) -> Routine:
@@ -172,10 +164,23 @@ def _product(kind: int) -> Routine:
             start, target = w.plus(weights, block, step), w.plus(out, block, LANES * _FLOAT)
             _block(kind)(w, x, prepared, group_scales, rows, start, size, target, out_step)
 
+        def by_tiles(form: Form) -> None:
+            def tiles_of(number: Any, blocks: int) -> None:
+                block = w.b.add(first, number)
+                of_blocks: list[Any] = []
+                for _ in range(blocks):
+                    of_blocks += w.plus(weights, block, step), w.plus(out, block, LANES * _FLOAT)
+                    block = w.plus(block, 1)
+                _form_tiles[form, blocks](w, prepared, rows, group_scales, size, out_step, *of_blocks)
+
+            w.repeat(w.b.sdiv(count, i64(2)), lambda pair: tiles_of(w.times(pair, 2), 2))
+            with w.b.if_then(w.b.trunc(count, ir.IntType(1))):
+                tiles_of(w.plus(count, -1), 1)
+
         if kind == BFLOAT16_AMX:
             w.repeat(w.b.sdiv(w.plus(count, 1), i64(2)), two_blocks)
             return
-        with _configured(w, kind, rows):
+        with _narrow(w, kind, rows, by_tiles):
             w.repeat(count, one_block)
 
     return product
@@ -210,12 +215,15 @@ def _gated(kind: int) -> Routine:
         step = _block_bytes(w, size, kind)
         second = w.plus(small, rows, LANES * _FLOAT)
 
-        def one_block(number: Any) -> None:
+        def one_block(number: Any, form: Form | None = None) -> None:
             block = w.b.add(first, number)
             gate, up = w.plus(gates, block, step), w.plus(ups, block, step)
             if kind == BFLOAT16_AMX:
                 offset = w.b.sub(second, small)
                 amx_tiles(w, prepared, rows, gate, up, i64(2), size, small, i64(LANES), offset, group_scales)
+            elif form:
+                both = _form_tiles[form, 2]
+                both(w, prepared, rows, group_scales, size, i64(LANES), gate, small, up, second)
             else:
                 for weights, target in ((gate, small), (up, second)):
                     _block(kind)(w, x, prepared, group_scales, rows, weights, size, target, i64(LANES))
@@ -227,8 +235,9 @@ def _gated(kind: int) -> Routine:
 
             w.repeat(rows, gate_row)
 
-        with _configured(w, kind, rows):
-            w.repeat(w.b.sub(last, first), one_block)
+        count = w.b.sub(last, first)
+        with _narrow(w, kind, rows, lambda form: w.repeat(count, lambda number: one_block(number, form))):
+            w.repeat(count, one_block)
 
     return gated
 
