@@ -120,10 +120,13 @@ class WatchedStages(Stages):
     def begin(self) -> StagedAttempt:
         return StagedAttempt(self, Attempt(True))
 
-    def learn(self, attempt: StagedAttempt, tokens: float, seconds: float, requests: int = 1) -> None:
+    def learn(
+        self, attempt: StagedAttempt, tokens: float, seconds: float, requests: int = 1, prefill: float = 0.0
+    ) -> None:
         self.learnt.append(tokens)
 
-    def charge(self, tokens: float, seconds: float, requests: int = 1) -> None:
+    def charge(self, tokens: float, seconds: float, requests: int = 1, prefill: float = 0.0) -> None:
+        assert 0 <= prefill <= seconds
         self.charged.append(seconds)
 
 

@@ -34,7 +34,11 @@ def tell_times(group: Sequence[tuple[Request, Ask]], answers: Sequence[Answer], 
         request.spent = spent - len(answer.ahead) * request.pass_seconds
         # A pass that also prefills (a prompt, or what a drafter missed while it paused) says nothing about its rows.
         # Two new tokens are normal for a drafter: the last of its block, and the one written after the block.
-        request.prefilled = prepared or len(ask.context) > stats.reach + 2
+        prefills = len(ask.context) > stats.reach + 2
+        if prefills:
+            stats.prefill_seconds += seconds
+            stats.prefill_written += 1 + len(answer.ahead)
+        request.prefilled = prepared or prefills
         usual = usual and not request.prefilled
         stats.reach = len(ask.context) + len(ask.proposal) + len(answer.ahead)
         rows += 1 + len(ask.proposal)

@@ -26,6 +26,8 @@ class TierStats:
     known: int | None = None  # positions found in the KV cache from earlier texts; None: not looked up yet
     reach: int = 0  # positions that its last pass covered, draft nodes included
     expected_seconds: float = 0.0  # expected time of its passes by measured costs, where its pace has them
+    prefill_seconds: float = 0.0  # of its passes that also prefilled
+    prefill_written: int = 0  # tokens that these passes wrote
 
     def count(self, proposal: Proposal, accepted: list[int], written: int) -> None:
         self.calls += 1

@@ -13,9 +13,12 @@ _SHARE = 0.005  # of the elapsed time
 _LEAST_SHARE = 0.00125  # in large batches, after many trials that failed
 _RARER = 0.7  # times the share, after each trial that failed
 _MOST = 8.0  # plain passes that one text may save up
-_CARRIED = 1.5  # of them, what is left to the next text: gains with one text must not pay for losses with another
+_CARRIED = 1.5  # above this, what was gained is not left to the next text, and must not pay for losses with it
 _FOR_A_TEXT = 1.2  # plain passes that a new text may lose at least, if drafts gained with the text before it
 _LESS = 0.85  # times that, after each text with which they lost
+_FOR_PREFILL = 4.0  # plain passes: what drafters' prefills may take at first
+_PREFILL_SHARE = 1 / 256  # of the elapsed time, that they may take on top of that
+_DEEPEST_FUND = 32.0  # plain passes: what is left for prefills is never further below zero
 
 
 class Allowance:
@@ -32,23 +35,39 @@ class Allowance:
         self.left = _AT_FIRST_IN_LARGE_BATCHES if large else _AT_FIRST
         self._share = _SHARE
         self._grant = _FOR_A_TEXT
-        self._lost = 0.0  # with the current text
+        self._lost = self._gained = 0.0  # with the current text; of what is left, by gains
+        self._fund, self._owed = _FOR_PREFILL, 0.0  # for prefills, and what of it is lent
 
     def new_text(self) -> None:
         """The only running text is a new one: whether drafts pay for it is to be tried again."""
         if self._lost:
             self._grant = _FOR_A_TEXT if self._lost < 0 else _LESS * self._grant
-        self.left = max(min(self.left, _CARRIED), self._grant)
-        self._lost = 0.0
+        spare = max(min(self._gained, self.left - _CARRIED), 0.0)
+        self.left = max(self.left - spare, self._grant)
+        self._lost = self._gained = self._owed = 0.0
 
     def passed(self, passes: float) -> None:
         """Time has passed: add a share of it."""
         self.left = min(self.left + self._share * passes, _MOST)
+        self._fund = min(self._fund + _PREFILL_SHARE * passes, _MOST)
 
     def lost(self, passes: float) -> None:
         """A round with drafts was slower by this much; negative if it was faster."""
         self.left = max(min(self.left - passes, _MOST), -_DEEPEST)
         self._lost += passes
+        self._gained = max(self._gained - passes, 0.0)
+        paid_back = min(max(-passes, 0.0), self._owed)
+        self._owed -= paid_back
+        self._fund += paid_back
+
+    def lends(self, passes: float) -> bool:
+        """Whether a drafter's prefill of this cost may begin. One that costs more than can be saved up may at times."""
+        return self._fund >= min(passes, _MOST)
+
+    def lend(self, passes: float) -> None:
+        """A drafter's prefill took this long."""
+        self._fund = max(self._fund - passes, -_DEEPEST_FUND)
+        self._owed += passes
 
     def tried(self, gained: bool) -> None:
         """A run of rounds with drafts has ended."""

@@ -21,7 +21,8 @@ _TRIAL_BLOCKS = 16  # first blocks that are drafted on trial, whether they pay o
 _TRIAL_PASSES = 2.0  # plain passes that trials may lose in all
 _TRIAL_SHARE = 1 / 32  # of the elapsed time, that trials may lose on top of that
 _TRIAL_TOKENS = 4  # least tokens of a trial block
-_MARGIN = 1.25  # times its price: what a block must gain while the cost of verifying it is not known here
+_NEW = 4  # first blocks of a process that are drafted whatever they should cost: that may have been measured wrongly
+_LIKELY_SAVING = 0.3  # of a plain pass, for each token, while a tier is new
 _TRIAL_EVERY = 64  # one later block in this many is as long as a trial, so that the worth of long blocks stays known
 _GOOD_DRAFT = 0.75  # tokens gained by the first token of a good draft: if even that is too little, none is tried
 _PRIOR_ROUNDS = 8.0  # rounds after which a depth weighs as much as all depths together
@@ -100,6 +101,7 @@ class WhileWorthwhile:
         self._at_once = at_once  # tokens that it writes in little more time than one, for a single request
         self.acceptance = AcceptanceRates()  # by the tier above
         self._blocks = 0
+        self._blocks_here = 0  # of them, in this process
         self._tokens = self._seconds = 0.0  # of the tier above, older passes decayed
         self._round = [0.0, 0.0, 0.0]  # rounds of this tier, their tokens, and their time in one-row passes
         self._gains: dict[int, list[float]] = {}  # depth at which rounds began -> rounds, tokens accepted; -1: all
@@ -124,15 +126,14 @@ class WhileWorthwhile:
         """
         if self.hopeless(load) or self._too_late(load, to_prefill, room):
             return False
-        if self._on_trial():
+        if self._new or self._on_trial():
             return True
         if other_gain > 0:
             blocks, gained, extra = self._beside
             self._with_others += 1
             if (gained - self._speed() * extra) / max(blocks, 1.0) < other_gain and self._with_others % _LOOK_EVERY:
                 return False
-        gain, price = self._expected((), load)
-        if gain >= price * (1.0 if self.above.known(1 + self._at_once) else _MARGIN):
+        if self.go_on((), load):
             return True
         self._idle += self._plain
         if self._idle < PROBE * self._extra_seconds(0, load, self._least_rounds(load)):
@@ -154,7 +155,10 @@ class WhileWorthwhile:
         _, tokens, passes = self._round
         drafting = length * (passes / tokens * self._own_pass(load) if tokens else self.own.under(load).seconds(1))
         verifying = self.above.under(load).seconds(1 + round(length))
-        saved = self.undrafted.under(load).seconds(1) - (drafting + verifying) / brought  # for each token
+        plain = self.undrafted.under(load).seconds(1)
+        saved = plain - (drafting + verifying) / brought  # for each token
+        if self._new:
+            saved = max(saved, _LIKELY_SAVING * plain)
         # If the machine is slower now than when it was measured, so is prefill, which nobody times.
         slower = self._plain / self.undrafted.measured[0] if self.undrafted.measured[0] else 1.0
         return slower * self.prefill.seconds(to_prefill, load.context) > room * saved
@@ -163,8 +167,14 @@ class WhileWorthwhile:
         """A block begins. Returns the tokens that it should have at least."""
         trial = self._on_trial()
         self._blocks += 1
+        self._blocks_here += 1
         least = self._least_rounds(load)
         return max(_TRIAL_TOKENS, least) if trial or self._blocks % _TRIAL_EVERY == 0 else least
+
+    @property
+    def _new(self) -> bool:
+        """Whether this process has hardly drafted with this tier. `switch.py` limits what that may cost."""
+        return self._blocks_here < _NEW
 
     def _on_trial(self) -> bool:
         """Whether to draft in order to learn what drafts are worth: the first blocks, as long as they lose little."""
@@ -172,11 +182,6 @@ class WhileWorthwhile:
         return self._blocks <= _TRIAL_BLOCKS and self._lost <= allowed
 
     def go_on(self, block: Sequence[Written], load: Load = ALONE) -> bool:
-        gain, price = self._expected(block, load)
-        return gain >= price
-
-    def _expected(self, block: Sequence[Written], load: Load) -> tuple[float, float]:
-        """The tokens that another round after this block should gain, and those that its time is worth."""
         probability, rounds = 1.0, 1 if block else self._least_rounds(load)
         for depth, position in enumerate(block):
             probability *= self.acceptance.rate(position.source, position.evidence, depth)
@@ -184,7 +189,7 @@ class WhileWorthwhile:
         if not block:
             blocks, aside = self._aside
             gain += aside / (blocks + _PRIOR_ROUNDS)
-        return probability * gain, self._speed() * extra
+        return probability * gain >= self._speed() * extra
 
     def _least_rounds(self, load: Load) -> int:
         """Least rounds of a block: if one call writes several tokens, a block of one costs almost as much."""

@@ -13,7 +13,7 @@ from hierspec.pacing.blocks import BlockPolicy, ByCount
 from hierspec.pacing.costs import FREE, Costs, Load
 from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.routing import Router
-from hierspec.pacing.switch import StagedAttempt, Stages, Switches
+from hierspec.pacing.switch import Prefilled, StagedAttempt, Stages, Switches
 
 
 class AdaptivePace(FixedPace):
@@ -64,6 +64,7 @@ class AdaptivePace(FixedPace):
             prefill = self.router.prefill(lacking, load) / plain if plain else 0.0
             if not attempt.stages.tiers_draft(attempt, prefill):
                 return None
+            attempt.prefilled = _prefilled(round)
         if round.proposals and self.appraiser is not None:
             speed = _speed(self.appraiser, round)
             gain, round.appraised = self.appraiser.appraise(round.proposals, round.budget, speed, load)
@@ -103,13 +104,22 @@ class AdaptivePace(FixedPace):
         self._learn_drafts(round, load)
         plain = self.costs.measured_plain(load)
         if plain and isinstance(attempt := round.attempt, StagedAttempt):
+            prefill = self._prefill_seconds(round, attempt, load)
             if not round.request.prefilled:
                 seconds = (round.request.spent - round.began) / plain
-                attempt.stages.learn(attempt, len(tokens), seconds, load.requests)
+                attempt.stages.learn(attempt, len(tokens), seconds, load.requests, prefill / plain)
             elif drafted is not None and not round.request.output:
                 # First round: the target's prefill gives one token and is no cost of drafts. The rest is theirs.
                 spent = sum(stats.seconds for stats in round.request.stats.tiers[round.level + 1 :])
-                attempt.stages.charge(len(tokens) - 1, spent / plain, load.requests)
+                attempt.stages.charge(len(tokens) - 1, spent / plain, load.requests, prefill / plain)
+
+    def _prefill_seconds(self, round: Round, attempt: StagedAttempt, load: Load) -> float:
+        """How much longer this round took because lower tiers prefilled."""
+        if round.drafted is None or self.router is None:
+            return 0.0
+        now, before = _prefilled(round), attempt.prefilled
+        own = self.router.routes[round.drafted.skipped].policy.own.under(load).seconds(1)
+        return max(now.seconds - before.seconds - own * (now.written - before.written), 0.0)
 
     def _learn_plain(self, round: Round) -> None:
         """Learn from a round without drafts. All requests of a pass took the same time, so the pass counts once."""
@@ -178,6 +188,12 @@ class AdaptivePace(FixedPace):
 
 def _load(round: Round) -> Load:
     return Load(round.request.running_requests, len(round.context))
+
+
+def _prefilled(round: Round) -> Prefilled:
+    """What lower tiers have prefilled so far."""
+    below = round.request.stats.tiers[round.level + 1 :]
+    return Prefilled(sum(stats.prefill_seconds for stats in below), sum(stats.prefill_written for stats in below))
 
 
 def to_prefill(router: Router, round: Round) -> list[int]:

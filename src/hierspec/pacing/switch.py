@@ -30,6 +30,7 @@ _OTHER_TEXT = 0.1  # weight in a new text of the drafting rounds of earlier ones
 _LARGE = 4  # requests: from here on a batch is large
 _MARGIN = 0.03  # what drafts must gain in a large batch, beyond doubt: their passes delay requests without drafts
 _OUTLIER = 3.0  # a drafting round counts as at most this many times the average
+_LIKELY_LOSS = 0.3  # plain passes that a drafting round loses where hardly any was timed
 
 
 class Runs(NamedTuple):
@@ -79,7 +80,8 @@ class Switch:
         self._rounds = 0.0  # of this run so far
         self._length = self._runs.sample  # rounds of this break
         self._break = _BREAKS[0]
-        self._settling = 0.0  # rounds still to come that are not timed
+        self._settling = 0.0  # plain rounds still to come that are not timed
+        self._cold = 1.0  # drafting rounds that are not timed: the first uses code and memory for the first time
         self._longest = self._runs.first  # drafting rounds of the next run, at most
         # Of drafting: rounds, tokens, seconds, and the squares of tokens and seconds, older ones decayed.
         self._counts = [0.0] * 5
@@ -89,10 +91,7 @@ class Switch:
     def begin(self, prefill: float = 0.0) -> Attempt:
         """What the round that begins may do, if drafts begin with a prefill of this many seconds."""
         if self._on:
-            # It is paid for once for the whole text, so only the allowance, or an earlier gain, can justify it.
-            if prefill and self._gain() <= 0 and self._allowance.wait(prefill / self._plain.seconds):
-                return _REST
-            return _DRAFTS
+            return _DRAFTS if not prefill or self._allowance.lends(prefill / self._plain.seconds) else _REST
         if self._large or self._beside_stores:
             return _REST
         looks = 1 < self._left < self._length and round(self._left, 3) % _LOOK_EVERY == 1
@@ -127,15 +126,24 @@ class Switch:
         """Whether this round is of the slower mode, as far as is known: it only serves to compare."""
         return attempt.drafts != (self._gain() >= 0)
 
-    def learn(self, attempt: Attempt, tokens: float, seconds: float, requests: int = 1) -> None:
-        """A round of one of `requests` requests wrote `tokens` tokens and took `seconds`, with all overheads."""
+    def learn(self, attempt: Attempt, tokens: float, seconds: float, requests: int = 1, prefill: float = 0.0) -> None:
+        """A round of one of `requests` requests wrote `tokens` tokens and took `seconds`, with all overheads.
+
+        Of these, `prefill` are a drafter's prefill, which serves later rounds as well.
+        """
+        self._lend(prefill, requests)
         # A token without drafts is a plain pass, without averaging plain rounds after each of them.
         self._allowance.passed((seconds / self._plain.seconds if attempt.drafts else tokens) / requests)
-        if attempt.drafts:
-            self.pay(tokens, self._usual(seconds), requests)
-        if attempt.drafts and not attempt.looks:
-            self._count(tokens, self._usual(seconds))
-        elif not attempt.drafts and self._settling <= 0:
+        cold = attempt.drafts and round(self._cold, 3) > 0
+        if cold:
+            self._cold -= 1 / requests
+            self._allowance.lost(_LIKELY_LOSS / requests)
+        elif attempt.drafts:
+            usual = self._usual(seconds - prefill)
+            self.pay(tokens, usual, requests)
+            if not attempt.looks:
+                self._count(tokens, usual)
+        elif self._settling <= 0:
             self._plain.add(tokens, seconds)
         if self._on != (attempt.drafts and not attempt.looks):
             return  # the round began before the switch turned
@@ -146,18 +154,23 @@ class Switch:
                 return
         else:
             self._settling -= 1 / requests
-            self._rounds += 1 / requests
+            self._rounds += 0.0 if cold else 1 / requests
         self._left -= 1 / requests
         if self._on and self._loses():
             self._left = 0
         if round(self._left, 3) <= 0:
             self._end_run()
 
-    def charge(self, tokens: float, seconds: float, requests: int = 1) -> None:
-        """Count gains and costs of drafts outside the timed rounds, such as the prefill of a drafter."""
+    def charge(self, tokens: float, seconds: float, requests: int = 1, prefill: float = 0.0) -> None:
+        """Count gains and costs of drafts outside the timed rounds; `prefill` as in `learn`."""
+        self._lend(prefill, requests)
         self._drafted[1] += tokens
-        self._drafted[2] += seconds
-        self.pay(tokens, seconds, requests)
+        self._drafted[2] += seconds - prefill
+        self.pay(tokens, seconds - prefill, requests)
+
+    def _lend(self, prefill: float, requests: int) -> None:
+        if prefill:
+            self._allowance.lend(prefill / self._plain.seconds / requests)
 
     def pay(self, tokens: float, seconds: float, requests: int = 1) -> None:
         """Charge the allowance for drafts that took `seconds` and wrote `tokens`.
@@ -235,9 +248,10 @@ class Switch:
         """Passes of now by which a drafting round is slower than writing its tokens plainly.
 
         For a small model on a GPU that may be two or three plain rounds: its plain decoding runs many steps per call.
+        Few rounds tell little: another program may have run meanwhile.
         """
         rounds, tokens, seconds, *_ = self._drafted
-        return max(seconds / self._plain.seconds - tokens, 0.0) / rounds if rounds else 0.0
+        return max(seconds / self._plain.seconds - tokens + _LIKELY_LOSS, 0.0) / (rounds + 1)
 
     def _usual(self, seconds: float) -> float:
         """The time that a drafting round counts for: an outlier counts less."""
@@ -273,6 +287,16 @@ def _relative_variance(counts: Sequence[float]) -> float:
     return sum(spreads) / rounds
 
 
+class Prefilled(NamedTuple):
+    """Passes of lower tiers that also prefilled."""
+
+    seconds: float
+    written: int  # tokens
+
+
+_NO_PREFILLS = Prefilled(0.0, 0)
+
+
 @dataclass(slots=True)
 class StagedAttempt:
     """The attempts of both switches in one round, and who decided them."""
@@ -280,6 +304,7 @@ class StagedAttempt:
     stages: Stages
     own: Attempt
     tiers: Attempt | None = None  # None: nobody asked whether tiers may draft
+    prefilled: Prefilled = _NO_PREFILLS  # by lower tiers, before this round
 
     @property
     def drafts(self) -> bool:
@@ -321,7 +346,7 @@ class Stages:
         if prefill and attempt.own.looks:
             return False
         if self._tiers is None:
-            return True
+            return self._drafts.begin(prefill).drafts if prefill else True
         attempt.tiers = self._tiers.begin(prefill)
         return attempt.tiers.drafts
 
@@ -329,24 +354,26 @@ class Stages:
         """As `Switch.rests`."""
         return self._drafts.rests()
 
-    def learn(self, attempt: StagedAttempt, tokens: float, seconds: float, requests: int = 1) -> None:
+    def learn(
+        self, attempt: StagedAttempt, tokens: float, seconds: float, requests: int = 1, prefill: float = 0.0
+    ) -> None:
         """As `Switch.learn`. A round that only compares stores with tiers says nothing about drafting at all.
 
         What it loses is paid for all the same.
         """
         if attempt.tiers is not None and self._tiers is not None:
             compares = self._tiers.compares(attempt.tiers)
-            self._tiers.learn(attempt.tiers, tokens, seconds, requests)
+            self._tiers.learn(attempt.tiers, tokens, seconds, requests, prefill)
             if compares:
-                self._drafts.pay(tokens, seconds, requests)
+                self._drafts.pay(tokens, seconds - prefill, requests)
                 return
-        self._drafts.learn(attempt.own, tokens, seconds, requests)
+        self._drafts.learn(attempt.own, tokens, seconds, requests, prefill)
 
-    def charge(self, tokens: float, seconds: float, requests: int = 1) -> None:
+    def charge(self, tokens: float, seconds: float, requests: int = 1, prefill: float = 0.0) -> None:
         """As `Switch.charge`, for drafts of lower tiers."""
         if self._tiers is not None:
-            self._tiers.charge(tokens, seconds, requests)
-        self._drafts.charge(tokens, seconds, requests)
+            self._tiers.charge(tokens, seconds, requests, prefill)
+        self._drafts.charge(tokens, seconds, requests, prefill)
 
 
 class Switches:

@@ -278,6 +278,7 @@ def _charge_target(asks: Sequence[Ask], seconds: float) -> None:
         if tiers and tiers[0] is not ask.stats:
             tiers[0].seconds += seconds / len(asks)
             ask.stats.seconds -= seconds / len(asks)
+            ask.stats.prefill_seconds -= seconds  # its pass, which takes as long for each of them, also prefills
 
 
 def _ready(staircase: Staircase, from_features: int) -> tuple[np.ndarray, int]:
