@@ -507,6 +507,21 @@ def test_a_new_text_is_drafted_at_once_though_drafts_lost_with_the_last():
     assert switch.begin() == Attempt(True)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_what_stores_find_in_one_text_says_nothing_about_the_next(seed):
+    """They find much in every other text. In the others lower tiers are far better, and are tried soon."""
+    found = {**WAYS, "stores": (2.5, 1.1)}
+    missed = {**WAYS, "stores": (1.05, 1.1)}
+    stages, dice = Stages(tiers_apart=True), random.Random(seed)
+    taken = {"found": [], "missed": []}
+    for _ in range(12):
+        for kind, ways in (("found", found), ("missed", missed)):
+            stages.new_text()
+            taken[kind] += write_in_stages(stages, 60, dice, ways)[1]
+    assert taken["found"][240:].count("stores") > 0.9 * 480
+    assert taken["missed"][240:].count("tiers") > 0.7 * 480
+
+
 def test_rounds_that_compare_tiers_with_stores_are_paid_for():
     """Tiers lose, so their rounds only compare; their losses are time that drafts have cost all the same."""
     stages = Stages(tiers_apart=True)

@@ -38,6 +38,11 @@ class PlainRounds:
         self._rounds.append((tokens, seconds))
         self._averaged = False  # until somebody asks: most rounds of a break are over before that
 
+    def forget(self) -> None:
+        """What comes next is of another kind. Until a round of it was timed, the average stays."""
+        self._average()
+        self._rounds.clear()
+
     @property
     def seconds(self) -> float:
         """Of a token."""

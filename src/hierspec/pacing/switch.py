@@ -27,6 +27,7 @@ _MEMORY = 0.97  # weight of earlier drafting rounds after each new one
 _GROWS = 3  # a run of drafts is at most this many times as long as the last one
 _FADED = 0.3  # weight after a break of the drafting rounds before it
 _OTHER_TEXT = 0.1  # weight in a new text of the drafting rounds of earlier ones
+_FRESH = 3  # rounds of stores alone at the beginning of a text, before lower tiers are compared with them
 _LARGE = 4  # requests: from here on a batch is large
 _MARGIN = 0.03  # what drafts must gain in a large batch, beyond doubt: their passes delay requests without drafts
 _OUTLIER = 3.0  # a drafting round counts as at most this many times the average
@@ -101,17 +102,22 @@ class Switch:
     def new_text(self) -> None:
         """The only running text is a new one: what drafts gained with the last one says little about it.
 
-        They are tried at once, unless their trials cost more than they may. Lower tiers beside stores are not: a trial
-        of them begins with a prefill of their own.
+        They are tried at once, unless their trials cost more than they may. Lower tiers beside stores are compared with
+        the stores first: how much stores find differs from text to text.
         """
         self._allowance.new_text()
         if not self._drafted[0]:
             return
         lost = self._lost()
         self._counts = [_OTHER_TEXT * value for value in self._drafted]
-        if self._on:
+        if self._beside_stores:
+            self._plain.forget()
+            self._break = _BREAKS[0]
+            self._begin_sample()
+            self._left = self._length = _FRESH
+        elif self._on:
             self._rounds = 0
-        elif not (self._samples or self._beside_stores or self._allowance.wait(_PROBED * lost)):
+        elif not (self._samples or self._allowance.wait(_PROBED * lost)):
             self._break, self._longest = _BREAKS[0], self._runs.first
             self._begin_trial()
 
@@ -188,14 +194,18 @@ class Switch:
 
     def _end_run(self) -> None:
         if self._on:
-            self._on, self._samples, self._rounds, self._settling = False, True, 0, _SETTLING
-            self._left = self._length = self._runs.sample
+            self._begin_sample()
+            self._settling = _SETTLING
         elif self._samples:
             self._decide()
         elif wait := int(self._allowance.wait(_PROBED * self._lost())):
             self._left = self._length = wait  # until the allowance covers another trial
         else:
             self._begin_drafts()
+
+    def _begin_sample(self) -> None:
+        self._on, self._samples, self._rounds, self._settling = False, True, 0, 0
+        self._left = self._length = self._runs.sample
 
     def _decide(self) -> None:
         """A sample is complete: go on drafting, or make the sample a break.
