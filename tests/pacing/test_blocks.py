@@ -175,20 +175,28 @@ def with_counts_of(rate: float, cost: float) -> WhileWorthwhile:
     return policy
 
 
-def test_drafts_are_tried_in_each_process_whatever_they_should_cost():
+def test_drafts_that_should_not_pay_can_be_explored():
     """Another program may have run while passes were measured. Only passes over drafts can correct that."""
     policy = with_counts_of(0.6, 0.1)
     policy.above.observe(1, 1.0)
     for _ in range(60):
         policy.above.observe(8, 9.0)
     assert not policy.go_on(())
-    for _ in range(4):
-        assert policy.pays()
-        policy.begin()
-    assert not policy.pays()
+    for _ in range(2):  # at first whether they should pay or not, then where that is allowed
+        for _ in range(4):
+            assert policy.pays()
+            policy.begin()
+        assert not policy.pays()
+        assert policy.explore(room=100)
     for _ in range(60):
         policy.above.observe(8, 1.5)
     assert policy.pays()
+
+
+def test_a_long_prefill_is_not_explored_where_little_is_left_to_write():
+    policy = WhileWorthwhile(costs(1.0), prefill=Prefill(0.01))
+    assert not policy.explore(to_prefill=1000, room=10)
+    assert policy.explore(to_prefill=1000, room=100)
 
 
 def test_beside_better_drafts_a_tier_drafts_only_now_and_then():

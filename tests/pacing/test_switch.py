@@ -600,6 +600,21 @@ def test_gains_with_one_text_lend_no_prefill_to_the_next():
     assert not allowance.lends(0.1)
 
 
+def test_what_should_not_pay_is_explored_at_first_and_then_seldom():
+    for stages in (Stages(), Stages(tiers_apart=True)):
+        explored = 0
+        for _ in range(100):
+            for _ in range(96):
+                attempt = stages.begin()
+                drafts = attempt.drafts and stages.tiers_draft(attempt)
+                if drafts and stages.may_explore():
+                    stages.explores()
+                    explored += 1
+                stages.learn(attempt, 1, 1.1 if attempt.drafts else 1.0)
+            stages.new_text()
+        assert 1 <= explored < 24
+
+
 def test_a_prefill_longer_than_can_be_saved_up_for_may_begin_at_times():
     allowance = Allowance()
     assert not allowance.lends(50.0)

@@ -13,11 +13,12 @@ _SHARE = 0.005  # of the elapsed time
 _LEAST_SHARE = 0.00125  # in large batches, after many trials that failed
 _RARER = 0.7  # times the share, after each trial that failed
 _MOST = 8.0  # plain passes that one text may save up
-_CARRIED = 1.5  # above this, what was gained is not left to the next text, and must not pay for losses with it
+_CARRIED = 1.5  # of what one text gained, the next may have this much: gains must not pay for losses with another
 _FOR_A_TEXT = 1.2  # plain passes that a new text may lose at least, if drafts gained with the text before it
 _LESS = 0.85  # times that, after each text with which they lost
 _FOR_PREFILL = 4.0  # plain passes: what drafters' prefills may take at first
 _PREFILL_SHARE = 1 / 256  # of the elapsed time, that they may take on top of that
+_EXPLORING = 2.0  # of them, what it takes to try drafts that should not pay
 _DEEPEST_FUND = 32.0  # plain passes: what is left for prefills is never further below zero
 
 
@@ -28,6 +29,9 @@ class Allowance:
     have taken a core away, and plain decoding would have lost as much. In a `large` batch the first trials are shorter,
     and trials that keep failing become rarer: many texts together change little, so the next trial would fail as well.
     A single text may become easy at any time.
+
+    A drafter's prefill serves the rest of the text, so no single round can pay for it. It is a loan from a fund of its
+    own, which grows with time. What drafts gain in that text pays it back; gains beyond that lend nothing to the next.
     """
 
     def __init__(self, large: bool = False) -> None:
@@ -35,8 +39,8 @@ class Allowance:
         self.left = _AT_FIRST_IN_LARGE_BATCHES if large else _AT_FIRST
         self._share = _SHARE
         self._grant = _FOR_A_TEXT
-        self._lost = self._gained = 0.0  # with the current text; of what is left, by gains
-        self._fund, self._owed = _FOR_PREFILL, 0.0  # for prefills, and what of it is lent
+        self._lost = self._gained = 0.0  # with the current text: losses less gains, and what gains added to `left`
+        self._fund, self._owed = _FOR_PREFILL, 0.0  # for prefills; what the current text has not paid back
 
     def new_text(self) -> None:
         """The only running text is a new one: whether drafts pay for it is to be tried again."""
@@ -68,6 +72,14 @@ class Allowance:
         """A drafter's prefill took this long."""
         self._fund = max(self._fund - passes, -_DEEPEST_FUND)
         self._owed += passes
+
+    def may_explore(self) -> bool:
+        """Whether a drafter may be tried that should not pay. So at first, and then seldom."""
+        return self._fund >= _FOR_PREFILL
+
+    def explores(self) -> None:
+        """A drafter that should not pay is tried: its rounds lose more than others."""
+        self._fund -= _EXPLORING
 
     def tried(self, gained: bool) -> None:
         """A run of rounds with drafts has ended."""

@@ -21,8 +21,8 @@ _TRIAL_BLOCKS = 16  # first blocks that are drafted on trial, whether they pay o
 _TRIAL_PASSES = 2.0  # plain passes that trials may lose in all
 _TRIAL_SHARE = 1 / 32  # of the elapsed time, that trials may lose on top of that
 _TRIAL_TOKENS = 4  # least tokens of a trial block
-_NEW = 4  # first blocks of a process that are drafted whatever they should cost: that may have been measured wrongly
-_LIKELY_SAVING = 0.3  # of a plain pass, for each token, while a tier is new
+_EXPLORED = 4  # blocks that are drafted whether they should pay or not, at first and where that is allowed again
+_LIKELY_SAVING = 0.3  # of a plain pass, for each token, while a tier is explored
 _TRIAL_EVERY = 64  # one later block in this many is as long as a trial, so that the worth of long blocks stays known
 _GOOD_DRAFT = 0.75  # tokens gained by the first token of a good draft: if even that is too little, none is tried
 _PRIOR_ROUNDS = 8.0  # rounds after which a depth weighs as much as all depths together
@@ -101,7 +101,8 @@ class WhileWorthwhile:
         self._at_once = at_once  # tokens that it writes in little more time than one, for a single request
         self.acceptance = AcceptanceRates()  # by the tier above
         self._blocks = 0
-        self._blocks_here = 0  # of them, in this process
+        # Blocks still to come that are drafted whether they should pay or not: the first of a process, too.
+        self._exploring = _EXPLORED
         self._tokens = self._seconds = 0.0  # of the tier above, older passes decayed
         self._round = [0.0, 0.0, 0.0]  # rounds of this tier, their tokens, and their time in one-row passes
         self._gains: dict[int, list[float]] = {}  # depth at which rounds began -> rounds, tokens accepted; -1: all
@@ -126,7 +127,7 @@ class WhileWorthwhile:
         """
         if self.hopeless(load) or self._too_late(load, to_prefill, room):
             return False
-        if self._new or self._on_trial():
+        if self._exploring or self._on_trial():
             return True
         if other_gain > 0:
             blocks, gained, extra = self._beside
@@ -140,6 +141,18 @@ class WhileWorthwhile:
             return False
         self._idle = 0.0
         return True
+
+    def explore(self, load: Load = ALONE, to_prefill: int = 0, room: int = 0) -> bool:
+        """Draft a few blocks that should not pay, from now on; False if nothing can be learnt from that here.
+
+        Costs may have been measured while another program ran, or a few unlucky drafts may have been the first. Only
+        more drafts can tell.
+        """
+        self._exploring = _EXPLORED
+        if not self.hopeless(load) and not self._too_late(load, to_prefill, room):
+            return True
+        self._exploring = 0
+        return False
 
     def hopeless(self, load: Load) -> bool:
         """Whether not even a good draft could pay under this load."""
@@ -157,7 +170,7 @@ class WhileWorthwhile:
         verifying = self.above.under(load).seconds(1 + round(length))
         plain = self.undrafted.under(load).seconds(1)
         saved = plain - (drafting + verifying) / brought  # for each token
-        if self._new:
+        if self._exploring:
             saved = max(saved, _LIKELY_SAVING * plain)
         # If the machine is slower now than when it was measured, so is prefill, which nobody times.
         slower = self._plain / self.undrafted.measured[0] if self.undrafted.measured[0] else 1.0
@@ -167,14 +180,9 @@ class WhileWorthwhile:
         """A block begins. Returns the tokens that it should have at least."""
         trial = self._on_trial()
         self._blocks += 1
-        self._blocks_here += 1
+        self._exploring = max(self._exploring - 1, 0)
         least = self._least_rounds(load)
         return max(_TRIAL_TOKENS, least) if trial or self._blocks % _TRIAL_EVERY == 0 else least
-
-    @property
-    def _new(self) -> bool:
-        """Whether this process has hardly drafted with this tier. `switch.py` limits what that may cost."""
-        return self._blocks_here < _NEW
 
     def _on_trial(self) -> bool:
         """Whether to draft in order to learn what drafts are worth: the first blocks, as long as they lose little."""

@@ -73,6 +73,7 @@ class HealingCosts(Costs):
         # Outliers in a row, by width: first after short contexts, then after long ones. Negative: too fast.
         self._outliers = [0] * 2 * count
         self._timed = [0] * count  # passes, by width
+        self._cold = True  # the first pass also uses code and memory for the first time
 
     @property
     def passes(self) -> int:
@@ -82,6 +83,9 @@ class HealingCosts(Costs):
     def observe(self, rows: int, seconds: float, context: float = 0, requests: int = 1) -> None:
         """A pass over `rows` rows of `requests` requests took `seconds`, after `context` tokens on average."""
         if not (rows >= 1 and 0 < seconds < math.inf):
+            return
+        if self._cold:
+            self._cold = False
             return
         width = self._between(rows)[0]
         self._timed[width] += 1

@@ -70,6 +70,12 @@ class AdaptivePace(FixedPace):
             gain, round.appraised = self.appraiser.appraise(round.proposals, round.budget, speed, load)
         room = min(round.room, self.lengths.rest(len(round.request.output)))
         skipped = self.router.choose(gain, load, lacking, room)
+        if skipped is None and isinstance(attempt, StagedAttempt) and attempt.stages.may_explore():
+            skipped = self.router.explore(load, lacking, room)
+            if skipped is not None:
+                attempt.stages.explores()
+        if skipped is None and isinstance(attempt, StagedAttempt) and not round.proposals:
+            attempt.stages.decline(attempt)
         return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin(load))
 
     def _stages(self, round: Round) -> Stages | None:
@@ -103,7 +109,7 @@ class AdaptivePace(FixedPace):
         self._learn_pass(round, costs, load)
         self._learn_drafts(round, load)
         plain = self.costs.measured_plain(load)
-        if plain and isinstance(attempt := round.attempt, StagedAttempt):
+        if plain and isinstance(attempt := round.attempt, StagedAttempt) and not attempt.declined:
             prefill = self._prefill_seconds(round, attempt, load)
             if not round.request.prefilled:
                 seconds = (round.request.spent - round.began) / plain

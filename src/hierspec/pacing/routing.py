@@ -85,6 +85,13 @@ class Router:
         self._trying, self._ahead = True, 0.0
         return self._trial
 
+    def explore(self, load: Load = ALONE, to_prefill: Sequence[int] = (), room: int = 0) -> int | None:
+        """The index of the nearest route that can be explored though no route should pay; None: none can."""
+        for index, (route, unseen) in enumerate(zip(self.routes, to_prefill, strict=True)):
+            if route.policy.explore(load, unseen, room):
+                return index
+        return None
+
     def prefill(self, to_prefill: Sequence[int], load: Load = ALONE) -> float:
         """Seconds until the cheapest route could draft, where its tier has to prefill this many tokens first."""
         routes = zip(self.routes, to_prefill, strict=True)

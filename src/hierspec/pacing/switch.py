@@ -90,7 +90,7 @@ class Switch:
         self._plain = PlainRounds(WITH_STORES if beside_stores else LARGE_BATCH if large else ONE_TOKEN)
 
     def begin(self, prefill: float = 0.0) -> Attempt:
-        """What the round that begins may do, if drafts begin with a prefill of this many seconds."""
+        """What the round that begins may do, if drafts begin with a drafter's prefill of this many seconds."""
         if self._on:
             return _DRAFTS if not prefill or self._allowance.lends(prefill / self._plain.seconds) else _REST
         if self._large or self._beside_stores:
@@ -173,6 +173,19 @@ class Switch:
         self._drafted[1] += tokens
         self._drafted[2] += seconds - prefill
         self.pay(tokens, seconds - prefill, requests)
+
+    def rest(self) -> None:
+        """No drafts should pay at the moment: begin a short break."""
+        self._on, self._samples, self._rounds, self._settling = False, False, 0, _SETTLING
+        self._left = self._length = _BREAKS[0]
+
+    def may_explore(self) -> bool:
+        """Whether drafts that should not pay may be tried: nothing was learnt about them for long."""
+        return self._allowance.may_explore()
+
+    def explores(self) -> None:
+        """Drafts that should not pay are tried now."""
+        self._allowance.explores()
 
     def _lend(self, prefill: float, requests: int) -> None:
         if prefill:
@@ -315,6 +328,7 @@ class StagedAttempt:
     own: Attempt
     tiers: Attempt | None = None  # None: nobody asked whether tiers may draft
     prefilled: Prefilled = _NO_PREFILLS  # by lower tiers, before this round
+    declined: bool = False  # nothing was drafted after all, so the round says nothing about drafts
 
     @property
     def drafts(self) -> bool:
@@ -359,6 +373,20 @@ class Stages:
             return self._drafts.begin(prefill).drafts if prefill else True
         attempt.tiers = self._tiers.begin(prefill)
         return attempt.tiers.drafts
+
+    def decline(self, attempt: StagedAttempt) -> None:
+        """No lower tier should pay at the moment. Without stores nothing is left to draft, so rounds need not ask."""
+        if self._tiers is None and not attempt.own.looks:
+            attempt.declined = True
+            self._drafts.rest()
+
+    def may_explore(self) -> bool:
+        """As `Switch.may_explore`, for lower tiers."""
+        return (self._tiers or self._drafts).may_explore()
+
+    def explores(self) -> None:
+        """As `Switch.explores`, for lower tiers."""
+        (self._tiers or self._drafts).explores()
 
     def rests(self) -> int:
         """As `Switch.rests`."""
