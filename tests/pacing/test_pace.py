@@ -17,7 +17,8 @@ from hierspec.core.sampling import Sampling
 from hierspec.pacing.appraisal import Appraiser
 from hierspec.pacing.costs import ALONE
 from hierspec.pacing.pace import AdaptivePace
-from hierspec.pacing.switch import Attempt, StagedAttempt, Stages, Switches
+from hierspec.pacing.stages import StagedAttempt, Stages, Switches
+from hierspec.pacing.switch import Attempt
 from hierspec.testing.fakes import FakeScorer, FakeStore, random_trees
 
 

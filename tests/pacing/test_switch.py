@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from hierspec.pacing.allowance import Allowance
 from hierspec.pacing.costs import Costs, Load
-from hierspec.pacing.switch import Attempt, Stages, Switch, Switches
+from hierspec.pacing.stages import Stages, Switches
+from hierspec.pacing.switch import Attempt, Switch
 
 
 def write(switch, tokens, drafted, plain, easy=lambda written: True):
@@ -598,6 +599,17 @@ def test_gains_with_one_text_lend_no_prefill_to_the_next():
     allowance.new_text()
     allowance.lost(-50.0)  # without a prefill of its own
     assert not allowance.lends(0.1)
+
+
+def test_a_plan_without_stores_rests_where_no_tier_drafts():
+    """With stores it goes on: they may draft."""
+    for tiers_apart in (False, True):
+        stages = Stages(tiers_apart)
+        while not (attempt := stages.begin()).drafts:
+            stages.learn(attempt, 1, 1.0)
+        stages.decline(attempt)
+        assert attempt.declined is not tiers_apart
+        assert stages.begin().drafts is tiers_apart
 
 
 def test_what_should_not_pay_is_explored_at_first_and_then_seldom():

@@ -21,7 +21,7 @@ from hierspec.pacing.costs import FREE, NO_PREFILL, Costs, Prefill
 from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.pace import AdaptivePace
 from hierspec.pacing.routing import Route, Router
-from hierspec.pacing.switch import Switches
+from hierspec.pacing.stages import Switches
 from hierspec.scorers.base import ModelScorer, StateScorer
 
 ROUTES = "routes"  # prefix of the names of what routers learn

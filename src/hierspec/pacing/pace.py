@@ -13,7 +13,7 @@ from hierspec.pacing.blocks import BlockPolicy, ByCount
 from hierspec.pacing.costs import FREE, Costs, Load
 from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.routing import Router
-from hierspec.pacing.switch import Prefilled, StagedAttempt, Stages, Switches
+from hierspec.pacing.stages import Prefilled, StagedAttempt, Stages, Switches
 
 
 class AdaptivePace(FixedPace):
@@ -63,6 +63,7 @@ class AdaptivePace(FixedPace):
             plain = self.costs.measured_plain(load)
             prefill = self.router.prefill(lacking, load) / plain if plain else 0.0
             if not attempt.stages.tiers_draft(attempt, prefill):
+                _decline(round)
                 return None
             attempt.prefilled = _prefilled(round)
         if round.proposals and self.appraiser is not None:
@@ -74,9 +75,10 @@ class AdaptivePace(FixedPace):
             skipped = self.router.explore(load, lacking, room)
             if skipped is not None:
                 attempt.stages.explores()
-        if skipped is None and isinstance(attempt, StagedAttempt) and not round.proposals:
-            attempt.stages.decline(attempt)
-        return None if skipped is None else Block(skipped, least=self.router.routes[skipped].policy.begin(load))
+        if skipped is None:
+            _decline(round)
+            return None
+        return Block(skipped, least=self.router.routes[skipped].policy.begin(load))
 
     def _stages(self, round: Round) -> Stages | None:
         """The stages that time drafting against plain decoding. None with a grammar: what it forces always pays."""
@@ -194,6 +196,13 @@ class AdaptivePace(FixedPace):
 
 def _load(round: Round) -> Load:
     return Load(round.request.running_requests, len(round.context))
+
+
+def _decline(round: Round) -> None:
+    """No lower tier drafts in this round. Other requests of a batch may still draft, so only one alone rests."""
+    attempt = round.attempt
+    if isinstance(attempt, StagedAttempt) and not round.proposals and round.request.running_requests == 1:
+        attempt.stages.decline(attempt)
 
 
 def _prefilled(round: Round) -> Prefilled:

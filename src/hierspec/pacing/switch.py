@@ -9,7 +9,6 @@ cost is limited (`allowance.py`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
@@ -28,7 +27,6 @@ _GROWS = 3  # a run of drafts is at most this many times as long as the last one
 _FADED = 0.3  # weight after a break of the drafting rounds before it
 _OTHER_TEXT = 0.1  # weight in a new text of the drafting rounds of earlier ones
 _FRESH = 3  # rounds of stores alone at the beginning of a text, before lower tiers are compared with them
-_LARGE = 4  # requests: from here on a batch is large
 _MARGIN = 0.03  # what drafts must gain in a large batch, beyond doubt: their passes delay requests without drafts
 _OUTLIER = 3.0  # a drafting round counts as at most this many times the average
 _LIKELY_LOSS = 0.3  # plain passes that a drafting round loses where hardly any was timed
@@ -54,7 +52,7 @@ class Attempt(NamedTuple):
     looks: bool = False  # it drafts though this is a break
 
 
-_DRAFTS, _A_LOOK, _REST = Attempt(True), Attempt(True, True), Attempt(False)
+_DRAFTS, _A_LOOK, REST = Attempt(True), Attempt(True, True), Attempt(False)
 
 
 class Switch:
@@ -92,12 +90,12 @@ class Switch:
     def begin(self, prefill: float = 0.0) -> Attempt:
         """What the round that begins may do, if drafts begin with a drafter's prefill of this many seconds."""
         if self._on:
-            return _DRAFTS if not prefill or self._allowance.lends(prefill / self._plain.seconds) else _REST
+            return _DRAFTS if not prefill or self._allowance.lends(prefill / self._plain.seconds) else REST
         if self._large or self._beside_stores:
-            return _REST
+            return REST
         looks = 1 < self._left < self._length and round(self._left, 3) % _LOOK_EVERY == 1
         looks = looks and not self._allowance.wait(self._lost())
-        return _A_LOOK if looks else _REST
+        return _A_LOOK if looks else REST
 
     def new_text(self) -> None:
         """The only running text is a new one: what drafts gained with the last one says little about it.
@@ -308,128 +306,3 @@ def _relative_variance(counts: Sequence[float]) -> float:
     means, squares = [each / rounds for each in sums[:2]], [each / rounds for each in sums[2:]]
     spreads = (max(square / mean**2 - 1, 0.0) for mean, square in zip(means, squares, strict=True) if mean > 0)
     return sum(spreads) / rounds
-
-
-class Prefilled(NamedTuple):
-    """Passes of lower tiers that also prefilled."""
-
-    seconds: float
-    written: int  # tokens
-
-
-_NO_PREFILLS = Prefilled(0.0, 0)
-
-
-@dataclass(slots=True)
-class StagedAttempt:
-    """The attempts of both switches in one round, and who decided them."""
-
-    stages: Stages
-    own: Attempt
-    tiers: Attempt | None = None  # None: nobody asked whether tiers may draft
-    prefilled: Prefilled = _NO_PREFILLS  # by lower tiers, before this round
-    declined: bool = False  # nothing was drafted after all, so the round says nothing about drafts
-
-    @property
-    def drafts(self) -> bool:
-        return self.own.drafts
-
-
-class Stages:
-    """What may draft in a round: nothing, stores alone, or lower tiers as well.
-
-    There are two nested switches. In rounds that may draft, drafting with tiers is timed against stores alone; the
-    faster of the two is timed against drafting nothing. With one switch, tiers that lose would turn stores off too.
-    """
-
-    def __init__(self, tiers_apart: bool = False, large: bool = False) -> None:
-        """`tiers_apart`: with a switch for tiers. `large`: for a large batch. Each switch has its own allowance."""
-        self._drafts = Switch(large=large)
-        self._tiers = Switch(large=large, beside_stores=True) if tiers_apart else None
-        self._rest = StagedAttempt(self, _REST)  # of all rounds that draft nothing: nobody asks about their tiers
-        # The last plain pass that was counted: when it ended, its requests, and the expected time of each one's share.
-        # Each pass counts once.
-        self.last_plain_pass, self.last_plain_share = (-1.0, 0), 0.0
-
-    def new_text(self) -> None:
-        """As `Switch.new_text`."""
-        self._drafts.new_text()
-        if self._tiers is not None:
-            self._tiers.new_text()
-
-    def begin(self) -> StagedAttempt:
-        """What the round that begins may do."""
-        own = self._drafts.begin()
-        return StagedAttempt(self, own) if own.drafts else self._rest
-
-    def tiers_draft(self, attempt: StagedAttempt, prefill: float = 0.0) -> bool:
-        """Whether lower tiers may draft, in a round that may draft at all. `prefill`: seconds that they need first.
-
-        A single round of a break is not worth a prefill.
-        """
-        if prefill and attempt.own.looks:
-            return False
-        if self._tiers is None:
-            return self._drafts.begin(prefill).drafts if prefill else True
-        attempt.tiers = self._tiers.begin(prefill)
-        return attempt.tiers.drafts
-
-    def decline(self, attempt: StagedAttempt) -> None:
-        """No lower tier should pay at the moment. Without stores nothing is left to draft, so rounds need not ask."""
-        if self._tiers is None and not attempt.own.looks:
-            attempt.declined = True
-            self._drafts.rest()
-
-    def may_explore(self) -> bool:
-        """As `Switch.may_explore`, for lower tiers."""
-        return (self._tiers or self._drafts).may_explore()
-
-    def explores(self) -> None:
-        """As `Switch.explores`, for lower tiers."""
-        (self._tiers or self._drafts).explores()
-
-    def rests(self) -> int:
-        """As `Switch.rests`."""
-        return self._drafts.rests()
-
-    def learn(
-        self, attempt: StagedAttempt, tokens: float, seconds: float, requests: int = 1, prefill: float = 0.0
-    ) -> None:
-        """As `Switch.learn`. A round that only compares stores with tiers says nothing about drafting at all.
-
-        What it loses is paid for all the same.
-        """
-        if attempt.tiers is not None and self._tiers is not None:
-            compares = self._tiers.compares(attempt.tiers)
-            self._tiers.learn(attempt.tiers, tokens, seconds, requests, prefill)
-            if compares:
-                self._drafts.pay(tokens, seconds - prefill, requests)
-                return
-        self._drafts.learn(attempt.own, tokens, seconds, requests, prefill)
-
-    def charge(self, tokens: float, seconds: float, requests: int = 1, prefill: float = 0.0) -> None:
-        """As `Switch.charge`, for drafts of lower tiers."""
-        if self._tiers is not None:
-            self._tiers.charge(tokens, seconds, requests, prefill)
-        self._drafts.charge(tokens, seconds, requests, prefill)
-
-
-class Switches:
-    """The stages of one plan, one per batch size: drafting may pay for one request and not for eight.
-
-    Each has an allowance of its own. Otherwise gains with one batch size would pay for losses with another, and users
-    who send four requests at a time would pay for those who send one.
-    """
-
-    def __init__(self, tiers_apart: bool = False) -> None:
-        """`tiers_apart`: the plan has both stores and tiers, and either may pay without the other."""
-        self._tiers_apart = tiers_apart
-        self._stages: dict[int, Stages] = {}
-
-    def of(self, requests: int) -> Stages:
-        """The stages for this batch size: 1, 2 to 3, 4 to 7 and so on share one."""
-        stages = self._stages.get(requests.bit_length())
-        if stages is None:
-            stages = Stages(self._tiers_apart, requests >= _LARGE)
-            self._stages[requests.bit_length()] = stages
-        return stages
