@@ -156,3 +156,14 @@ def test_tiles_depend_on_the_shape_alone():
         for outputs, inputs in ((960, 576), (576, 576), (3072, 576), (576, 1536), (49152, 576), (128256, 4096)):
             tiles = guessed(what, outputs, inputs)
             assert tiles.outputs in (16, 32, 64)
+
+
+@pytest.mark.parametrize("what", ["qkv", "output", "gated", "down", "head", "join"])
+def test_tiles_of_bytes_read_from_many_places_at_once(what):
+    for outputs, inputs in ((6144, 4096), (4096, 16384), (28672, 4096), (16384, 2048), (2048, 4000)):
+        for widest in (16, 64):
+            tiles = tiles_for(what, outputs, inputs, 8, widest)
+            assert tiles.outputs == min(widest, 32)
+            assert tiles.splits == 1 or (what != "head" and inputs >= 4 * tiles.inputs * tiles.splits)
+    assert tiles_for("output", 4096, 4096, 8).splits > 1
+    assert tiles_for(what, 1024, 4096, 8) == guessed(what, 1024, 4096)  # too small to gain by it

@@ -43,13 +43,29 @@ MEASURED: dict[tuple[str, int, int, int], Tiles] = {
 }
 _MULTIPROCESSORS = 132  # of the GPU that the rule below is tuned for
 _FEWEST = 16  # rows of the smallest tile for tensor cores
+_SMALL = 1024  # inputs that are not worth splitting
 
 
 def tiles_for(what: str, outputs: int, inputs: int, bits: int, widest: int = 64) -> Tiles:
     """The tiles of a product. `widest`: upper limit of outputs per tile."""
     if known := MEASURED.get((what, outputs, inputs, bits)):
         return known
+    if bits == 8 and min(outputs, inputs) > _SMALL:
+        return _of_bytes(what, outputs, inputs, widest)
     return guessed(what, outputs, inputs, widest)
+
+
+def _of_bytes(what: str, outputs: int, inputs: int, widest: int) -> Tiles:
+    """Tiles for large matrices of 8-bit weights.
+
+    A tile has half the bytes of one of bfloat16, so more programs must read at once. Two warps: with four and 64 rows
+    the compiler takes instructions of warp groups, and copies 8-bit weights for them in pieces of 8 bytes.
+    """
+    rows, halves = min(widest, 32), 2 if what in (QKV, GATED) else 1
+    programs, splits = max(outputs // (rows * halves), 1), 1
+    while what != HEAD and programs * splits * 2 <= 4 * _MULTIPROCESSORS and inputs // (128 * splits * 2) >= 4:
+        splits *= 2
+    return Tiles(rows, 128, splits, 4, 2)
 
 
 def guessed(what: str, outputs: int, inputs: int, widest: int = 64) -> Tiles:
@@ -62,7 +78,7 @@ def guessed(what: str, outputs: int, inputs: int, widest: int = 64) -> Tiles:
         rows //= 2
     programs = max(outputs // (rows * halves), 1)
     splits = 1
-    while inputs > 1024 and programs * splits * 2 <= _MULTIPROCESSORS and inputs // (deep * splits * 2) >= 4:
+    while inputs > _SMALL and programs * splits * 2 <= _MULTIPROCESSORS and inputs // (deep * splits * 2) >= 4:
         splits *= 2
     return Tiles(rows, deep, splits, 4, 4 if rows * halves >= 64 else 2)
 
