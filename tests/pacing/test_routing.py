@@ -15,6 +15,7 @@ from random_hierarchies import EXACT, errors, random_hierarchy, random_sampling
 
 from hierspec.core.engine import Engine
 from hierspec.core.hierarchy import Hierarchy, Tier
+from hierspec.core.interfaces import UNDRAFTED, Written
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.core.verify import RULES
@@ -184,6 +185,22 @@ def test_the_decision_follows_the_text(first, later, better):
     after = [route for route, at in zip(taken, written, strict=False) if at > TOKENS // 2 + 300]
     assert before.count(1 - better) > 2 / 3 * len(before), (before.count(0), before.count(1))
     assert after.count(better) > 2 / 3 * len(after), (after.count(0), after.count(1))
+
+
+def test_rounds_without_drafts_count_for_the_next_trial():
+    """Where nothing pays the plan takes breaks, and nobody asks in those."""
+    dear = Costs((1, 8), (1.0, 1.0))
+    router = Router([Route(policy := WhileWorthwhile(dear, own=Costs((1, 8), (0.6, 0.6))), dear)])
+    for _ in range(100):
+        policy.begin()
+        policy.learn_round(1, 0.6)
+        policy.learn_block([Written([(1, None)], "d", UNDRAFTED)], [9], 1.6)
+    while router.choose() is not None:
+        pass
+    assert router.choose() is None
+    router.rests(100)
+    assert router.choose() is not None
+    assert router.choose() is None
 
 
 def test_a_hopeless_load_asks_nobody():

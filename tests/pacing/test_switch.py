@@ -607,9 +607,14 @@ def test_a_plan_without_stores_rests_where_no_tier_drafts():
         stages = Stages(tiers_apart)
         while not (attempt := stages.begin()).drafts:
             stages.learn(attempt, 1, 1.0)
-        stages.decline(attempt)
+        rounds = stages.decline(attempt)
         assert attempt.declined is not tiers_apart
+        assert (rounds > 0) is not tiers_apart
         assert stages.begin().drafts is tiers_apart
+        for _ in range(rounds - 1):
+            attempt = stages.begin()
+            stages.learn(attempt, 1, 1.0)
+            assert not attempt.drafts
 
 
 def test_what_should_not_pay_is_explored_at_first_and_then_seldom():

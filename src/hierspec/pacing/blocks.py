@@ -154,6 +154,10 @@ class WhileWorthwhile:
         self._exploring = 0
         return False
 
+    def rests(self, rounds: int) -> None:
+        """Nobody will ask whether to draft for so many rounds."""
+        self._idle += rounds * self._plain
+
     def hopeless(self, load: Load) -> bool:
         """Whether not even a good draft could pay under this load."""
         return load.requests > 1 and self._speed() * self._extra_seconds(0, load) > _GOOD_DRAFT

@@ -63,7 +63,7 @@ class AdaptivePace(FixedPace):
             plain = self.costs.measured_plain(load)
             prefill = self.router.prefill(lacking, load) / plain if plain else 0.0
             if not attempt.stages.tiers_draft(attempt, prefill):
-                _decline(round)
+                self._decline(round, self.router)
                 return None
             attempt.prefilled = _prefilled(round)
         if round.proposals and self.appraiser is not None:
@@ -76,9 +76,15 @@ class AdaptivePace(FixedPace):
             if skipped is not None:
                 attempt.stages.explores()
         if skipped is None:
-            _decline(round)
+            self._decline(round, self.router)
             return None
         return Block(skipped, least=self.router.routes[skipped].policy.begin(load))
+
+    def _decline(self, round: Round, router: Router) -> None:
+        """No lower tier drafts in this round. Other requests of a batch may still draft, so only one alone rests."""
+        attempt = round.attempt
+        if isinstance(attempt, StagedAttempt) and not round.proposals and round.request.running_requests == 1:
+            router.rests(attempt.stages.decline(attempt))
 
     def _stages(self, round: Round) -> Stages | None:
         """The stages that time drafting against plain decoding. None with a grammar: what it forces always pays."""
@@ -196,13 +202,6 @@ class AdaptivePace(FixedPace):
 
 def _load(round: Round) -> Load:
     return Load(round.request.running_requests, len(round.context))
-
-
-def _decline(round: Round) -> None:
-    """No lower tier drafts in this round. Other requests of a batch may still draft, so only one alone rests."""
-    attempt = round.attempt
-    if isinstance(attempt, StagedAttempt) and not round.proposals and round.request.running_requests == 1:
-        attempt.stages.decline(attempt)
 
 
 def _prefilled(round: Round) -> Prefilled:

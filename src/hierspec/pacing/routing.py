@@ -92,6 +92,11 @@ class Router:
                 return index
         return None
 
+    def rests(self, rounds: int) -> None:
+        """Nobody will be asked for so many rounds."""
+        for route in self.routes:
+            route.policy.rests(rounds)
+
     def prefill(self, to_prefill: Sequence[int], load: Load = ALONE) -> float:
         """Seconds until the cheapest route could draft, where its tier has to prefill this many tokens first."""
         routes = zip(self.routes, to_prefill, strict=True)

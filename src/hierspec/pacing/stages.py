@@ -77,11 +77,15 @@ class Stages:
         attempt.tiers = self._tiers.begin(prefill)
         return attempt.tiers.drafts
 
-    def decline(self, attempt: StagedAttempt) -> None:
-        """No lower tier drafts for the only request. Without stores nothing is left to draft, so begin a break."""
-        if self._tiers is None and not attempt.own.looks:
-            attempt.declined = True
-            self._drafts.rest()
+    def decline(self, attempt: StagedAttempt) -> int:
+        """No lower tier drafts for the only request. Without stores nothing is left to draft, so begin a break.
+
+        Returns its rounds.
+        """
+        if self._tiers is not None or attempt.own.looks:
+            return 0
+        attempt.declined = True
+        return self._drafts.rest()
 
     def may_explore(self) -> bool:
         """As `Switch.may_explore`, for lower tiers."""

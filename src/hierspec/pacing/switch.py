@@ -172,10 +172,11 @@ class Switch:
         self._drafted[2] += seconds - prefill
         self.pay(tokens, seconds - prefill, requests)
 
-    def rest(self) -> None:
-        """No drafts should pay at the moment: begin a short break."""
+    def rest(self) -> int:
+        """No drafts should pay at the moment: begin a short break. Returns its rounds."""
         self._on, self._samples, self._rounds, self._settling = False, False, 0, _SETTLING
         self._left = self._length = _BREAKS[0]
+        return _BREAKS[0]
 
     def may_explore(self) -> bool:
         """Whether drafts that should not pay may be tried: nothing was learnt about them for long."""
