@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from hierspec.core.engine import Engine
 from hierspec.core.foresight import LEADS, SUREST, Foresight, lead_class
-from hierspec.core.hierarchy import FixedPace, Hierarchy, Tier
-from hierspec.core.interfaces import Answer, Ask
+from hierspec.core.hierarchy import FixedPace, Hierarchy, Tier, _proposal
+from hierspec.core.interfaces import RUNNER_UP, UNDRAFTED, Answer, Ask, Block, Written, evidence
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.scorers.synthetic import Rates, References, SyntheticScorer
@@ -115,6 +115,73 @@ def test_a_pace_that_goes_on_is_soon_foreseen():
     blocks = request.stats.tiers[0].calls
     assert request.stats.tiers[1].calls >= 4 * (blocks - 1)
     assert drafter.calls < 2.5 * blocks  # leads differ, so not all is foreseen at once
+
+
+def test_the_least_tokens_of_a_block_come_from_one_call():
+    """From the first block on, before anything was learnt: a drafter's costs are taken from such calls."""
+
+    class FourAtLeast(FixedPace):
+        def route(self, round):
+            return Block(0, least=4)
+
+    target, drafter = FakeScorer("target", 8, seed=3), AheadScorer("drafter", 8, seed=3)
+    hierarchy = Hierarchy((Tier(target, pace=FourAtLeast()), Tier(drafter, 6)))
+    request = Request([1, 2], Sampling(max_tokens=6, seed=1), hierarchy)
+    outcome = request.ask(None)
+    while not request.stats.tiers[1].calls:
+        outcome = request.ask(outcome.scorer.score([outcome])[0])
+    assert (drafter.calls, request.stats.tiers[1].calls) == (1, 4)
+
+
+class BranchingScorer(AheadScorer):
+    """Says of each token what it would write after the runners-up, as far as it writes ahead."""
+
+    def _further(self, ask: Ask, answer: Answer) -> Answer:
+        first = super()._further(ask, answer)
+        answers, context, branching = [first, *first.ahead], ask.context, []
+        for step, each in enumerate(answers):
+            branches = []
+            for token in each.picks[0, 1:].tolist():
+                text, branch = np.append(context, token).astype(np.int32), []
+                for _ in answers[step + 1 :]:
+                    follower = self._led(text, self._answer(replace(ask, context=text)))
+                    branch.append((int(follower.picks[0, 0]), float(follower.leads[0])))
+                    text = np.append(text, branch[-1][0]).astype(np.int32)
+                branches.append(tuple(branch))
+            branching.append(replace(each, ahead=(), branches=tuple(branches)))
+            context = np.append(context, each.picks[0, 0]).astype(np.int32)
+        return replace(branching[0], ahead=tuple(branching[1:]))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_what_follows_runners_up_is_drafted_too(temperature):
+    sampling = Sampling(max_tokens=150, temperature=temperature, seed=1)
+    model: dict[str, int] = {"vocabulary": 64, "seed": 4, "order": 4}  # its texts do not repeat themselves
+    passes, outputs = [], []
+    for kind in (AheadScorer, BranchingScorer):
+        target, drafter = FakeScorer("target", **model), kind("drafter", **model, noise=1.0)
+        hierarchy = Hierarchy((Tier(target, budget=24), Tier(drafter, 4, candidates=3)))
+        request = Request([1, 2], sampling, hierarchy)
+        for _ in Engine().run([request]):
+            pass
+        passes.append(request.stats.passes)
+        outputs.append(request.output)
+    plain = Request([1, 2], sampling, Hierarchy((Tier(FakeScorer("target", **model)),)))
+    for _ in Engine().run([plain]):
+        pass
+    assert outputs == [plain.output, plain.output]
+    assert passes[1] < passes[0]
+
+
+def test_branches_stand_behind_the_runners_up_that_they_continue():
+    spine = [
+        Written([(5, None), (6, None), (7, None)], "d", UNDRAFTED, 3, None, (((60, 1), (61, 2)), ())),
+        Written([(8, None)], "d", UNDRAFTED),
+    ]
+    draft = _proposal(spine, "d")
+    assert draft.tokens == (5, 6, 7, 8, 60, 61)
+    assert draft.parents == (-1, -1, -1, 0, 1, 4)
+    assert draft.evidence == (evidence(UNDRAFTED, 3), evidence(RUNNER_UP, 3), evidence(RUNNER_UP, 3), UNDRAFTED, 1, 2)
 
 
 def test_foresight_learns_by_length_and_least_lead_and_forgets():

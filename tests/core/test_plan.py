@@ -136,7 +136,7 @@ def expected_plans(eighth: int, quarter: int) -> dict[str, Plan]:
             tiers=(replace(upper, gather=8, until="worth"), replace(lower, gather=4, until="worth")),
         ),
         "draft": replace(adaptive, tiers=(drafter,)),
-        "eagle": replace(adaptive, tiers=(replace(drafter, gather=6, candidates=3),)),
+        "eagle": replace(adaptive, budget=24, tiers=(replace(drafter, gather=6, candidates=3),)),
         "eagle+": Plan(
             stores=STORES_TOGETHER, budget=24, merge=True, adapt=True, tiers=(replace(drafter, candidates=2),)
         ),

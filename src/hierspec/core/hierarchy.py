@@ -25,6 +25,7 @@ from hierspec.core.interfaces import (
     Scorer,
     Store,
     Written,
+    evidence,
 )
 from hierspec.core.logprobs import TokenLogprobs, token_logprobs
 from hierspec.core.proposal import NOTHING, Candidate, Distribution, Proposal
@@ -206,7 +207,11 @@ class Hierarchy:
         _tell_stores(tier, round, answer)
         round.tokens = [token]
         lead = 0 if answer.leads is None else lead_class(float(answer.leads[0]))
-        round.block.written.append(Written(candidates, tier.scorer.name, UNDRAFTED, lead))
+        branches = tuple(
+            tuple((token, evidence(UNDRAFTED, lead_class(lead))) for token, lead in branch)
+            for branch in answer.branches
+        )
+        round.block.written.append(Written(candidates, tier.scorer.name, UNDRAFTED, lead, None, branches))
         request.stats.tiers[round.level].count(NOTHING, [], 1)
         return False
 
@@ -262,9 +267,17 @@ def _end_round(pace: Pace, round: Round, stopped: bool, foresight: Foresight | N
 
 
 def _ahead(tier: Tier, block: Block) -> np.ndarray | None:
-    """`Ask.ahead` for this block: where the scorer may go on from its own picks."""
-    most = block.gather - len(block.written)
-    return tier.foresight.ahead(len(block.written), _least_lead(block), most) if most > 1 else None
+    """`Ask.ahead` for this block: where the scorer may go on from its own picks.
+
+    It does wherever the pace will for certain: before the least tokens of a block.
+    """
+    count = len(block.written)
+    most, certain = block.gather - count, block.least - count - 1
+    if most <= 1:
+        return None
+    ahead = tier.foresight.ahead(count, _least_lead(block), most)
+    ahead[: max(certain, 0)] = True
+    return ahead
 
 
 def _least_lead(block: Block) -> int:
@@ -350,18 +363,25 @@ def _logprobs(tier: Tier, request: RequestView, answer: Answer, row: int, token:
 
 
 def _proposal(written: list[Written], tier: str) -> Proposal:
-    """What a tier wrote, as a proposal to the tier above: a spine, with the tier's runners-up as leaves beside it.
+    """What a tier wrote, as a proposal to the tier above: a spine, with the tier's runners-up beside it, and last what
+    it would write after those.
 
     A token's evidence is how it came to be written and how far ahead it was: the tier above learns how often such
     tokens are accepted.
     """
     nodes: list[tuple[int, int, str, Distribution | None, int]] = []
+    branches: list[tuple[int, tuple[tuple[int, int], ...]]] = []  # node of a runner-up, and what follows it
     spine = -1
     for position in written:
         parent, spine = spine, len(nodes)
         (token, distribution), *others = position.candidates
         nodes.append((token, parent, position.source, distribution, position.evidence))
         if others:
+            branches += enumerate(position.branches, len(nodes))
             beside = position._replace(how=RUNNER_UP).evidence
             nodes += [(token, parent, tier, distribution, beside) for token, distribution in others]
+    for node, branch in branches:
+        for token, reason in branch:
+            nodes.append((token, node, tier, None, reason))
+            node = len(nodes) - 1
     return Proposal(*zip(*nodes, strict=True))

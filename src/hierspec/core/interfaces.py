@@ -76,6 +76,9 @@ class Answer:
     leads: np.ndarray | None = None  # [rows]: how far each pick's score is ahead of the next best, where asked for
     logits: np.ndarray | None = None  # [rows, vocabulary]: as the model computed them, where asked for
     ahead: tuple[Answer, ...] = ()  # answers to the next asks, where each context is longer by the pick before it
+    # Of an answer with one row: for the first runners-up, the tokens that the scorer would write after each, and how
+    # far each of those is ahead of the next best.
+    branches: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 class Scorer(Protocol):
@@ -152,6 +155,11 @@ class Constraint(Protocol):
 UNDRAFTED, ACCEPTED, CORRECTED, RUNNER_UP = range(4)  # how a token came to be written, or handed up beside one
 
 
+def evidence(how: int, lead: int) -> int:
+    """A class for how a token came about and how far it was ahead of all others (the class of its lead)."""
+    return how + 4 * lead
+
+
 class Written(NamedTuple):
     """A position that a tier has written: its token and runners-up, who drafted it first, and how it came about."""
 
@@ -160,6 +168,8 @@ class Written(NamedTuple):
     how: int
     lead: int = 0  # class of how far the token was ahead of all others, from 0 (hardly) up
     logprobs: TokenLogprobs | None = None  # where the request wants them, of what the target writes
+    # For the first runners-up, the tokens that should follow each, with the evidence for them.
+    branches: tuple[tuple[tuple[int, int], ...], ...] = ()
 
     @property
     def token(self) -> int:
@@ -168,7 +178,7 @@ class Written(NamedTuple):
     @property
     def evidence(self) -> int:
         """The class by which the tier above learns how often such a token is accepted."""
-        return self.how + 4 * self.lead
+        return evidence(self.how, self.lead)
 
 
 @dataclass(slots=True)

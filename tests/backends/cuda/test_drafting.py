@@ -41,15 +41,30 @@ def test_several_tokens_are_those_of_one_after_the_other(model, sampling):
     context = np.array([5, 9, 40, 17], np.int32)
     request = model.request(context.tolist(), "draft", sampling)
     ahead = np.ones((2, SUREST + 1), bool)
-    ask = Ask(scorer, context, NOTHING, request, 2, False, TierStats(""), True, False, ahead)
+    ask = Ask(scorer, context, NOTHING, request, 3, False, TierStats(""), True, False, ahead)
     [answer] = scorer.score([ask])
     answers = [answer, *answer.ahead]
     assert len(answers) == (1 if sampling.top_k else 3)
+
+    def followed(context, token):
+        context = np.append(context, token).astype(np.int32)
+        return context, reference.score([replace(ask, context=context, ahead=None)])[0]
+
     for each in answers:
         [right] = reference.score([replace(ask, context=context, ahead=None)])
         assert each.picks.tolist() == right.picks.tolist()
         assert each.leads.tolist() == right.leads.tolist()
         context = np.append(context, each.picks[0, 0]).astype(np.int32)
+    for step, each in enumerate(answers):
+        after = len(answers) - 1 - step
+        assert [len(branch) for branch in each.branches] == ([] if sampling.top_k else [after, after])
+        for branch, runner_up in zip(each.branches, each.picks[0, 1:].tolist(), strict=bool(each.branches)):
+            text, token = context[: len(context) - len(answers) + step], runner_up
+            for follower, lead in branch:
+                text, right = followed(text, token)
+                assert (follower, lead) == (right.picks[0, 0], right.leads[0])
+                token = follower
+    reference.score([replace(ask, context=context[:-1], ahead=None)])  # the branches replaced the chain there
     one, other = (s.layer.pool._running[request] for s in (scorer, reference))
     entries = len(context) - 1
     for numbers in ("keys", "values"):

@@ -1,12 +1,15 @@
-"""A drafter's next tokens on a GPU: join, layers, head and pick, one token after the other, in one graph.
+"""A drafter's next tokens on a GPU: join, layers, head and picks, one token after the other, in one graph.
 
 A step of a small drafter takes less time than waiting for its pick. So the pick kernel writes the token where the next
 step reads it, and all steps that an ask allows run; if the draft should have ended earlier, the host drops the rest.
+The same passes continue runners-up (`branches.py`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,7 +17,8 @@ from torch import Tensor
 
 from hierspec.backends.base import Batch, DraftRows, ExtraRows, Memory
 from hierspec.backends.cuda.ahead import steps_allowed, steps_wanted
-from hierspec.backends.cuda.attention import FIELDS, ROWS
+from hierspec.backends.cuda.attention import FIELDS
+from hierspec.backends.cuda.branches import MOST_BRANCHED, Branched, branched, runners_up
 from hierspec.backends.cuda.decoder import CudaDecoder
 from hierspec.backends.cuda.filters import changes_logits
 from hierspec.backends.cuda.fused import gather_rows
@@ -29,18 +33,17 @@ from hierspec.backends.cuda.work import (
     MOST_NUMBERS,
     MOST_PIECES,
     ROW_ARRAYS,
-    Steps,
     Work,
     bucket,
+    fits,
     in_passes,
-    steps_of,
     work_of,
 )
 from hierspec.backends.torch.pick import picks_wanted
 from hierspec.core.interfaces import Answer, Ask
 
 _NormedJoin = tuple[CudaJoin, Tensor | None]  # a join and the norms of its features
-_MOST_STEPS = 16
+_MOST_STEPS = 8
 _COUNTS = (4, 8)  # picks per step: at least two, because the lead of the first decides whether to continue
 _WORDS = 2  # 32-bit words per 64-bit number
 _NO_PATHS = np.zeros(0, np.int64)
@@ -64,12 +67,13 @@ class CudaDraftWriter:
         self._layers, self._first, self._then = layers, first, then
         self._shortlist, self._norm, self._picker = shortlist, norm, picker
         device, (vocabulary, hidden) = layers.device, shortlist.table.shape
-        self._x = torch.zeros((1, hidden), dtype=torch.bfloat16, device=device)
+        self._x = torch.zeros((MOST_BRANCHED, hidden), dtype=torch.bfloat16, device=device)
         self._state = torch.zeros((1, hidden), device=device)  # state of the last of several rows
-        self._logits = torch.full((1, vocabulary), -math.inf, device=device)
-        given = _MOST_STEPS * (PARAMETERS * _WORDS + ROW_ARRAYS + MOST_PIECES * FIELDS) + MOST_NUMBERS
-        self._exchange = Exchange(rounded_up(given), _MOST_STEPS * (_COUNTS[-1] + 1), device)
-        self._scratch = PickScratch(1, _COUNTS[-1], vocabulary, device)
+        self._logits = torch.full((MOST_BRANCHED, vocabulary), -math.inf, device=device)
+        of_row = PARAMETERS * _WORDS + 2 + ROW_ARRAYS + _MOST_STEPS  # at most, the slots of its path included
+        given = _MOST_STEPS * (MOST_BRANCHED * of_row + MOST_PIECES * FIELDS) + MOST_NUMBERS
+        self._exchange = Exchange(rounded_up(given), _MOST_STEPS * MOST_BRANCHED * (_COUNTS[-1] + 1), device)
+        self._scratch = PickScratch(MOST_BRANCHED, _COUNTS[-1], vocabulary, device)
         self._extra: ExtraRows | None = None
         self._extras = torch.zeros(vocabulary + 1, dtype=torch.int32, device=device)
         self._extra_count = torch.zeros(1, dtype=torch.int32, device=device)
@@ -99,32 +103,40 @@ class CudaDraftWriter:
         ahead = steps_allowed([ask], len(rows.slots) - count, _MOST_STEPS, self.at_once) if picked else ()
         layers.have_positions(rows.first + count + len(ahead) + 1)
         work = self._work(rows, count, memory)
-        later = None
-        if ahead:
-            slots, windows = rows.slots[count : count + len(ahead)], layers.config.windows
-            later = steps_of(rows.first + count, slots, rows.table, windows)
+        tree = branched(len(ahead), runners_up(ask.candidates))
+        # Slots of drafted tokens by number: those of the chain, then those of branches, on the spare page; last (-1)
+        # the slot of the token before them.
+        branches = np.arange(memory.spare + 1, memory.spare + memory.page)
+        slots = np.concatenate((rows.slots[count : count + len(ahead)], branches, rows.slots[count - 1 : count]))
+        later = self._later(rows, count, memory, tree, slots)
+        if later is None:  # so long a context that the rows of a pass do not fit
+            tree, later, ahead = branched(0, 0), [], ()
         wanted = bucket(max(picks_wanted(ask), 2), _COUNTS) if picked else 0
         self._use_extras(extra)
         most = room_for(len(extra.tokens), len(self._shortlist.table)) if len(extra.tokens) else 0
-        size = self._put(ask, rows, work, later, picked)
-        shape = work.width, work.pieces, work.tile, len(ahead), 0 if later is None else later.pieces
+        size = self._put(ask, rows, work, tree, later, slots, wanted)
+        shape = work.width, work.pieces, work.tile, *((each.rows, each.pieces, each.tile) for each in later)
         numbers = layers.number_of(memory), layers.number_of(features)
         layers.graphs.run(
             ("draft", id(self), numbers, rows.own, rows.taps, shape, wanted, most, size),
-            lambda: self._launch(rows, work, later, wanted, most, size),
+            lambda: self._launch(rows, work, tree, later, wanted, most, size),
         )
         if not picked:
             layers.layer_rows += count * layers.config.layers
-            return self._picker.answers([ask], self._logits)[0]
-        steps = 1 + len(ahead)
-        picks, leads = unpacked(self._exchange.wait(steps * (wanted + 1)).reshape(steps, wanted + 1))
-        written = steps_wanted(ask, picks[:, 0], leads, ahead)
+            return self._picker.answers([ask], self._logits[:1])[0]
+        picks, leads = unpacked(self._exchange.wait(tree.rows * (wanted + 1)).reshape(tree.rows, wanted + 1))
+        chain = [0, *tree.firsts]  # rows of the chain's tokens
+        written = steps_wanted(ask, picks[chain, 0], leads[chain], ahead)
         layers.layer_rows += (count + written - 1) * layers.config.layers
         parts = [
-            Answer(picks[step : step + 1, : picks_wanted(ask)], leads=leads[step : step + 1] if ask.leads else None)
-            for step in range(written)
+            Answer(
+                picks[row : row + 1, : picks_wanted(ask)],
+                leads=leads[row : row + 1] if ask.leads else None,
+                branches=_branches(ask, tree, step, written - 1, picks, leads),
+            )
+            for step, row in enumerate(chain[:written])
         ]
-        return Answer(parts[0].picks, leads=parts[0].leads, ahead=tuple(parts[1:]))
+        return replace(parts[0], ahead=tuple(parts[1:]))
 
     def _work(self, rows: DraftRows, count: int, memory: CudaMemory) -> Work:
         """The work of the first rows; each sees all tokens before it."""
@@ -143,22 +155,59 @@ class CudaDraftWriter:
         window = max(config.windows) if all(config.windows) else 0
         return work_of(batch, config.heads // config.kv_heads, window, memory.spare)
 
-    def _put(self, ask: Ask, rows: DraftRows, work: Work, later: Steps | None, picked: bool) -> int:
+    def _later(
+        self, rows: DraftRows, count: int, memory: CudaMemory, tree: Branched, slots: np.ndarray
+    ) -> list[Work] | None:
+        """The work of the passes after the first; None if the last and widest does not fit."""
+        config, length, works = self._layers.config, rows.first + count, list[Work]()
+        group, window = config.heads // config.kv_heads, max(config.windows) if all(config.windows) else 0
+        for number in reversed(range(len(tree.passes))):
+            each = tree.passes[number]
+            here = len(each.slots)
+            batch = Batch(
+                positions=np.full(here, length + number),
+                slots=slots[each.slots],
+                text_starts=np.array((0, here)),
+                tables=rows.table[None],
+                lengths=np.full(here, length),
+                path_starts=each.path_starts,
+                paths=slots[each.paths],
+                drafted=_NO_PATHS,
+            )
+            if not works and not fits(batch, group):
+                return None
+            works.append(work_of(batch, group, window, memory.spare))
+        return works[::-1]
+
+    def _put(
+        self,
+        ask: Ask,
+        rows: DraftRows,
+        work: Work,
+        tree: Branched,
+        later: Sequence[Work],
+        slots: np.ndarray,
+        wanted: int,
+    ) -> int:
         """Writes everything that a call copies to the device; returns how many numbers that is, rounded up.
 
-        Order: parameters of picks, tokens, slots of features, index and slot of the last row, the rows of all steps.
+        Order: parameters of picks, tokens, slots of features, index and slot of the last row, its work; then for every
+        later pass: where the tokens of its rows are among the picks, slots of features, its work.
         """
-        steps, count = 1 if later is None else 1 + len(later.numbers), work.rows
-        keys = np.zeros((steps, PARAMETERS), np.int64)
-        if picked:
-            keys[:] = parameters_of_steps(ask, len(ask.context), steps)
+        count = work.rows
+        keys = np.zeros((tree.rows, PARAMETERS), np.int64)
+        if wanted:
+            of_steps = parameters_of_steps(ask, len(ask.context), 1 + len(later))
+            keys[:] = np.repeat(of_steps, [1, *(len(each.slots) for each in tree.passes)], axis=0)
         joined = np.zeros((2, work.width), np.int32)
         joined[1] = -1  # padding rows have no features
         joined[0, :count], joined[1, :count] = rows.tokens, rows.feature_slots
         last = np.array((count - 1, rows.slots[count - 1]), np.int32)
         parts = [keys.ravel().view(np.int32), joined.ravel(), last, work.numbers]
-        if later is not None:
-            parts.append(later.numbers.ravel())
+        before = 0
+        for each, first, of_pass in zip(tree.passes, tree.firsts, later, strict=True):
+            parts += [(before + each.sources) * (wanted + 1) + each.ranks, slots[each.features], of_pass.numbers]
+            before = first
         at, numbers = 0, self._exchange.numbers
         for part in parts:
             numbers[at : at + len(part)] = part
@@ -175,41 +224,65 @@ class CudaDraftWriter:
         self._extra_count.copy_(extra.rows[-1:])
         self._extra = extra
 
-    def _launch(self, rows: DraftRows, work: Work, later: Steps | None, wanted: int, most: int, size: int) -> None:
+    def _launch(
+        self, rows: DraftRows, work: Work, tree: Branched, later: Sequence[Work], wanted: int, most: int, size: int
+    ) -> None:
         layers, numbers, width, memory = self._layers, self._exchange.given, work.width, rows.memory
         assert isinstance(memory, CudaMemory)
         assert isinstance(rows.features, CudaMemory)
         self._exchange.copy_in(size)
-        steps = 1 if later is None else 1 + len(later.numbers)
-        hidden, at = layers.scratch.hidden, steps * PARAMETERS * _WORDS
+        hidden, at = layers.scratch.hidden, tree.rows * PARAMETERS * _WORDS
         keys = numbers[:at].view(torch.int64)
         tokens, slots, last = numbers[at : at + width], numbers[at + width : at + 2 * width], at + 2 * width
-        at = last + 2
         join, norms = self._then if rows.own else self._first
         states, taps = (memory, (0,)) if rows.own else (rows.features, rows.taps)
         join.launch(tokens, states.all_states, join.taps(taps), slots, join.floats(norms), hidden, width)
-        for step in range(steps):
-            places, at = places_at(numbers, at, work.width, work.pieces)
-            layers.launch(memory, work, 0, layers.config.layers, places)
-            state = hidden[:1]
-            if work.width > 1:  # the number of real rows differs from call to call
-                gather_rows(numbers[last:], hidden, self._state, 1)
-                state = self._state
-            self._launch_head(state, most)
-            if not wanted:
-                return
-            out = self._exchange.answered[step * (wanted + 1) :]
-            launch_picks(self._logits, keys[step * PARAMETERS :], self._scratch.arrays, out, 1, wanted)
-            if later is not None and step + 1 < steps:
-                join, norms = self._then
-                slots = numbers[last + 1 : last + 2] if not step else places.slots[:1]
-                join.launch(out, memory.all_states, join.taps((0,)), slots, join.floats(norms), hidden, 1)
-                work = Work(1, 1, later.pieces, False, ROWS, work.numbers)
-        self._exchange.copy_out(steps * (wanted + 1))
+        places, _ = places_at(numbers, last + 2, width, work.pieces)
+        at = last + 2 + len(work.numbers)
+        layers.launch(memory, work, 0, layers.config.layers, places)
+        state = hidden[:1]
+        if width > 1:  # the number of real rows differs from call to call
+            gather_rows(numbers[last:], hidden, self._state, 1)
+            state = self._state
+        self._launch_head(state, 1, most)
+        if not wanted:
+            return
+        answered, scratch = self._exchange.answered, self._scratch.arrays
+        launch_picks(self._logits, keys, scratch, answered, 1, wanted)
+        join, norms = self._then
+        for each, first, of_pass in zip(tree.passes, tree.firsts, later, strict=True):
+            here = len(each.slots)
+            index, slots, at = numbers[at : at + here], numbers[at + here : at + 2 * here], at + 2 * here
+            own = join.taps((0,))
+            join.launch(answered, memory.all_states, own, slots, join.floats(norms), hidden, here, index)
+            places, _ = places_at(numbers, at, of_pass.width, of_pass.pieces)
+            at += len(of_pass.numbers)
+            layers.launch(memory, of_pass, 0, layers.config.layers, places)
+            self._launch_head(hidden[:here], here, most)
+            out = answered[first * (wanted + 1) :]
+            launch_picks(self._logits, keys[first * PARAMETERS :], scratch, out, here, wanted)
+        self._exchange.copy_out(tree.rows * (wanted + 1))
 
-    def _launch_head(self, state: Tensor, most: int) -> None:
+    def _launch_head(self, states: Tensor, rows: int, most: int) -> None:
         shortlist = self._shortlist
-        shortlist.launch_norm(state, self._norm, self._x, 1)
-        listed_product(self._x, shortlist.weight, shortlist.listed, self._logits, 1)
+        shortlist.launch_norm(states, self._norm, self._x, rows)
+        listed_product(self._x, shortlist.weight, shortlist.listed, self._logits, rows)
         if most:
-            gathered_product(self._x, shortlist.table, self._extras, self._extra_count, self._logits, 1, most)
+            gathered_product(self._x, shortlist.table, self._extras, self._extra_count, self._logits, rows, most)
+
+
+def _branches(
+    ask: Ask, tree: Branched, step: int, most: int, picks: np.ndarray, leads: np.ndarray
+) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """What follows the runners-up of the chain's token at this step, up to step `most`: tokens and their leads."""
+    found: list[tuple[tuple[int, float], ...]] = []
+    at, endings = (0, *tree.firsts)[step], ask.request.stop_ids
+    for rank in range(1, runners_up(ask.candidates) + 1):
+        row, branch = tree.branches.get((step, rank), -1), list[tuple[int, float]]()
+        token = int(picks[at, rank])
+        for first in tree.firsts[step:most] if row >= 0 else ():
+            if token in endings or (token := int(picks[first + row, 0])) < 0:
+                break
+            branch.append((token, float(leads[first + row])))
+        found.append(tuple(branch))
+    return tuple(found)

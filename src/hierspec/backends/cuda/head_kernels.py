@@ -48,7 +48,8 @@ def listed_product(x: Tensor, weight: Weight, listed: Tensor, out: Tensor, rows:
     )  # fmt: skip
 
 
-_EXTRA_ROWS, _EXTRA_DEPTH = 32, 64  # tile sizes: extra tokens are few
+# Tile sizes for extra tokens, which are few: programs wait for memory, so each step of a large head reads many inputs.
+_EXTRA_ROWS, _EXTRA_DEPTHS = 16, (256, 64)
 
 
 def gathered_product(
@@ -56,23 +57,25 @@ def gathered_product(
 ) -> None:
     """Logits of the first `count` listed tokens, at most `most`, from their rows of the whole head."""
     inputs, together = table.shape[1], tokens_together(rows)
+    depth = _EXTRA_DEPTHS[inputs % _EXTRA_DEPTHS[0] > 0]
     listed_kernel[(triton.cdiv(most, _EXTRA_ROWS), triton.cdiv(rows, together))](
         x, table, x, listed, count, out, inputs, rows, out.stride(0), most,
-        True, False, inputs % _EXTRA_DEPTH == 0, together, _EXTRA_ROWS, _EXTRA_DEPTH, **options(2, 4, inputs),
+        True, False, inputs % depth == 0, together, _EXTRA_ROWS, depth, **options(2, 4, inputs),
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize_on_alignment=["tokens", "slots"])
+@triton.jit(do_not_specialize_on_alignment=["tokens", "index", "slots"])
 def join_inputs_kernel(
-    tokens, embedding, states, taps, slots, gains, out, SLOTS, H, eps,
-    PARTS: tl.constexpr, NORMED: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
+    tokens, index, embedding, states, taps, slots, gains, out, SLOTS, H, eps,
+    INDEXED: tl.constexpr, PARTS: tl.constexpr, NORMED: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out[row] = the embedding of its token, then states[tap, slot] for each tap, normed; slot -1 is zeros."""
     wait_for_last(OVERLAP)
     row, part, h = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDTH)
     at = out + (row.to(tl.int64) * PARTS + part) * H + h
     if part == 0:
-        token = tl.maximum(tl.load(tokens + row), 0).to(tl.int64)  # -1 is no token, and nothing reads its result
+        place = tl.load(index + row) if INDEXED else row
+        token = tl.maximum(tl.load(tokens + place), 0).to(tl.int64)  # -1 is no token, and nothing reads its result
         tl.store(at, tl.load(embedding + token * H + h, mask=h < H, other=0.0), mask=h < H)
     else:
         slot = tl.load(slots + row).to(tl.int64)
@@ -95,11 +98,14 @@ def join_inputs(
     out: Tensor,
     rows: int,
     eps: float,
+    index: Tensor | None = None,
 ) -> None:
-    """`states` [taps, slots, hidden] float32; `out` [rows, (1 + taps) * hidden] bfloat16."""
+    """`states` [taps, slots, hidden] float32; `out` [rows, (1 + taps) * hidden] bfloat16. `index`: where each row's
+    token is among the tokens."""
     hidden, count = states.shape[2], len(taps)
     width = triton.next_power_of_2(hidden)
     join_inputs_kernel[(rows, 1 + count)](
-        tokens, embedding, states, taps, slots, states if gains is None else gains, out, states.stride(0) // hidden,
-        hidden, eps, 1 + count, gains is not None, width, **options(8 if width > 1024 else 4, 1, hidden),
+        tokens, slots if index is None else index, embedding, states, taps, slots, states if gains is None else gains,
+        out, states.stride(0) // hidden, hidden, eps, index is not None, 1 + count, gains is not None, width,
+        **options(8 if width > 1024 else 4, 1, hidden),
     )  # fmt: skip

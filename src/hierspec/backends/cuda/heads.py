@@ -15,7 +15,7 @@ from hierspec.backends.cuda.graphs import on_device
 from hierspec.backends.cuda.head_kernels import gathered_product, join_inputs, listed_product
 from hierspec.backends.cuda.norms import norm as launch_norm
 from hierspec.backends.cuda.products import Weight, parts_needed, product, weight
-from hierspec.backends.cuda.tiling import HEAD, JOIN, Tiles, guessed
+from hierspec.backends.cuda.tiling import HEAD, JOIN, Tiles
 from hierspec.backends.cuda.work import MOST_ROWS
 
 _EXTRA_COUNTS = (32, 256, 1024, 4096)  # sizes for extra tokens; beyond the last, the whole vocabulary
@@ -81,8 +81,7 @@ def _unsplit(tiles: Tiles) -> Tiles:
 class CudaJoin:
     def __init__(self, decoder: CudaDecoder, matrix: Tensor, bias: Tensor | None, format: str) -> None:
         self._decoder, device = decoder, decoder.device
-        made = weight(JOIN, matrix, format, device)
-        self.weight = Weight(made.matrix, made.scales, guessed(JOIN, *matrix.shape))
+        self.weight = weight(JOIN, matrix, format, device)
         self._bias = None if bias is None else bias.to(device, torch.float32)
         self.bytes = self.weight.bytes
         self.embedding, self.eps = decoder.embedding, decoder.config.norm_eps
@@ -110,10 +109,21 @@ class CudaJoin:
         return out
 
     def launch(
-        self, tokens: Tensor, states: Tensor, taps: Tensor, slots: Tensor, gains: Tensor | None, out: Tensor, rows: int
+        self,
+        tokens: Tensor,
+        states: Tensor,
+        taps: Tensor,
+        slots: Tensor,
+        gains: Tensor | None,
+        out: Tensor,
+        rows: int,
+        index: Tensor | None = None,
     ) -> None:
-        """Launches the join; tokens and slots [rows], taps and norms are on the device."""
-        join_inputs(tokens, self.embedding, states, taps, slots, gains, self.x, rows, self.eps)
+        """Launches the join; tokens and slots [rows], taps and norms are on the device.
+
+        `index`: where each row's token is, if not in order.
+        """
+        join_inputs(tokens, self.embedding, states, taps, slots, gains, self.x, rows, self.eps, index)
         product(self.x, self.weight, out, rows, self._splitting, bias=self._bias)
 
     def taps(self, taps: tuple[int, ...]) -> Tensor:
