@@ -118,7 +118,7 @@ class WatchedStages(Stages):
         self.learnt: list[float] = []
         self.charged: list[float] = []
 
-    def begin(self) -> StagedAttempt:
+    def begin(self, requests: int = 1) -> StagedAttempt:
         return StagedAttempt(self, Attempt(True))
 
     def learn(

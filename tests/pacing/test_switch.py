@@ -155,13 +155,17 @@ def test_what_neither_gains_nor_loses_may_be_either():
 WAYS = {"nothing": (1, 1.0), "stores": (1.5, 1.2), "tiers": (2.5, 1.5)}  # tokens and seconds of a round
 
 
+def way_of(attempt):
+    return "nothing" if not attempt.drafts else "tiers" if attempt.stages.tiers_draft(attempt) else "stores"
+
+
 def write_in_stages(stages, rounds, dice, ways):
     """Write so many rounds, each noisy. Tokens a second, and the ways of the rounds."""
     tokens = seconds = 0.0
     taken = []
     for _ in range(rounds):
         attempt = stages.begin()
-        way = "nothing" if not attempt.drafts else "tiers" if stages.tiers_draft(attempt) else "stores"
+        way = way_of(attempt)
         brought, took = ways[way]
         took *= dice.lognormvariate(0, 0.05)
         stages.learn(attempt, brought, took)
@@ -458,6 +462,67 @@ def test_in_a_large_batch_one_request_does_not_turn_drafts_on_for_all():
     assert drafting * 0.3 < 0.01 * 600
 
 
+def write_together(stages, requests, rounds, dice, ways):
+    """Let all requests of a batch write so many rounds. A pass takes by how many of them draft, and how. Its time over
+    that of plain rounds with as many tokens, and how many requests drafted in each round."""
+    tokens = seconds = 0.0
+    drafting = []
+    for _ in range(rounds):
+        attempts = [stages.begin(requests) for _ in range(requests)]
+        taken = [way_of(each) for each in attempts]
+        took = dice.lognormvariate(0, 0.03) * sum(ways[way][1] for way in taken) / requests
+        plain_pass_counted = False
+        for attempt, way in zip(attempts, taken, strict=True):
+            brought = 1 + sum(dice.random() < (ways[way][0] - 1) / 2 for _ in range(2))
+            tokens += brought
+            if attempt.drafts:
+                stages.learn(attempt, brought, took, requests)
+            elif not plain_pass_counted:
+                stages.learn(attempt, brought, took)
+                plain_pass_counted = True
+        seconds += took
+        drafting.append(sum(way != "nothing" for way in taken))
+    return tokens / requests / seconds, drafting
+
+
+@pytest.mark.parametrize("requests", [9, 20, 64])
+def test_a_trial_in_a_large_batch_is_made_with_few_requests(requests):
+    """Python of all requests' drafts takes longer than their pass."""
+    ways = {"nothing": (1, 1.0), "tiers": (1.1, 4.3)}
+    for seed in range(5):
+        speed, drafting = write_together(Stages(large=True), requests, 300, random.Random(seed), ways)
+        assert max(drafting) <= 9
+        assert sum(drafting) > 0
+        assert speed > 1 - 5 * 3.3 * 8 / requests / 300
+
+
+@pytest.mark.parametrize(
+    ("ways", "best"),
+    [
+        ({"nothing": (1, 1.0), "tiers": (2.2, 1.5)}, "tiers"),
+        ({"nothing": (1, 1.0), "stores": (1.3, 1.1), "tiers": (2.8, 1.5)}, "tiers"),
+    ],
+)
+def test_a_large_batch_in_which_drafts_pay_soon_drafts_as_a_whole(ways, best):
+    reached = []
+    for seed in range(8):
+        stages, dice = Stages("stores" in ways, large=True), random.Random(seed)
+        write_together(stages, 64, 200, dice, ways)
+        speed, drafting = write_together(stages, 64, 200, dice, ways)
+        tokens, seconds = ways[best]
+        reached.append(speed / (tokens / seconds))
+        assert max(drafting) == 64
+    assert sorted(reached)[len(reached) // 2] > 0.93, reached
+
+
+def test_few_requests_of_a_trial_tell_what_all_would_take():
+    switch = Switch(large=True)
+    switch.learn(Attempt(False), 1, 2.0)
+    assert switch.of_all(2.1, 1 / 8) == pytest.approx(2.8)
+    assert switch.of_all(2.0, 1 / 4) == pytest.approx(2.0)
+    assert switch.of_all(1.0, 1 / 16) == pytest.approx(1.0)  # a disturbance: not less than half a plain round
+
+
 def test_a_run_of_drafts_in_a_large_batch_lasts_until_each_request_had_a_round():
     """The first to learn may be the lucky one, or the only one whose drafts failed."""
     requests, switch = 8, Switch(large=True)
@@ -561,12 +626,12 @@ def test_a_prefill_is_lent_and_paid_back_by_what_drafts_gain():
     allowance = Allowance()
     switch, left = on(Switch(allowance)), allowance.left
     for prefill in (3.0, 3.0):
-        assert switch.begin(prefill=prefill).drafts
+        assert switch.lends(prefill)
         switch.learn(switch.begin(), 2, 1.0 + prefill, prefill=prefill)
-        assert not switch.begin(prefill=3.0).drafts  # until it is paid back
+        assert not switch.lends(3.0)  # until it is paid back
         for _ in range(6):
             switch.learn(switch.begin(), 2, 1.4)
-    assert switch.begin(prefill=3.0).drafts
+    assert switch.lends(3.0)
     assert allowance.left > left
 
 

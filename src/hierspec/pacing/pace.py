@@ -41,7 +41,7 @@ class AdaptivePace(FixedPace):
             return True
         if not round.request.output and round.request.running_requests == 1:
             stages.new_text()
-        round.attempt = attempt = stages.begin()
+        round.attempt = attempt = stages.begin(round.request.running_requests)
         return attempt.drafts
 
     def rests(self, round: Round) -> int:

@@ -60,10 +60,10 @@ class Stages:
         if self._tiers is not None:
             self._tiers.new_text()
 
-    def begin(self) -> StagedAttempt:
-        """What the round that begins may do."""
-        own = self._drafts.begin()
-        return StagedAttempt(self, own) if own.drafts else self._rest
+    def begin(self, requests: int = 1) -> StagedAttempt:
+        """What the round that begins may do. It is of one of `requests` requests."""
+        own = self._drafts.begin(requests)
+        return self._rest if own is REST else StagedAttempt(self, own)
 
     def tiers_draft(self, attempt: StagedAttempt, prefill: float = 0.0) -> bool:
         """Whether lower tiers may draft, in a round that may draft at all. `prefill`: seconds that they need first.
@@ -73,9 +73,12 @@ class Stages:
         if prefill and attempt.own.looks:
             return False
         if self._tiers is None:
-            return self._drafts.begin(prefill).drafts if prefill else True
-        attempt.tiers = self._tiers.begin(prefill)
-        return attempt.tiers.drafts
+            return not prefill or self._drafts.lends(prefill)
+        tiers = self._tiers.begin()
+        if tiers.drafts and prefill and not self._tiers.lends(prefill):
+            tiers = REST
+        attempt.tiers = tiers._replace(share=attempt.own.share)
+        return tiers.drafts
 
     def decline(self, attempt: StagedAttempt) -> int:
         """No lower tier drafts for the only request. Without stores nothing is left to draft, so begin a break.
@@ -106,6 +109,11 @@ class Stages:
 
         What it loses is paid for all the same.
         """
+        share = attempt.own.share
+        if share < 1:
+            if not attempt.own.drafts:
+                return  # beside a trial: neither a plain round nor one with drafts
+            seconds = prefill + self._drafts.of_all(seconds - prefill, share)
         if attempt.tiers is not None and self._tiers is not None:
             compares = self._tiers.compares(attempt.tiers)
             self._tiers.learn(attempt.tiers, tokens, seconds, requests, prefill)

@@ -21,6 +21,8 @@ _BREAKS = (32, 512)  # plain rounds of a break, while drafts lose: the first and
 _LOOK_EVERY = 32  # one round in this many of a break may draft, to look whether drafts pay again; not in large batches
 _LUCK = 3  # tokens from such a round that end the break: the text has become easier to draft
 _PROBED = 3  # drafting rounds that the allowance must cover before a break ends
+_FEW = 8  # requests of a larger batch that draft in a trial: their cost tells what all would take
+_LEAST_OF_ALL = 0.5  # plain rounds: what a round in which all draft takes at least, judged by a few
 _SLOWER = 0.97  # of plain speed: a run of drafts that is slower ends early
 _MEMORY = 0.97  # weight of earlier drafting rounds after each new one
 _GROWS = 3  # a run of drafts is at most this many times as long as the last one
@@ -50,6 +52,7 @@ class Attempt(NamedTuple):
 
     drafts: bool
     looks: bool = False  # it drafts though this is a break
+    share: float = 1.0  # of the batch's requests that draft: all, or in a trial only a few
 
 
 _DRAFTS, _A_LOOK, REST = Attempt(True), Attempt(True, True), Attempt(False)
@@ -60,7 +63,8 @@ class Switch:
 
     Seconds are in plain passes of as many requests as measured once, so that rounds after short and long contexts, and
     of 8 and of 15 requests, can be compared. Single rounds of a break draft, and what they write may end it; not in a
-    large batch, where what one request writes says little about the others.
+    large batch, where what one request writes says little about the others. There a few requests make a trial, and the
+    others only share its passes.
     """
 
     def __init__(self, allowance: Allowance | None = None, large: bool = False, beside_stores: bool = False) -> None:
@@ -74,6 +78,8 @@ class Switch:
         self._beside_stores = beside_stores
         self._runs = _MANY_REQUESTS if large else _FEW_REQUESTS
         self._on = False
+        self._trial = True  # whether drafts of this run, or of the next one, are a trial
+        self._turn = 0.0  # at 1 it is the next request's turn to draft in a trial
         self._samples = True  # the plain rounds of this run are a sample, and then it is decided how to go on
         self._left = float(self._runs.sample)  # rounds of this run
         self._rounds = 0.0  # of this run so far
@@ -87,15 +93,27 @@ class Switch:
         self._plain_then: float | None = None  # in a break: seconds of a plain token for which the counts are right
         self._plain = PlainRounds(WITH_STORES if beside_stores else LARGE_BATCH if large else ONE_TOKEN)
 
-    def begin(self, prefill: float = 0.0) -> Attempt:
-        """What the round that begins may do, if drafts begin with a drafter's prefill of this many seconds."""
+    def begin(self, requests: int = 1) -> Attempt:
+        """What the round that begins may do. It is of one of `requests` requests."""
         if self._on:
-            return _DRAFTS if not prefill or self._allowance.lends(prefill / self._plain.seconds) else REST
+            return self._try(_FEW / requests) if self._trial and requests > _FEW else _DRAFTS
         if self._large or self._beside_stores:
             return REST
         looks = 1 < self._left < self._length and round(self._left, 3) % _LOOK_EVERY == 1
         looks = looks and not self._allowance.wait(self._lost())
         return _A_LOOK if looks else REST
+
+    def _try(self, share: float) -> Attempt:
+        """An attempt in a trial with this share of the requests."""
+        self._turn += share
+        if self._turn < 1:
+            return Attempt(False, share=share)
+        self._turn -= 1
+        return Attempt(True, share=share)
+
+    def lends(self, prefill: float) -> bool:
+        """Whether drafts may begin with a drafter's prefill of this many seconds."""
+        return self._allowance.lends(prefill / self._plain.seconds)
 
     def new_text(self) -> None:
         """The only running text is a new one: what drafts gained with the last one says little about it.
@@ -136,11 +154,12 @@ class Switch:
         Of these, `prefill` are a drafter's prefill, which serves later rounds as well.
         """
         self._lend(prefill, requests)
+        part = 1 / (attempt.share * requests)  # of a round of all that draft
         # A token without drafts is a plain pass, without averaging plain rounds after each of them.
-        self._allowance.passed((seconds / self._plain.seconds if attempt.drafts else tokens) / requests)
+        self._allowance.passed((seconds / self._plain.seconds if attempt.drafts else tokens) * part)
         cold = attempt.drafts and round(self._cold, 3) > 0
         if cold:
-            self._cold -= 1 / requests
+            self._cold -= part
             self._allowance.lost(_LIKELY_LOSS / requests)
         elif attempt.drafts:
             usual = self._usual(seconds - prefill)
@@ -157,13 +176,21 @@ class Switch:
                 self._begin_drafts()
                 return
         else:
-            self._settling -= 1 / requests
-            self._rounds += 0.0 if cold else 1 / requests
-        self._left -= 1 / requests
+            self._settling -= part
+            self._rounds += 0.0 if cold else part
+        self._left -= part
         if self._on and self._loses():
             self._left = 0
         if round(self._left, 3) <= 0:
             self._end_run()
+
+    def of_all(self, seconds: float, share: float) -> float:
+        """How long a round would have taken in which all requests draft, where only this share of them did.
+
+        What the few would have lost then pays for what the others beside them lose.
+        """
+        plain = self._plain.seconds
+        return max(plain + (seconds - plain) / share, _LEAST_OF_ALL * plain)
 
     def charge(self, tokens: float, seconds: float, requests: int = 1, prefill: float = 0.0) -> None:
         """Count gains and costs of drafts outside the timed rounds; `prefill` as in `learn`."""
@@ -238,7 +265,7 @@ class Switch:
     def _begin_drafts(self) -> None:
         gain = self._gain()
         if gain >= 0:
-            self._turn_on()
+            self._turn_on(trial=not self._drafted[0])
             # A sample may be of an unusual moment, so its gain decides about few rounds; several samples about many.
             self._left = min(self._runs.first + int(_RUN_PER_GAIN * min(gain, 1.0)), self._longest)
             self._longest = _GROWS * self._left
@@ -247,11 +274,11 @@ class Switch:
             self._begin_trial()
 
     def _begin_trial(self) -> None:
-        self._turn_on()
+        self._turn_on(trial=True)
         self._left = self._runs.probe
 
-    def _turn_on(self) -> None:
-        self._on, self._rounds, self._settling = True, 0, _SETTLING
+    def _turn_on(self, trial: bool) -> None:
+        self._on, self._trial, self._rounds, self._settling = True, trial, 0, _SETTLING
         self._plain_then = None
 
     def _gain(self) -> float:
