@@ -635,6 +635,17 @@ def test_a_prefill_is_lent_and_paid_back_by_what_drafts_gain():
     assert allowance.left > left
 
 
+def test_a_prefill_that_took_far_longer_than_expected_is_forgiven():
+    """Kernels were compiled meanwhile, say: the next prefill will take what it should."""
+    allowance = Allowance()
+    assert allowance.lends(0.5)
+    allowance.lend(95.0)
+    allowance.new_text()
+    assert allowance.lends(0.5)
+    allowance.lend(0.5)
+    assert not allowance.lends(3.0)
+
+
 def test_drafters_that_never_gain_prefill_seldom():
     """A plan without stores: what their prefills and rounds cost is a few passes at first, then hardly any time."""
     stages, lost, prefills = Stages(), 0.0, 0

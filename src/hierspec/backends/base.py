@@ -213,6 +213,7 @@ class Backend(Protocol):
     name: str
     device: torch.device
     exact: bool  # the bits of a row do not depend on the other rows of its pass
+    asynchronous: bool  # its device computes while the host goes on, until the host waits for the results
     formats: tuple[str, ...]  # formats of weights that it supports
 
     @property

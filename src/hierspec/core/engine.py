@@ -127,6 +127,11 @@ class Engine:
                 return [*answered, *[None] * (len(group) - half)]
             # Score them one by one, so that only a request that cannot be answered fails.
             return [answer for pair in group for answer in self._answers([pair])]
+        for request, _ in group:  # before anything of this pass is noted
+            try:
+                request.catch_up()
+            except Exception as error:  # only this request fails
+                request.fail(failure_of("The request", error))
         preparing, seconds = _preparing(scorer) - prepared, self._clock() - began
         self._timed += seconds
         seconds = max(seconds - preparing, 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -129,6 +130,8 @@ class Hierarchy:
         # Without drafts a scorer may go on from its own picks, and so answer the next asks in the same call.
         by_picks = not (distributions or logits or request.constraint is not None)
         bottom = by_picks and level + 1 == len(self.tiers) and not tier.stores
+        # What the target's rounds teach is learnt while a device computes the next pass, if the host has to wait then.
+        waits = not level and getattr(tier.scorer, "asynchronous", False)
         # The target hands up after every pass, so answers computed ahead are kept with the request.
         answers: list[Answer] = [] if level else request.ready
         while True:
@@ -164,7 +167,8 @@ class Hierarchy:
             answer = answers.pop()
             plain = not (level or draft or logits or answer.picks is None)
             stopped = self._write_own(round, answer) if plain else self._write(round, answer)
-            ends = _end_round(pace, round, stopped, tier.foresight if level and bottom else None)
+            foresight = tier.foresight if level and bottom else None
+            ends = _end_round(pace, round, stopped, foresight, waits and round.may_draft)
             while level and answers and not ends:  # tokens that the scorer wrote ahead need no draft and no ask
                 request.spent += request.pass_seconds
                 round.context, round.room, round.seconds = after(context, written), round.room - 1, 0.0
@@ -249,19 +253,23 @@ class Hierarchy:
         return stopped
 
 
-def _end_round(pace: Pace, round: Round, stopped: bool, foresight: Foresight | None) -> bool:
-    """Learn from a finished round and return whether its block ends.
+def _end_round(pace: Pace, round: Round, stopped: bool, foresight: Foresight | None, later: bool = False) -> bool:
+    """Learn from a finished round, now or later, and return whether its block ends.
 
     That is decided from what is written, before the next token is sampled, so no distribution changes. `foresight` is
     given for tiers that may write ahead.
     """
-    pace.learn(round)
+    round.ended = round.request.spent
+    if later:
+        round.request.later = partial(pace.learn, round)
+    else:
+        pace.learn(round)
     block = round.block
     block.seconds += round.seconds
     if stopped:
         return True
     ends = pace.hands_up(round)
-    if foresight is not None and len(block.written) < block.gather:
+    if foresight is not None and block.least <= len(block.written) < block.gather:  # before that it had no choice
         foresight.learn(len(block.written), _least_lead(block), not ends)
     return ends
 

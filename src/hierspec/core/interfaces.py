@@ -34,6 +34,10 @@ class RequestView(Protocol):
     constraint: Constraint | None  # what its grammar allows; None: everything
     ready: list[Answer]  # the target's answers to asks that are still to come, the next one last
     clock: Callable[[], float]  # times its stores: what they cost decides which are asked
+    later: Callable[[], None] | None  # what its pace still has to learn from its last round
+
+    def catch_up(self) -> None:
+        """Learn what is left to learn. A scorer calls this while it waits for its device; else it is done after."""
 
 
 class PassTime(NamedTuple):
@@ -215,6 +219,7 @@ class Round:
     draft: Proposal = NOTHING  # what is verified
     tokens: list[int] = field(default_factory=list)  # what was written
     seconds: float = 0.0  # expected time of this pass and of the lower tiers' passes
+    ended: float = 0.0  # the request's `spent` when the round ended
 
 
 class Pace(Protocol):

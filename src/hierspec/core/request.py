@@ -86,6 +86,7 @@ class Request:
         self.spent, self.pass_seconds, self.prefilled = 0.0, 0.0, True
         self.ready: list[Answer] = []
         self.between = 0.0  # seconds from its last answer to its next ask
+        self.later: Callable[[], None] | None = None
         self.stores: dict[str, Store] = {}
         for tier in hierarchy.tiers:
             for store in tier.stores:
@@ -111,6 +112,7 @@ class Request:
                 self._extension = self.hierarchy.extend(0, self.text, self.limit - len(self.output), Block(), self)
                 return next(self._extension)
             assert answer is not None
+            self.catch_up()
             return self._extension.send(answer)
         except StopIteration as finished:
             self._extension = None
@@ -147,6 +149,12 @@ class Request:
         elif len(self.output) >= self.limit:
             self._end("length")
 
+    def catch_up(self) -> None:
+        """Learn what is left to learn from the last round."""
+        if (later := self.later) is not None:
+            self.later = None
+            later()
+
     def fail(self, error: HierspecError) -> None:
         self.error = error
         self._end("error")
@@ -160,4 +168,5 @@ class Request:
                     all_of_them.callback(store.end)
                 if self._extension is not None:
                     all_of_them.callback(self._extension.close)
+                all_of_them.callback(self.catch_up)
                 self.ended = reason

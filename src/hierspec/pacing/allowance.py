@@ -6,6 +6,8 @@ down noticeably, so every drafting round is paid from this allowance. What draft
 
 from __future__ import annotations
 
+import math
+
 _AT_FIRST = 1.5  # plain passes
 _DEEPEST = 2.0  # plain passes: what is left is never further below zero
 _AT_FIRST_IN_LARGE_BATCHES = 0.5  # plain passes: each round tells the worth of drafts for many requests at once
@@ -20,6 +22,7 @@ _FOR_PREFILL = 4.0  # plain passes: what drafters' prefills may take at first
 _PREFILL_SHARE = 1 / 256  # of the elapsed time, that they may take on top of that
 _EXPLORING = 2.0  # of them, what it takes to try drafts that should not pay
 _DEEPEST_FUND = 32.0  # plain passes: what is left for prefills is never further below zero
+_SURPRISE = 4.0  # a prefill counts as at most so many times what was expected, and one pass more
 
 
 class Allowance:
@@ -32,6 +35,7 @@ class Allowance:
 
     A drafter's prefill serves the rest of the text, so no single round can pay for it. It is a loan from a fund of its
     own, which grows with time. What drafts gain in that text pays it back; gains beyond that lend nothing to the next.
+    If one takes far longer than expected, kernels were compiled, or a host took the core away: the next one will not.
     """
 
     def __init__(self, large: bool = False) -> None:
@@ -41,6 +45,7 @@ class Allowance:
         self._grant = _FOR_A_TEXT
         self._lost = self._gained = 0.0  # with the current text: losses less gains, and what gains added to `left`
         self._fund, self._owed = _FOR_PREFILL, 0.0  # for prefills; what the current text has not paid back
+        self._expected = math.inf  # plain passes that the last prefill should take
 
     def new_text(self) -> None:
         """The only running text is a new one: whether drafts pay for it is to be tried again."""
@@ -66,10 +71,14 @@ class Allowance:
 
     def lends(self, passes: float) -> bool:
         """Whether a drafter's prefill of this cost may begin. One that costs more than can be saved up may at times."""
-        return self._fund >= min(passes, _MOST)
+        may = self._fund >= min(passes, _MOST)
+        if may:
+            self._expected = passes
+        return may
 
     def lend(self, passes: float) -> None:
         """A drafter's prefill took this long."""
+        passes = min(passes, _SURPRISE * self._expected + 1)
         self._fund = max(self._fund - passes, -_DEEPEST_FUND)
         self._owed += passes
 

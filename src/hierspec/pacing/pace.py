@@ -120,9 +120,9 @@ class AdaptivePace(FixedPace):
         if plain and isinstance(attempt := round.attempt, StagedAttempt) and not attempt.declined:
             prefill = self._prefill_seconds(round, attempt, load)
             if not round.request.prefilled:
-                seconds = (round.request.spent - round.began) / plain
+                seconds = (round.ended - round.began) / plain
                 attempt.stages.learn(attempt, len(tokens), seconds, load.requests, prefill / plain)
-            elif drafted is not None and not round.request.output:
+            elif drafted is not None and len(round.context) == len(round.request.prompt):
                 # First round: the target's prefill gives one token and is no cost of drafts. The rest is theirs.
                 spent = sum(stats.seconds for stats in round.request.stats.tiers[round.level + 1 :])
                 attempt.stages.charge(len(tokens) - 1, spent / plain, load.requests, prefill / plain)
@@ -149,7 +149,7 @@ class AdaptivePace(FixedPace):
         self._learn_pass(round, self.costs, load)
         stages.last_plain_pass, stages.last_plain_share = this_pass, round.seconds
         if plain := self.costs.measured_plain(load):
-            stages.learn(attempt, len(round.tokens), (request.spent - round.began) / plain)
+            stages.learn(attempt, len(round.tokens), (round.ended - round.began) / plain)
 
     def _learn_pass(self, round: Round, costs: Costs, load: Load) -> None:
         """Learn from the expected and the actual time of a pass."""
@@ -166,7 +166,7 @@ class AdaptivePace(FixedPace):
         request.stats.tiers[round.level].expected_seconds += seconds
         round.seconds += seconds
         if round.level == 0 and (len(tokens) > round.room or tokens[-1] in request.stop_ids):
-            self.lengths.learn(len(request.output) + len(tokens))
+            self.lengths.learn(len(round.context) - len(request.prompt) + len(tokens))
 
     def _learn_drafts(self, round: Round, load: Load) -> None:
         """Learn what drafts are worth."""

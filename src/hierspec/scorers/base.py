@@ -69,6 +69,11 @@ class StateScorer(ABC):
     def preparing(self) -> float:
         return self.decoder.backend.preparing
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether its requests may learn while it waits for its device."""
+        return self.decoder.backend.asynchronous
+
     def score(self, asks: Sequence[Ask]) -> list[Answer]:
         for ask in asks:
             if ask.stats.known is None:  # first call: what is computed now comes from other texts

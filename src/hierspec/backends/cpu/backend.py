@@ -40,6 +40,7 @@ _BYTES_IN_A_FILE = 0.75  # bytes per weight, roughly: files differ
 class CpuBackend:
     name = "compiled"
     exact = True
+    asynchronous = False
     formats: tuple[str, ...] = ("float32", "bfloat16", "int8", "int4", "file")
     preparing = 0.0
 

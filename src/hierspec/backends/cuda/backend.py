@@ -34,6 +34,7 @@ _OLDEST = (8, 0)  # compute capability with bfloat16 tensor cores
 class CudaBackend:
     name = "cuda"
     exact = True
+    asynchronous = True
     formats: tuple[str, ...] = ("bfloat16", "int8")
 
     def __init__(self, device: torch.device | str = "cuda") -> None:

@@ -72,6 +72,8 @@ class CudaPassWriter:
         key = "pass", decoder.number_of(memory), rows.start, rows.stop, shape, gain.data_ptr(), wanted, size
         launch = partial(self._launch, rows, work, len(ahead), steps, wanted, size, gain)
         decoder.graphs.run(key, launch)
+        for ask in asks:  # while the device computes
+            ask.request.catch_up()
         answered = self._exchange.wait((work.width + len(ahead)) * (wanted + 1))
         picks, leads = unpacked(answered.reshape(-1, wanted + 1))
         decoder.layer_rows += count * (rows.stop - rows.start)

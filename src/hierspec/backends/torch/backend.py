@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class TorchBackend:
     name = "torch"
     exact = False  # libraries choose different kernels for different widths
+    asynchronous = False
     formats: tuple[str, ...] = ("float32", "bfloat16", "float16")
     preparing = 0.0
 
