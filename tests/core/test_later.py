@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from hierspec.core.engine import Engine
@@ -96,3 +99,64 @@ def test_a_pace_that_fails_later_fails_its_own_request():
     assert requests[0].ended == "error"
     assert "ValueError" in str(requests[0].error) or "no" in str(requests[0].error)
     assert (requests[1].ended, len(requests[1].output)) == ("length", 12)
+
+
+class AheadDevice(Device):
+    """Also goes on from its own picks, as far as it is allowed to."""
+
+    def score(self, asks):
+        return [self._further(ask, answer) for ask, answer in zip(asks, super().score(asks), strict=True)]
+
+    def _further(self, ask, answer):
+        answers, context = [answer], ask.context
+        for _ in () if ask.ahead is None else ask.ahead:
+            context = np.append(context, answers[-1].picks[0, 0]).astype(np.int32)
+            answers.append(self._answer(replace(ask, context=context)))
+        return replace(answers[0], ahead=tuple(answers[1:]))
+
+
+class Unsteady(Noting):
+    """Begins and ends breaks by what its rounds wrote, whenever it learns of them."""
+
+    def __init__(self, seed: int, tells_the_truth: bool) -> None:
+        super().__init__()
+        self._dice, self._truth, self._break = np.random.default_rng(seed), tells_the_truth, 0
+
+    def drafts(self, round):
+        self._break = max(self._break - 1, 0)
+        return not self._break or self._dice.random() < 0.1
+
+    def rests(self, round):
+        return self._break if self._truth else 8
+
+    def learn(self, round):
+        super().learn(round)
+        if round.may_draft:
+            self._break = 0 if len(round.tokens) > 2 else int(self._dice.integers(12))
+
+
+@pytest.mark.parametrize("tells_the_truth", [True, False])
+@pytest.mark.parametrize("seed", range(10))
+def test_answers_written_ahead_are_never_taken_for_those_of_a_draft(seed, tells_the_truth):
+    """A round may end a break after the next one has been told how long that lasts; and requests come and go."""
+    clock, pace, model = Clock(), Unsteady(seed, tells_the_truth), {"asynchronous": True}
+    target = AheadDevice("target", clock, 4.0, **model)
+    drafter = Device("drafter", clock, 1.0, noise=0.5, **model)
+    tiers = (Tier(target, pace=pace), Tier(drafter, 3))
+    plain = Hierarchy((Tier(Device("target", clock, 4.0, False)),))
+    engine = Engine(clock)
+    requests, expected = [], []
+    for number in range(6):
+        sampling = Sampling(max_tokens=30, temperature=0.8, seed=number)
+        requests.append(Request([1, 2, number], sampling, Hierarchy(tiers)))
+        expected.append(Request([1, 2, number], sampling, plain))
+    for _ in Engine(clock).run(expected):
+        pass
+    for request in requests:  # each joins while the one before may still run
+        engine.submit(request)
+        for _ in range(9):
+            engine.step()
+    while engine.busy:
+        engine.step()
+    assert [request.error for request in requests] == [None] * len(requests)
+    assert [request.output for request in requests] == [request.output for request in expected]

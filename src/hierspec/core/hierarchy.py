@@ -141,6 +141,8 @@ class Hierarchy:
             # A pass writes one token beyond the accepted draft, so the draft must leave room for it.
             round = Round(level, here, room - len(written) - 1, tier.budget, request, block, request.spent)
             lower, round.may_draft = None, pace.drafts(round)
+            if answers:  # of the target, computed before the pace changed its mind, or before other requests came
+                round.may_draft, round.attempt = False, None
             if round.may_draft:
                 if request.constraint is not None and (level or tier.stores or len(self.tiers) > 1):
                     ask_grammar(request.constraint, round)
@@ -157,6 +159,7 @@ class Hierarchy:
                 if alone and bottom:
                     ahead = _ahead(tier, block) if level else _WHATEVER_LEADS[: max(round.room, 0)]
                 elif alone and by_picks and not level and not round.may_draft:
+                    request.catch_up()  # the last round may end the break
                     ahead = _WHATEVER_LEADS[: max(min(pace.rests(round) - 1, round.room), 0)]
                 first = yield Ask(
                     tier.scorer, here, draft, request, tier.candidates, distributions, stats, leads, logits, ahead
