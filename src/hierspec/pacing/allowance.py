@@ -22,7 +22,7 @@ _FOR_PREFILL = 4.0  # plain passes: what drafters' prefills may take at first
 _PREFILL_SHARE = 1 / 256  # of the elapsed time, that they may take on top of that
 _EXPLORING = 2.0  # of them, what it takes to try drafts that should not pay
 _DEEPEST_FUND = 32.0  # plain passes: what is left for prefills is never further below zero
-_SURPRISE = 4.0  # a prefill counts as at most so many times what was expected, and one pass more
+_SURPRISE = 2.0  # a prefill counts as at most so many times what was expected, and one pass more
 
 
 class Allowance:

@@ -16,7 +16,7 @@ from hierspec.backends.cuda.decoder import CudaDecoder
 from hierspec.backends.cuda.drafting import CudaDraftWriter
 from hierspec.backends.cuda.graphs import Graphs
 from hierspec.backends.cuda.heads import CudaJoin, CudaShortlist
-from hierspec.backends.cuda.launching import interpreted
+from hierspec.backends.cuda.launching import Compiling, interpreted
 from hierspec.backends.cuda.passes import CudaPassWriter
 from hierspec.backends.cuda.pick import Picker
 from hierspec.backends.torch.backend import TorchBackend
@@ -42,7 +42,7 @@ class CudaBackend:
 
     @property
     def preparing(self) -> float:
-        return Graphs.preparing
+        return Graphs.preparing + Compiling.seconds
 
     @cached_property
     def _picker(self) -> Picker:

@@ -27,6 +27,27 @@ SMALL = 1024  # most inputs or outputs of a small kernel
 _PREFETCHED = 512  # weights of a row to prefetch: what memory delivers while a small kernel starts
 _PREFETCHED_AT_NORM = 128  # the same for the many more rows after a norm of large states
 
+
+class Compiling:
+    """Time spent compiling kernels: wherever one is launched first, that is no cost of the pass that needed it."""
+
+    seconds = 0.0
+
+    @staticmethod
+    def listen() -> None:
+        """Have Triton tell of everything that it compiles from now on; who listens already goes on listening."""
+        known = triton.knobs.compilation.listener
+
+        def listener(*, times, **about):
+            Compiling.seconds += times.total / 1e6
+            if known is not None:
+                known(times=times, **about)
+
+        triton.knobs.compilation.listener = listener
+
+
+Compiling.listen()
+
 NOT_SEEN = tl.constexpr(-1e30)  # masked score: below any other, and finite, so that differences are not NaN
 
 
