@@ -17,7 +17,7 @@ from hierspec.core.errors import HierspecError
 from hierspec.core.text_files import why
 from hierspec.paths import make_folder
 
-_KIND = "hierspec bench journal 4"
+_KIND = "hierspec bench journal 5"
 
 
 def journal_path(output: Path) -> Path:

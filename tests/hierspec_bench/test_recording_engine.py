@@ -27,7 +27,8 @@ class Ahead(FakeScorer):
                 context = np.append(context, last.picks[0, 0]).astype(np.int32)
                 last = self._answer(replace(ask, context=context))
                 further.append(last)
-            answers.append(replace(answer, ahead=tuple(further)))
+            branches = (((3, 0.5), (4, 0.25)), ()) if further else ()
+            answers.append(replace(answer, ahead=tuple(further), branches=branches))
         return answers
 
 
@@ -41,7 +42,10 @@ def test_a_run_is_played_back_without_its_scorers():
     recorded, drafter = RecordingEngine(), Ahead("drafter", 8, seed=1, noise=0.3)
     first, times = run(recorded, FakeScorer("target", 8, seed=1), drafter)
     transcript = recorded.transcript()
-    assert any(len(answer) > 2 for _, _, _, _, *answers in transcript for answer in answers), "nothing written ahead"
+    written = [answer for _, _, _, _, _, *answers in transcript[1:] for answer in answers]
+    assert any(len(answer) > 3 for answer in written), "nothing written ahead"
+    assert any(branches for _, _, branches, *_ in written)
+    transcript = json.loads(json.dumps(transcript))
     target, other = FakeScorer("target", 8, seed=5), Ahead("drafter", 8, seed=5)  # would answer otherwise
     again, played_times = run(Playback(transcript), target, other)
     assert again.output == first.output
@@ -81,6 +85,50 @@ def test_what_stores_cost_is_played_back_too():
     assert len({seconds for asked in pace.noted for _, seconds in asked}) > 10
 
 
+def test_what_tiers_found_computed_is_played_back_too():
+    """How long a drafter's prefill takes depends on it, and so whether it drafts."""
+
+    def known(engine, tokens):
+        tiers = Tier(FakeScorer("target", 8, seed=1)), Tier(FakeScorer("drafter", 8, seed=1), 2)
+        requests = [Request([1, 2, 3], Sampling(max_tokens=6), Hierarchy(tiers)) for _ in range(2)]
+        for number, request in enumerate(requests):
+            engine.submit(request)
+            if tokens:
+                request.stats.tiers[1].known = tokens - number
+        while engine.busy:
+            engine.step()
+        return [[stats.known for stats in request.stats.tiers] for request in requests]
+
+    recorded = RecordingEngine()
+    assert known(recorded, 3) == [[None, 3], [None, 2]]
+    assert known(Playback(json.loads(json.dumps(recorded.transcript()))), 0) == [[None, 3], [None, 2]]
+
+
+def test_what_a_drafter_computed_for_the_target_is_charged_again():
+    class Reading(FakeScorer):
+        """Its first pass also computes for the target, which it is not charged with."""
+
+        def score(self, asks):
+            if not self.calls:
+                asks[0].stats.seconds -= 2.0
+                asks[0].stats.prefill_seconds -= 2.5
+                asks[0].request.stats.tiers[0].seconds += 2.0
+            return super().score(asks)
+
+    def charged(engine, drafter):
+        request, _ = run(engine, FakeScorer("target", 8, seed=1), drafter)
+        return [(stats.seconds, stats.prefill_seconds) for stats in request.stats.tiers]
+
+    recorded = RecordingEngine()
+    told = charged(recorded, Reading("drafter", 8, seed=1))
+    assert told[1][1] < -2
+    assert charged(Playback(json.loads(json.dumps(recorded.transcript()))), FakeScorer("drafter", 8)) == told
+
+
 def test_what_does_not_fit_is_told():
     with pytest.raises(HierspecError, match="--restart"):
-        run(Playback([[0.0, 0.0, False, [], [[[1], [2]], None]]]), FakeScorer("target", 8), FakeScorer("drafter", 8))
+        run(
+            Playback([[], [0.0, 0.0, False, [], [], [[[1], [2]], None, []]]]),
+            FakeScorer("target", 8),
+            FakeScorer("drafter", 8),
+        )
