@@ -1,10 +1,9 @@
 """An engine that records the answers of scorers, and one that replays them without scorers.
 
 Everything that a plan learns during a run (its stores, which drafts are worth verifying, when drafting pays off) comes
-from its scorers' answers and their times, from the times of its stores, from how much of a text its tiers found
-computed, and from what drafters' passes also computed for the target. So a stopped run is resumed by giving every
-plan the same answers and times again: the hierarchy, the stores and the engine are the real ones, but no forward pass
-runs.
+from its scorers' answers and their times, from the times of its stores, from how much of a text its tiers had in the KV
+cache, and from what drafters' passes also computed for the target. So a stopped run is resumed by giving every plan the
+same answers and times again: the hierarchy, the stores and the engine are the real ones, but no forward pass runs.
 """
 
 from __future__ import annotations
@@ -71,9 +70,9 @@ class RecordingEngine(Engine):
         super()._note(group, answers, clock)
 
     def transcript(self) -> list[list[Any]] | None:
-        """First how many tokens each request's tiers found computed. Then for every pass its seconds, the seconds
-        before it, whether something was prepared, the readings of the requests' clocks before it, and seconds that each
-        tier is not charged with, of all and of prefill; then the answers.
+        """First how many tokens of each request its tiers had in the KV cache. Then for every pass its seconds, the
+        seconds before it, whether something was prepared, the readings of the requests' clocks before it, and seconds
+        that each tier is not charged with, of all and of prefill; then the answers.
 
         An answer has picks, leads if they were requested, what should follow runners-up, and the same for the answers
         ahead.

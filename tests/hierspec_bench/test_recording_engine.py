@@ -85,7 +85,7 @@ def test_what_stores_cost_is_played_back_too():
     assert len({seconds for asked in pace.noted for _, seconds in asked}) > 10
 
 
-def test_what_tiers_found_computed_is_played_back_too():
+def test_what_tiers_had_in_the_cache_is_played_back_too():
     """How long a drafter's prefill takes depends on it, and so whether it drafts."""
 
     def known(engine, tokens):

@@ -158,7 +158,7 @@ def test_what_does_not_pay_is_left_out_and_tried_again():
     policy = learnt(0.05, 0.5)
     decisions = [policy.pays() for _ in range(400)]
     assert 0 < sum(decisions) <= 400 / 20 + 1
-    policy.rests(400)  # in which nobody asks: as long without a draft
+    policy.idle(400)  # in which nobody asks: as long without a draft
     assert policy.pays()
     for _ in range(500):  # the text changes, and now every draft is accepted
         if policy.pays():

@@ -198,7 +198,7 @@ def test_rounds_without_drafts_count_for_the_next_trial():
     while router.choose() is not None:
         pass
     assert router.choose() is None
-    router.rests(100)
+    router.idle(100)
     assert router.choose() is not None
     assert router.choose() is None
 

@@ -264,7 +264,7 @@ def _end_round(pace: Pace, round: Round, stopped: bool, foresight: Foresight | N
     """
     round.ended = round.request.spent
     if later:
-        round.request.later = partial(pace.learn, round)
+        round.request.to_learn = partial(pace.learn, round)
     else:
         pace.learn(round)
     block = round.block
@@ -272,7 +272,7 @@ def _end_round(pace: Pace, round: Round, stopped: bool, foresight: Foresight | N
     if stopped:
         return True
     ends = pace.hands_up(round)
-    if foresight is not None and block.least <= len(block.written) < block.gather:  # before that it had no choice
+    if foresight is not None and len(block.written) < block.gather:
         foresight.learn(len(block.written), _least_lead(block), not ends)
     return ends
 

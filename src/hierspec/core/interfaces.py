@@ -34,7 +34,7 @@ class RequestView(Protocol):
     constraint: Constraint | None  # what its grammar allows; None: everything
     ready: list[Answer]  # the target's answers to asks that are still to come, the next one last
     clock: Callable[[], float]  # times its stores: what they cost decides which are asked
-    later: Callable[[], None] | None  # what its pace still has to learn from its last round
+    to_learn: Callable[[], None] | None  # what its pace still has to learn from its last round
 
     def catch_up(self) -> None:
         """Learn what is left to learn. A scorer calls this while it waits for its device; else it is done after."""

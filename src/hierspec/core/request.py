@@ -86,7 +86,7 @@ class Request:
         self.spent, self.pass_seconds, self.prefilled = 0.0, 0.0, True
         self.ready: list[Answer] = []
         self.between = 0.0  # seconds from its last answer to its next ask
-        self.later: Callable[[], None] | None = None
+        self.to_learn: Callable[[], None] | None = None
         self.stores: dict[str, Store] = {}
         for tier in hierarchy.tiers:
             for store in tier.stores:
@@ -151,9 +151,9 @@ class Request:
 
     def catch_up(self) -> None:
         """Learn what is left to learn from the last round."""
-        if (later := self.later) is not None:
-            self.later = None
-            later()
+        if (learn := self.to_learn) is not None:
+            self.to_learn = None
+            learn()
 
     def fail(self, error: HierspecError) -> None:
         self.error = error

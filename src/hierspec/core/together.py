@@ -27,8 +27,6 @@ class Together:
 
     def choose(self, asks: Mapping[Request, Ask]) -> dict[Request, Ask]:
         """The asks of this round without those that wait."""
-        if len(asks) == 1:
-            return dict(asks)
         awaited: set[int] = set()  # scorers for which something is being drafted
         for request, ask in asks.items():
             # A scorer that has not read the prompt yet may take long: nobody waits for it.

@@ -154,7 +154,7 @@ class WhileWorthwhile:
         self._exploring = 0
         return False
 
-    def rests(self, rounds: int) -> None:
+    def idle(self, rounds: int) -> None:
         """Nobody will ask whether to draft for so many rounds."""
         self._idle += rounds * self._plain
 

@@ -84,7 +84,7 @@ class AdaptivePace(FixedPace):
         """No lower tier drafts in this round. Other requests of a batch may still draft, so only one alone rests."""
         attempt = round.attempt
         if isinstance(attempt, StagedAttempt) and not round.proposals and round.request.running_requests == 1:
-            router.rests(attempt.stages.decline(attempt))
+            router.idle(attempt.stages.decline(attempt))
 
     def _stages(self, round: Round) -> Stages | None:
         """The stages that time drafting against plain decoding. None with a grammar: what it forces always pays."""

@@ -92,10 +92,10 @@ class Router:
                 return index
         return None
 
-    def rests(self, rounds: int) -> None:
+    def idle(self, rounds: int) -> None:
         """Nobody will be asked for so many rounds."""
         for route in self.routes:
-            route.policy.rests(rounds)
+            route.policy.idle(rounds)
 
     def prefill(self, to_prefill: Sequence[int], load: Load = ALONE) -> float:
         """Seconds until the cheapest route could draft, where its tier has to prefill this many tokens first."""

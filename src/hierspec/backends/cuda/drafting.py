@@ -142,7 +142,6 @@ class CudaDraftWriter:
     def _work(self, rows: DraftRows, count: int, memory: CudaMemory) -> Work:
         """The work of the first rows; each sees all tokens before it."""
         positions = np.arange(rows.first, rows.first + count)
-        config = self._layers.config
         batch = Batch(
             positions=positions,
             slots=rows.slots[:count],
@@ -153,6 +152,10 @@ class CudaDraftWriter:
             paths=_NO_PATHS,
             drafted=_NO_PATHS,
         )
+        return self._work_of(batch, memory)
+
+    def _work_of(self, batch: Batch, memory: CudaMemory) -> Work:
+        config = self._layers.config
         window = max(config.windows) if all(config.windows) else 0
         return work_of(batch, config.heads // config.kv_heads, window, memory.spare)
 
@@ -161,7 +164,6 @@ class CudaDraftWriter:
     ) -> list[Work] | None:
         """The work of the passes after the first; None if the last and widest does not fit."""
         config, length, works = self._layers.config, rows.first + count, list[Work]()
-        group, window = config.heads // config.kv_heads, max(config.windows) if all(config.windows) else 0
         for number in reversed(range(len(tree.passes))):
             each = tree.passes[number]
             here = len(each.slots)
@@ -175,9 +177,9 @@ class CudaDraftWriter:
                 paths=slots[each.paths],
                 drafted=_NO_PATHS,
             )
-            if not works and not fits(batch, group):
+            if not works and not fits(batch, config.heads // config.kv_heads):
                 return None
-            works.append(work_of(batch, group, window, memory.spare))
+            works.append(self._work_of(batch, memory))
         return works[::-1]
 
     def _put(
@@ -251,11 +253,11 @@ class CudaDraftWriter:
         answered, scratch = self._exchange.answered, self._scratch.arrays
         launch_picks(self._logits, keys, scratch, answered, 1, wanted)
         join, norms = self._then
+        last_layer = join.taps((0,))
         for each, first, of_pass in zip(tree.passes, tree.firsts, later, strict=True):
             here = len(each.slots)
             index, slots, at = numbers[at : at + here], numbers[at + here : at + 2 * here], at + 2 * here
-            own = join.taps((0,))
-            join.launch(answered, memory.all_states, own, slots, join.floats(norms), hidden, here, index)
+            join.launch(answered, memory.all_states, last_layer, slots, join.floats(norms), hidden, here, index)
             places, _ = places_at(numbers, at, of_pass.width, of_pass.pieces)
             at += len(of_pass.numbers)
             layers.launch(memory, of_pass, 0, layers.config.layers, places)
@@ -276,7 +278,7 @@ def _branches(
     ask: Ask, tree: Branched, step: int, most: int, picks: np.ndarray, leads: np.ndarray
 ) -> tuple[tuple[tuple[int, float], ...], ...]:
     """What follows the runners-up of the chain's token at this step, up to step `most`: tokens and their leads."""
-    found: list[tuple[tuple[int, float], ...]] = []
+    branches: list[tuple[tuple[int, float], ...]] = []
     at, endings = (0, *tree.firsts)[step], ask.request.stop_ids
     for rank in range(1, runners_up(ask.candidates) + 1):
         row, branch = tree.branches.get((step, rank), -1), list[tuple[int, float]]()
@@ -285,5 +287,5 @@ def _branches(
             if token in endings or (token := int(picks[first + row, 0])) < 0:
                 break
             branch.append((token, float(leads[first + row])))
-        found.append(tuple(branch))
-    return tuple(found)
+        branches.append(tuple(branch))
+    return tuple(branches)

@@ -74,8 +74,8 @@ def join_inputs_kernel(
     row, part, h = tl.program_id(0), tl.program_id(1), tl.arange(0, WIDTH)
     at = out + (row.to(tl.int64) * PARTS + part) * H + h
     if part == 0:
-        place = tl.load(index + row) if INDEXED else row
-        token = tl.maximum(tl.load(tokens + place), 0).to(tl.int64)  # -1 is no token, and nothing reads its result
+        number = tl.load(index + row) if INDEXED else row
+        token = tl.maximum(tl.load(tokens + number), 0).to(tl.int64)  # -1 is no token, and nothing reads its result
         tl.store(at, tl.load(embedding + token * H + h, mask=h < H, other=0.0), mask=h < H)
     else:
         slot = tl.load(slots + row).to(tl.int64)

@@ -36,12 +36,12 @@ class Compiling:
     @staticmethod
     def listen() -> None:
         """Have Triton tell of everything that it compiles from now on; who listens already goes on listening."""
-        known = triton.knobs.compilation.listener
+        previous = getattr(triton.knobs.compilation, "listener", None)
 
         def listener(*, times, **about):
             Compiling.seconds += times.total / 1e6
-            if known is not None:
-                known(times=times, **about)
+            if previous is not None:
+                previous(times=times, **about)
 
         triton.knobs.compilation.listener = listener
 
