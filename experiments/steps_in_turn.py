@@ -11,6 +11,7 @@ docs/results/steps-in-turn.json.
 
 example:
   python experiments/steps_in_turn.py --clients 1,4,16,64 --rounds 4 --output steps-in-turn.json
+  python experiments/steps_in_turn.py --enlarged 8B --clients 16,64 --unmeasured 1 --output steps-in-turn-h200.json
 """
 
 from __future__ import annotations
@@ -99,7 +100,15 @@ def in_turn(loops: Sequence[ClosedLoop]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_source(parser)
+    options.add_enlarged(parser)
     common.add_load(parser, rounds=4)
+    parser.add_argument(
+        "--unmeasured",
+        type=int,
+        default=0,
+        metavar="N",
+        help="rounds before these, in which a GPU's kernels are made (0)",
+    )
     parser.add_argument("--weights", default="auto", help="the weight format (auto)")
     common.add_prompts(parser)
     common.add_output(parser)
@@ -113,21 +122,26 @@ def run(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder, progress_bars() as progress:
         models = {
             way: hierspec.load(
-                arguments.model, weights=arguments.weights, stores=str(Path(folder, way)), keep_learnt=False
+                arguments.model,
+                weights=arguments.weights,
+                stores=str(Path(folder, way)),
+                enlarged=arguments.enlarged,
+                keep_learnt=False,
             )
             for way in WAYS
         }
         for way, plan in WAYS.items():
             models[way].generate("Hello", plan=plan, max_tokens=8)  # opens stores and drafters, and compiles
-        for number in range(arguments.rounds):
+        all_rounds = arguments.unmeasured + arguments.rounds
+        for number in range(all_rounds):
             for clients in sizes:
-                progress(
-                    f"{clients} clients", number * len(sizes) + sizes.index(clients), arguments.rounds * len(sizes)
-                )
+                progress(f"{clients} clients", number * len(sizes) + sizes.index(clients), all_rounds * len(sizes))
                 count = max(arguments.calls, arguments.each * clients)
                 calls = calls_from(prompts, number * count, count, arguments.max_tokens)
                 loops = {way: ClosedLoop(models[way], plan, calls, clients) for way, plan in WAYS.items()}
                 in_turn([loops[way] for way in _turned(list(WAYS), number)])
+                if number < arguments.unmeasured:
+                    continue
                 rounds.append(
                     {
                         "clients": clients,
@@ -147,6 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
         "prompts": title,
         "max_tokens": arguments.max_tokens,
         "model": models["plain"].name,
+        "enlarged": models["plain"].enlarged,
         "weights": arguments.weights,
         "same_texts": same,
         "summary": summary,

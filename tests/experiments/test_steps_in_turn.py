@@ -63,6 +63,12 @@ def test_the_script_compares_and_finds_another_text(folder, tmp_path, capsys, mo
     assert steps_in_turn.main(command) == 1
 
 
+def test_unmeasured_rounds_are_not_in_the_document(folder, tmp_path):
+    command = [str(folder), "--clients", "1", "--rounds", "1", "--unmeasured", "2", "--calls", "1", "--max-tokens", "2"]
+    assert steps_in_turn.main([*command, "--output", str(tmp_path / "turns.json")]) == 0
+    assert len(json.loads((tmp_path / "turns.json").read_text())["rounds"]) == 1
+
+
 def test_sums_of_times_are_compared():
     rounds = [{"seconds": {"plain": 2.0, "plain again": 2.0, "auto": 1.0}}] * 2
     rounds.append({"seconds": {"plain": 4.0, "plain again": 4.0, "auto": 4.0}})
