@@ -144,6 +144,21 @@ def test_what_is_dropped_in_the_middle_of_a_turn_is_cancelled_after_it(model):
     assert request.ended == "cancelled"
 
 
+def test_a_thread_that_collects_the_stream_of_another_does_not_wait(model):
+    """It may be the event loop of a server, which must go on while a turn lasts."""
+    stream = model.stream("abc", max_tokens=50)
+    request, steps = stream._writer.request, [iter(stream)]
+    next(steps[0])
+    with model.turn():
+        assert in_threads(steps.clear) == [None]
+        assert request.ended is None
+    assert request.ended == "cancelled"
+    steps = [iter(stream := model.stream("abc", max_tokens=50))]
+    next(steps[0])
+    assert in_threads(steps.clear) == [None]
+    assert stream._writer.request.ended == "cancelled"
+
+
 def test_an_error_or_an_interrupt_ends_the_turn(model):
     for error in (KeyboardInterrupt, ValueError):
         with pytest.raises(error), model.turn(), model.turn():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 
@@ -24,8 +25,10 @@ def write_together(writers: Sequence[Writer], turns: Turns) -> Generator[tuple[i
         else:
             waiting.append(writer)
     index_of = {id(writer.request): index for index, writer in enumerate(writers)}
+    thread = 0  # that took the last step
     try:
         while any(writer.request.ended is None for writer in writers):
+            thread = threading.get_ident()
             with turns.turn():
                 steps = [(index_of[id(request)], step) for request, step in engine.step()]
                 added = [(index, _added(writers[index], step)) for index, step in steps]
@@ -41,7 +44,7 @@ def write_together(writers: Sequence[Writer], turns: Turns) -> Generator[tuple[i
     finally:
         for writer in writers:
             if writer.request.ended is None:
-                turns.cancel(writer.request)
+                (turns.cancel if threading.get_ident() == thread else turns.leave)(writer.request)
 
 
 def _added(writer: Writer, step: Step) -> TextStep | None:

@@ -25,6 +25,7 @@ class Turns:
         # It knows its owner as soon as it is taken: a stream that is collected right then must not wait for it.
         self._busy = threading.RLock()
         self._waiting: set[int] = set()  # threads
+        self._taken = False  # while a thread has a turn
         self._left: deque[Request] = deque()  # to be cancelled when the turn is over
 
     @contextmanager
@@ -40,7 +41,11 @@ class Turns:
             # giving the lock back. With acquire() and release() Ctrl-C could leave the lock taken for ever.
             with self._busy:
                 self._waiting.discard(me)
-                yield
+                self._taken = True
+                try:
+                    yield
+                finally:
+                    self._taken = False
         finally:
             self._waiting.discard(me)
             if self._left:
@@ -65,6 +70,17 @@ class Turns:
             return
         with self.turn():
             request.cancel()
+
+    def leave(self, request: Request) -> None:
+        """End a request that a thread other than its own has dropped: without waiting, if any thread has a turn.
+
+        Python collects a stream in whatever thread it happens to be, even in a server's event loop. Whoever has the
+        turn cancels the request after it.
+        """
+        self._left.append(request)
+        if not (self._taken or self._is_mine()):
+            with self.turn():
+                self._cancel_left()
 
     def _cancel_left(self) -> None:
         while self._left:
