@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 # vLLM's workers import this file. Nothing of hierspec is imported at the top: the proposer imports it in a worker.
 _PROPOSER = {"method": "custom_class", "model": "hierspec.hosts.vllm.Proposer"}
+_LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
 METHODS: dict[str, dict[str, Any] | None] = {
     "plain": None,
-    "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5},
+    "ngram": {"method": "ngram", **_LOOKUP},
+    "ngram_gpu": {"method": "ngram_gpu", **_LOOKUP},  # keeps asynchronous scheduling
     "suffix": {"method": "suffix"},
     "hierspec": _PROPOSER,
 }
@@ -20,6 +23,7 @@ MODELS, VARIANTS = ("8B", "default"), ("full", "exact", "draft")
 BATCH = 16
 CONTEXTS = (512, 2048)
 _SHORT, _LONG = 8, 264  # tokens written: the difference in time is that of the additional tokens
+_KV_CACHE = {"8B": 8 << 30, "default": 2 << 30}  # bytes: 16 requests of 4,096 tokens
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16)  # requests per step that have a CUDA graph
 _DRAFT_PLAN = Path(__file__).parents[1] / "examples" / "vllm_draft.toml"
 
@@ -57,7 +61,8 @@ class Job:
             "dtype": "bfloat16",
             "max_model_len": 4096,
             "max_num_seqs": BATCH,
-            "kv_cache_memory_bytes": 12 << 30,
+            "kv_cache_memory_bytes": _KV_CACHE[self.model],
+            "gpu_memory_utilization": 0.05,  # must be free at the start; other engines may have the rest
             "enable_prefix_caching": False,
             "disable_log_stats": False,
             "enable_flashinfer_autotune": False,
@@ -80,7 +85,7 @@ def answer_all(job: Job, asked: Mapping[str, Any], llm: Any, sampling: Callable[
     _answer(llm, asked["warm_up"][:2], few)
     alone, together = asked["alone"], asked["together"]
     if job.exact:  # it takes three times as long
-        alone, together = alone[:8], together[:BATCH]
+        alone, together = alone[:: max(len(alone) // 8, 1)][:8], together[:BATCH]
     runs = {"1": _measured(llm, [[prompt] for prompt in alone], greedy)}
     if job.method == "plain":
         runs["1 again in 16"] = _measured(llm, _groups(alone), greedy)
@@ -139,16 +144,22 @@ def token_times(
 
 
 def run_here(job: Job, asked: Mapping[str, Any], save: Callable[[Mapping[str, Any]], None]) -> None:
-    """Opens one engine in this process, and saves the results after each part."""
+    """Opens one engine in this process, and saves the results after each part.
+
+    If `asked` says that it waits, it measures when a line comes on standard input, and not at all when that ends.
+    """
     began = time.perf_counter()
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
     from vllm.inputs import TokensPrompt  # type: ignore[import-not-found,unused-ignore]
 
     llm = LLM(**job.options(asked["folders"][job.model], asked["tokens"], asked["plan"]))
     result: dict[str, Any] = {"opening_seconds": round(time.perf_counter() - began, 1)}
+    save(result)
+    if asked.get("waits") and not sys.stdin.readline():
+        return
     result["runs"] = answer_all(job, asked, llm, SamplingParams)
     save(result)
-    if job.method == "plain":
+    if job.method == "plain" and not job.exact:
         vocabulary = llm.llm_engine.model_config.get_vocab_size()
         result["token_ms"] = token_times(llm, SamplingParams, TokensPrompt, vocabulary)
         save(result)

@@ -116,3 +116,39 @@ def test_a_wrong_name_is_refused(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         vllm_gpu.main(["--jobs", "70B:plain"])
     assert "There is no engine 70B:plain" in capsys.readouterr().err
+
+
+def made_up_engine(folder, monkeypatch):
+    """Instead of an engine's process: one that opens, waits for its turn and says when it measures."""
+    script, turns = folder / "engine.py", folder / "turns"
+    script.write_text(
+        "import pathlib, sys, time\n"
+        "name, answer = sys.argv[2], pathlib.Path(sys.argv[4])\n"
+        f"turns = open({str(turns)!r}, 'a', buffering=1)\n"
+        "if 'suffix' in name: time.sleep(600)\n"
+        "if 'ngram' in name: raise RuntimeError('no room')\n"
+        "turns.write('open\\n')\n"
+        "answer.write_text('{\"opening_seconds\": 1}')\n"
+        "assert sys.stdin.readline()\n"
+        "turns.write(name + ' begins\\n')\n"
+        "turns.write(name + ' ends\\n')\n"
+        'answer.write_text(\'{"opening_seconds": 1, "runs": {}}\')\n'
+    )
+    monkeypatch.setattr(vllm_gpu, "__file__", str(script))
+    return turns
+
+
+def test_engines_that_open_side_by_side_measure_one_after_the_other(tmp_path, monkeypatch):
+    turns = made_up_engine(tmp_path, monkeypatch)
+    names = ["8B:plain", "8B:ngram", "8B:hierspec"]
+    results = {job.name: result for job, result in vllm_gpu.run_in_turn([*map(Job, names)], {}, 600, 600)}
+    assert list(results) == names
+    assert [results[name].get("failed") for name in names] == [None, "RuntimeError: no room", None]
+    lines = turns.read_text().splitlines()
+    assert lines == ["open", "open", *(f"{name} {what}" for name in names[::2] for what in ("begins", "ends"))]
+
+
+def test_an_engine_that_does_not_open_is_ended(tmp_path, monkeypatch):
+    made_up_engine(tmp_path, monkeypatch)
+    [(_, result)] = vllm_gpu.run_in_turn([Job("8B:suffix")], {}, 60, 0.1)
+    assert result["failed"] == "It did not open in 0 seconds."
