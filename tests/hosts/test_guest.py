@@ -121,6 +121,9 @@ def test_options_come_from_the_configuration_then_from_the_environment():
     for wrong in ({"hierspec": 3}, {"hierspec": {"paln": "x"}}, {"hierspec": {"plan": 3}}):
         with pytest.raises(HierspecError, match="additional_config"):
             read_options(wrong, {})
+    assert read_options({"hierspec": {"fill": "off"}}, {}).fill == "off"
+    with pytest.raises(HierspecError, match="fill must be auto or off, not 'on'"):
+        read_options(None, {"HIERSPEC_FILL": "on"})
 
 
 def test_plans_are_named_or_files(tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hierspec.hosts import vllm, vllm_options
+from hierspec.hosts.filling import Filling
 from hierspec.testing.checkpoints import tiny_checkpoint
 
 ROWS, CONTEXT = 16, 256  # of vLLM's arrays: max_num_seqs and max_model_len
@@ -86,6 +87,37 @@ def test_it_opens_and_drafts_as_the_runner_calls_it(installed, config):
     assert drafts[1][0] == 41
     assert max(map(len, drafts)) <= 4
     runner.proposer.close()
+
+
+def test_drafts_are_filled_so_that_whole_steps_are_replayed(installed, config):
+    config.model_config.hf_text_config.eos_token_id = [2, 3]
+    runner = Runner(vllm.Proposer(config))
+    runner.begin(0, [5, 6, 7, 8, 9, 5, 6])
+    runner.begin(1, list(range(40, 60)))
+    runner.begin(2, list(range(70, 90)))
+    first, unread, unlike = runner.step([[7], [], [90]])
+    assert first[:2] == [8, 9]
+    assert unread == []  # it still reads its prompt
+    assert unlike == [2, 2, 2, 2]  # nothing was found
+    assert len(first) == 4
+    # A filling token that the target wrote too: the text goes on if its user wanted no end.
+    assert [len(draft) for draft in runner.step([[8, 9], [60], [2, 2, 91]])] == [4, 4, 4]
+    runner.proposer.close()
+
+
+def test_drafts_are_not_filled_where_that_gains_nothing(installed, config):
+    many = Filling(4, 0)
+    drafts = [[1]] * 31
+    many.fill(drafts, [[1]] * 31)
+    assert drafts == [[1]] * 31
+    for change in ("eager", "off"):
+        config.model_config.enforce_eager = change == "eager"
+        if change == "off":
+            config.additional_config["hierspec"]["fill"] = "off"
+        runner = Runner(vllm.Proposer(config))
+        runner.begin(0, list(range(70, 90)))
+        assert runner.step([[90]]) == [[]]
+        runner.proposer.close()
 
 
 def test_other_ranks_draft_nothing(installed, config, monkeypatch):

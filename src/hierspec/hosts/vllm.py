@@ -19,10 +19,11 @@ import numpy as np
 
 from hierspec.checkpoints.load import model_folder
 from hierspec.core.errors import HierspecError
+from hierspec.hosts.filling import Filling, filling_for
 from hierspec.hosts.guest import Guest, GuestRequest
 from hierspec.hosts.opening import HostModel, open_guest
 from hierspec.hosts.rows import Rows
-from hierspec.hosts.vllm_options import check_version, read_options
+from hierspec.hosts.vllm_options import check_version, fills, read_options
 from hierspec.hosts.vllm_sampling import cure_sampling
 
 
@@ -35,6 +36,8 @@ class Proposer:
         # With pipeline parallelism there are as many batches as stages, and they take turns.
         self._set(guest, vllm_config.model_config.max_model_len, vllm_config.parallel_config.pipeline_parallel_size)
         self._on_cpu = vllm_config.device_config.device_type == "cpu"
+        if guest is not None and fills(vllm_config.additional_config):
+            self._filling = filling_for(vllm_config)
         if guest is not None:
             atexit.register(self.close)
 
@@ -50,6 +53,7 @@ class Proposer:
         self._rows: Rows[GuestRequest] = Rows(patience)
         self._batch: list[GuestRequest] = []  # for which the last call drafted
         self._on_cpu = False
+        self._filling: Filling | None = None
         self._slept = False  # calls went by in which no row was looked at
 
     def load_model(self, *_: Any, **__: Any) -> None:
@@ -73,6 +77,18 @@ class Proposer:
         """Drafts for the rows of the batch.
 
         The arrays have more rows than the batch, and the rows' texts already hold what was just sampled.
+        """
+        drafts = self._drafts(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        if self._filling is not None:
+            self._filling.fill(drafts, sampled_token_ids)
+        return drafts
+
+    def _drafts(
+        self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: np.ndarray, token_ids_cpu: np.ndarray
+    ) -> list[list[int]]:
+        """What stores and draft models draft.
+
+        The pace counts these rows alone: where drafts are filled, it finds that further rows cost nothing.
         """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         guest = self._guest

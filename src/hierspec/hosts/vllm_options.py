@@ -20,7 +20,9 @@ VARIABLES = {
     "namespace": "HIERSPEC_NAMESPACE",
     "stores": "HIERSPEC_STORES",
     "pack": "HIERSPEC_PACK",
+    "fill": "HIERSPEC_FILL",
 }
+_FILL = ("auto", "off")
 _KEY = "hierspec"  # of vLLM's additional_config
 _OLDEST, _NEWEST = (0, 22), (0, 32)
 
@@ -31,6 +33,7 @@ class GuestOptions:
     namespace: str = ""  # whose text it is: histories of others are neither read nor written
     stores: str | None = None  # the folder of the databases; default: one of the cache
     pack: str | None = None  # the folder of what was trained for the model; default: the one that ships, if any
+    fill: str = "auto"  # whether drafts are filled up where that lets vLLM replay whole steps (`filling.py`), or off
 
 
 def read_options(additional: Mapping[str, Any] | None, environment: Mapping[str, str] = os.environ) -> GuestOptions:
@@ -47,7 +50,15 @@ def read_options(additional: Mapping[str, Any] | None, environment: Mapping[str,
         if not isinstance(value, str):
             raise HierspecError(f'{key} in additional_config["{_KEY}"] must be a string, not {shown(value)}.')
     given = {key: environment[variable] for key, variable in VARIABLES.items() if environment.get(variable)}
-    return GuestOptions(**{**given, **table})
+    options = GuestOptions(**{**given, **table})
+    if options.fill not in _FILL:
+        raise HierspecError(f"fill must be {' or '.join(_FILL)}, not {shown(options.fill)}.")
+    return options
+
+
+def fills(additional: Mapping[str, Any] | None) -> bool:
+    """Whether drafts may be filled up."""
+    return read_options(additional).fill != "off"
 
 
 def read_plan(name: str, layers: int) -> Plan:
