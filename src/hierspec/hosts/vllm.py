@@ -34,10 +34,10 @@ class Proposer:
         check_version()
         guest = _open_guest(vllm_config) if _first_rank() else None
         # With pipeline parallelism there are as many batches as stages, and they take turns.
-        self._set(guest, vllm_config.model_config.max_model_len, vllm_config.parallel_config.pipeline_parallel_size)
+        filling = filling_for(vllm_config) if guest is not None and fills(vllm_config.additional_config) else None
+        stages = vllm_config.parallel_config.pipeline_parallel_size
+        self._set(guest, vllm_config.model_config.max_model_len, stages, filling)
         self._on_cpu = vllm_config.device_config.device_type == "cpu"
-        if guest is not None and fills(vllm_config.additional_config):
-            self._filling = filling_for(vllm_config)
         if guest is not None:
             atexit.register(self.close)
 
@@ -48,12 +48,11 @@ class Proposer:
         proposer._set(guest, max_model_len, patience)
         return proposer
 
-    def _set(self, guest: Guest | None, max_model_len: int, patience: int) -> None:
-        self._guest, self._max_model_len = guest, max_model_len
+    def _set(self, guest: Guest | None, max_model_len: int, patience: int, filling: Filling | None = None) -> None:
+        self._guest, self._max_model_len, self._filling = guest, max_model_len, filling
         self._rows: Rows[GuestRequest] = Rows(patience)
         self._batch: list[GuestRequest] = []  # for which the last call drafted
         self._on_cpu = False
-        self._filling: Filling | None = None
         self._slept = False  # calls went by in which no row was looked at
 
     def load_model(self, *_: Any, **__: Any) -> None:
