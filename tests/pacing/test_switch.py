@@ -625,12 +625,11 @@ def on(switch):
 def test_a_prefill_is_lent_and_paid_back_by_what_drafts_gain():
     allowance = Allowance()
     switch, left = on(Switch(allowance)), allowance.left
-    for prefill in (3.0, 3.0):
-        assert switch.lends(prefill)
-        switch.learn(switch.begin(), 2, 1.0 + prefill, prefill=prefill)
-        assert not switch.lends(3.0)  # until it is paid back
-        for _ in range(6):
-            switch.learn(switch.begin(), 2, 1.4)
+    assert switch.lends(3.0)
+    switch.learn(switch.begin(), 2, 4.0, prefill=3.0)
+    assert not switch.lends(3.0)  # until it is paid back
+    for _ in range(6):
+        switch.learn(switch.begin(), 2, 1.4)
     assert switch.lends(3.0)
     assert allowance.left > left
 
@@ -664,17 +663,76 @@ def test_drafters_that_never_gain_prefill_seldom():
     assert lost < 6 + 0.012 * 9600
 
 
-def test_gains_with_one_text_lend_no_prefill_to_the_next():
+def test_gains_with_one_text_lend_few_prefills_to_the_next():
+    """Some texts gain nothing, and the others must not go without; but much that was gained does not pay for many."""
     allowance = Allowance()
-    allowance.lend(3.0)
-    allowance.lost(-50.0)
-    allowance.new_text()
-    assert allowance.lends(4.0)
-    assert not allowance.lends(4.1)
     allowance.lend(4.0)
+    allowance.lost(-6.0)  # pays back four
     allowance.new_text()
-    allowance.lost(-50.0)  # without a prefill of its own
+    assert allowance.lends(4.5)
+    allowance.lost(-1000.0)
+    lent = 0
+    for _ in range(20):
+        allowance.new_text()
+        if allowance.lends(3.0):
+            allowance.lend(3.0)
+            lent += 1
+    assert lent == 2
+
+
+def test_where_no_prefill_may_begin_what_rounds_could_not_lose_pays_for_it():
+    allowance = Allowance()
+    assert allowance.lends(4.0)
+    allowance.lend(4.0)
+    allowance.lost(2.0)
+    allowance.new_text()
+    allowance.passed(500)  # of which the fund has two
+    assert allowance.lends(3.0)
+    left = allowance.left
+    allowance.lend(3.0)
+    assert 1.2 < allowance.left < left
+    assert not allowance.lends(2.0)
+
+
+def test_a_prefill_that_takes_far_longer_than_expected_again_is_no_surprise():
+    """What is expected of them is wrong on this machine."""
+    allowance = Allowance()
+    assert allowance.lends(0.5)
+    allowance.lend(3.5)  # counts as two
+    assert allowance.lends(2.0)
+    assert allowance.lends(0.5)
+    allowance.lend(3.5)
+    allowance.passed(50)
     assert not allowance.lends(0.1)
+
+
+def test_what_it_took_to_explore_is_paid_back_too():
+    allowance = Allowance()
+    allowance.explores()
+    assert not allowance.may_explore()
+    allowance.lost(-2.0)
+    assert allowance.may_explore()
+
+
+def test_after_texts_with_which_drafts_gained_a_new_one_may_lose_more():
+    """Not after one that gained very much: that one may be different."""
+    left = []
+    for gained in (0.0, 5.0, 1000.0):
+        allowance = Allowance()
+        for _ in range(9):
+            allowance.lost(-gained)
+            allowance.new_text()
+        allowance.left = 0.0
+        allowance.new_text()
+        left.append(allowance.left)
+    assert left[0] == pytest.approx(1.2)
+    assert 2.0 < left[1] < left[2] == 3.0
+    for _ in range(9):
+        allowance.lost(2.0)
+        allowance.new_text()
+    allowance.left = 0.0
+    allowance.new_text()
+    assert allowance.left < 1.2
 
 
 def test_a_plan_without_stores_rests_where_no_tier_drafts():
@@ -746,3 +804,74 @@ def test_a_single_round_of_a_break_begins_no_prefill():
     assert attempt.own == look
     assert not stages.tiers_draft(attempt, prefill=0.5)
     assert stages.tiers_draft(attempt)
+
+
+def lucky(dice, likely, cost, most=5):
+    """Rounds of a drafter at temperature 1: each further token is accepted with this probability, given all before."""
+
+    def round(written):
+        tokens = 1
+        while tokens < most and dice.random() < likely:
+            tokens += 1
+        return tokens, cost * dice.lognormvariate(0, 0.03)
+
+    return round
+
+
+def test_a_few_unlucky_rounds_do_not_end_drafts_that_gain():
+    """Rounds write one token or five, so some texts begin badly. With 2.1 for the time of 1.55, nearly all is kept."""
+    spent = best = 0.0
+    for seed in range(20):
+        switch, dice = Switch(), random.Random(seed)
+        for _ in range(12):
+            switch.new_text()
+            spent += write(switch, 112, lucky(dice, 0.55, 1.55), noisy(dice, 1, 1.0))[0]
+            best += 112 * 1.55 / 2.11
+    assert spent < 1.08 * best
+
+
+def test_rounds_that_differ_much_and_lose_cost_little():
+    for likely in (0.05, 0.2):
+        spent = []
+        for seed in range(20):
+            switch, dice = Switch(), random.Random(seed)
+            seconds = 0.0
+            for _ in range(10):
+                switch.new_text()
+                seconds += write(switch, 96, lucky(dice, likely, 1.5), noisy(dice, 1, 1.0))[0]
+            spent.append(seconds / 960)
+        assert sum(spent) / 20 < 1.015
+        assert max(spent) < 1.025
+
+
+def test_tiers_are_tried_in_each_text_though_stores_find_nothing():
+    """Both lost with some texts. Stores that find nothing lose a little in each round, and ended every trial before the
+    tiers had their turn: their break only went on while something was drafted."""
+    nothing = {"nothing": (1, 1.0), "stores": (1.0, 1.06)}
+    for seed in range(10):
+        stages, dice = Stages(tiers_apart=True), random.Random(seed)
+        for _ in range(5):
+            stages.new_text()
+            write_in_stages(stages, 96, dice, {**nothing, "tiers": (1.0, 1.5)})
+        taken = []
+        for _ in range(10):
+            stages.new_text()
+            taken.append(write_in_stages(stages, 70, dice, {**nothing, "tiers": (2.2, 1.5)})[1].count("tiers"))
+        assert min(taken[-5:]) > 45, taken
+
+
+def test_a_break_of_tiers_goes_on_while_nothing_is_drafted():
+    switch, dice = Switch(beside_stores=True), random.Random(1)
+    write(switch, 60, noisy(dice, 1, 1.5), noisy(dice, 1, 1.0))
+    assert not switch.begin().drafts
+    for _ in range(1000):
+        switch.rested(1)
+    assert switch.begin().drafts
+
+
+def test_a_trial_that_leaves_no_doubt_needs_no_plain_rounds_after_it():
+    """Plain rounds were timed right before it. Those of a sample cost what drafts gain."""
+    switch, dice = Switch(), random.Random(1)
+    _, modes = write(switch, 60, noisy(dice, 3, 1.4), noisy(dice, 1, 1.0))
+    assert modes[:5] == [False] * 5
+    assert all(modes[5:])

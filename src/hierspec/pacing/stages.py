@@ -43,6 +43,8 @@ class Stages:
 
     There are two nested switches. In rounds that may draft, drafting with tiers is timed against stores alone; the
     faster of the two is timed against drafting nothing. With one switch, tiers that lose would turn stores off too.
+    Breaks of tiers also go on while nothing is drafted: else stores that find nothing would end each trial before tiers
+    have their turn.
     """
 
     def __init__(self, tiers_apart: bool = False, large: bool = False) -> None:
@@ -114,6 +116,8 @@ class Stages:
             if not attempt.own.drafts:
                 return  # beside a trial: neither a plain round nor one with drafts
             seconds = prefill + self._drafts.of_all(seconds - prefill, share)
+        if self._tiers is not None and not attempt.own.drafts:
+            self._tiers.rested(tokens)
         if attempt.tiers is not None and self._tiers is not None:
             compares = self._tiers.compares(attempt.tiers)
             self._tiers.learn(attempt.tiers, tokens, seconds, requests, prefill)

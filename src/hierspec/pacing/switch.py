@@ -28,6 +28,8 @@ _MEMORY = 0.97  # weight of earlier drafting rounds after each new one
 _GROWS = 3  # a run of drafts is at most this many times as long as the last one
 _FADED = 0.3  # weight after a break of the drafting rounds before it
 _OTHER_TEXT = 0.1  # weight in a new text of the drafting rounds of earlier ones
+_ALIKE = 0.3  # the same, after some texts that all turned out as the ones before them
+_MORE_ALIKE = 0.1  # by which that weight rises after each such text
 _FRESH = 3  # rounds of stores alone at the beginning of a text, before lower tiers are compared with them
 _MARGIN = 0.03  # what drafts must gain in a large batch, beyond doubt: their passes delay requests without drafts
 _OUTLIER = 3.0  # a drafting round counts as at most this many times the average
@@ -88,6 +90,9 @@ class Switch:
         self._settling = 0.0  # plain rounds still to come that are not timed
         self._cold = 1.0  # drafting rounds that are not timed: the first uses code and memory for the first time
         self._longest = self._runs.first  # drafting rounds of the next run, at most
+        self._other_texts = _OTHER_TEXT  # weight in the next text of the rounds so far
+        self._gained = False  # with the last text that was drafted
+        self._untried = False  # in this text, although lower tiers are to be compared with stores in each
         # Of drafting: rounds, tokens, seconds, and the squares of tokens and seconds, older ones decayed.
         self._counts = [0.0] * 5
         self._plain_then: float | None = None  # in a break: seconds of a plain token for which the counts are right
@@ -119,21 +124,26 @@ class Switch:
         """The only running text is a new one: what drafts gained with the last one says little about it.
 
         They are tried at once, unless their trials cost more than they may. Lower tiers beside stores are compared with
-        the stores first: how much stores find differs from text to text.
+        the stores first: how much stores find differs from text to text. Then they are tried, whatever they did in
+        other texts. Rounds of those count for more where texts have turned out alike.
         """
-        self._allowance.new_text()
+        gained = self._allowance.new_text()
         if not self._drafted[0]:
             return
-        lost = self._lost()
-        self._counts = [_OTHER_TEXT * value for value in self._drafted]
+        if gained:
+            alike = (gained > 0) == self._gained
+            self._other_texts = min(self._other_texts + _MORE_ALIKE, _ALIKE) if alike else _OTHER_TEXT
+            self._gained = gained > 0
+        self._counts = [self._other_texts * value for value in self._drafted]
         if self._beside_stores:
             self._plain.forget()
             self._break = _BREAKS[0]
             self._begin_sample()
             self._left = self._length = _FRESH
+            self._untried = True
         elif self._on:
             self._rounds = 0
-        elif not (self._samples or self._allowance.wait(_PROBED * lost)):
+        elif not (self._samples or self._allowance.wait(_PROBED * self._lost())):
             self._break, self._longest = _BREAKS[0], self._runs.first
             self._begin_trial()
 
@@ -184,6 +194,14 @@ class Switch:
         if round(self._left, 3) <= 0:
             self._end_run()
 
+    def rested(self, tokens: float) -> None:
+        """A round that drafted nothing at all wrote so many tokens: a break goes on."""
+        self._allowance.passed(tokens)
+        if not (self._on or self._samples):
+            self._left -= 1
+            if round(self._left, 3) <= 0:
+                self._end_run()
+
     def of_all(self, seconds: float, share: float) -> float:
         """How long a round would have taken in which all requests draft, where only this share of them did.
 
@@ -229,12 +247,24 @@ class Switch:
         if round(self._rounds, 3) < 1:
             return False
         gain = self._gain()
-        return gain < 0 and (self._allowance.left <= 0 or (self._rounds >= self._runs.enough and gain < _SLOWER - 1))
+        if gain >= 0:
+            return False
+        return self._allowance.left <= 0 or (self._rounds >= self._runs.enough and not self._may_gain(gain))
+
+    def _may_gain(self, gain: float) -> bool:
+        """Whether drafts that seem to lose may yet turn out to gain: rounds write one token or six, so few tell little.
+
+        In a large batch a round tells of many requests.
+        """
+        return gain >= _SLOWER - 1 if self._large else gain + self._doubt() >= 0
 
     def _end_run(self) -> None:
         if self._on:
-            self._begin_sample()
-            self._settling = _SETTLING
+            if self._trial and not self._large and self._plain.timed and self._gain() > self._doubt():
+                self._begin_drafts()  # plain rounds were timed right before the trial, and it leaves no doubt
+            else:
+                self._begin_sample()
+                self._settling = _SETTLING
         elif self._samples:
             self._decide()
         elif wait := int(self._allowance.wait(_PROBED * self._lost())):
@@ -249,13 +279,18 @@ class Switch:
     def _decide(self) -> None:
         """A sample is complete: go on drafting, or make the sample a break.
 
-        Runs that seem to lose are sampled too: the machine may have become slower since the last sample.
+        Runs that seem to lose are sampled too: the machine may have become slower since the last sample. They go on
+        while nobody can tell yet, as far as the allowance covers it.
         """
-        gained = self._gain() >= 0
-        self._allowance.tried(gained)
-        if gained:
+        gain = self._gain()
+        tries = self._untried or (not self._large and self._may_gain(gain))
+        self._untried = False
+        self._allowance.tried(gain >= 0)
+        if gain >= 0:
             self._break = _BREAKS[0]
             self._begin_drafts()
+        elif tries and not self._allowance.wait(_PROBED * self._lost()):
+            self._begin_trial()
         else:
             self._samples, self._longest = False, self._runs.first
             self._plain_then = None if self._beside_stores else self._plain.seconds
