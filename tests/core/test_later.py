@@ -9,8 +9,11 @@ import pytest
 
 from hierspec.core.engine import Engine
 from hierspec.core.hierarchy import FixedPace, Hierarchy, Tier
+from hierspec.core.interfaces import Ask
+from hierspec.core.proposal import NOTHING
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
+from hierspec.core.stats import TierStats
 from hierspec.testing.fakes import FakeScorer
 
 
@@ -160,3 +163,53 @@ def test_answers_written_ahead_are_never_taken_for_those_of_a_draft(seed, tells_
         engine.step()
     assert [request.error for request in requests] == [None] * len(requests)
     assert [request.output for request in requests] == [request.output for request in expected]
+
+
+class Resting(Noting):
+    """Drafts nothing for a while, and has a word for every round."""
+
+    def __init__(self, drafts: bool) -> None:
+        super().__init__()
+        self._drafts, self.attempts = drafts, []
+
+    def drafts(self, round):
+        round.attempt = "drafts" if self._drafts and round.request.output else "rests"
+        return round.attempt == "drafts"
+
+    def rests(self, round):
+        return 8
+
+    def learn(self, round):
+        super().learn(round)
+        self.attempts.append((round.may_draft, round.attempt))
+
+
+def test_rounds_of_a_break_count_for_it_though_they_were_computed_ahead():
+    """If they did not, breaks would last many times as long, and nothing would be saved for the next trial."""
+
+    def attempts(drafts: bool):
+        clock, pace = Clock(), Resting(drafts)
+        target = AheadDevice("target", clock, 4.0, asynchronous=True)
+        tiers = (Tier(target, pace=pace), Tier(Device("drafter", clock, 1.0, True), 3))
+        request = Request([1, 2, 3], Sampling(max_tokens=20), Hierarchy(tiers))
+        if drafts:  # the pace changes its mind although answers are ready
+            request.ready += [target._answer(ask) for ask in _asks(target, request, 3)]
+        for _ in Engine(clock).run([request]):
+            pass
+        assert request.error is None
+        return pace.attempts
+
+    assert attempts(False) == [(False, "rests")] * 20
+    begun = attempts(True)
+    assert begun[:3] == [(False, "rests"), (False, None), (False, None)]
+    assert set(begun[3:]) == {(True, "drafts")}
+
+
+def _asks(target, request, count):
+    """Asks for the first tokens of a request, the last first, as answers that are ready are kept."""
+    asks, context = [], request.prompt
+    for _ in range(count):
+        ask = Ask(target, context, NOTHING, request, 1, False, TierStats("target"), False, False)
+        asks.append(ask)
+        context = np.append(context, target._answer(ask).picks[0, 0]).astype(np.int32)
+    return asks[::-1]

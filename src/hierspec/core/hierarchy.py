@@ -141,7 +141,8 @@ class Hierarchy:
             # A pass writes one token beyond the accepted draft, so the draft must leave room for it.
             round = Round(level, here, room - len(written) - 1, tier.budget, request, block, request.spent)
             lower, round.may_draft = None, pace.drafts(round)
-            if answers:  # of the target, computed before the pace changed its mind, or before other requests came
+            if answers and round.may_draft:
+                # The target computed them before the pace changed its mind, or before other requests came.
                 round.may_draft, round.attempt = False, None
             if round.may_draft:
                 if request.constraint is not None and (level or tier.stores or len(self.tiers) > 1):
