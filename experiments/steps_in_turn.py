@@ -32,6 +32,7 @@ from hierspec.cli.console import note, progress_bars
 from hierspec.cli.main import run_script
 from hierspec.cli.report import command_line, hand_out
 from hierspec.core.engine import Engine
+from hierspec.core.errors import HierspecError
 from hierspec.core.request import Request
 from hierspec.core.sampling import Sampling
 from hierspec.language_model import LanguageModel
@@ -116,6 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     sizes = common.chosen_clients(arguments)
+    if arguments.unmeasured < 0:
+        raise HierspecError(f"--unmeasured must be 0 or more, not {arguments.unmeasured}.")
     title, chosen = common.chosen_prompts(arguments)
     prompts = [prompt.turns[0] for prompt in chosen]
     rounds: list[dict[str, Any]] = []

@@ -82,3 +82,8 @@ def test_sums_of_times_are_compared():
 def test_clients_are_numbers(clients, capsys):
     assert steps_in_turn.main(["--clients", clients]) == 2
     assert "--clients must be numbers from 1 up" in capsys.readouterr().err
+
+
+def test_rounds_that_only_prepare_are_not_negative(capsys):
+    assert steps_in_turn.main(["--unmeasured", "-1"]) == 2
+    assert "--unmeasured must be 0 or more, not -1." in capsys.readouterr().err

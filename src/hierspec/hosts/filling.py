@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hierspec.hosts.vllm_options import read_options
+
 # Up to about so many rows a step of a large GPU takes as long as with one (docs/scaling.md). Beyond them a step takes
 # longer with every row, and starting its kernels one by one matters less.
 _MOST_ROWS = 150
@@ -31,8 +33,10 @@ class Filling:
 
 
 def filling_for(config: Any) -> Filling | None:
-    """How drafts are filled under this vLLM configuration; None where there are no CUDA graphs."""
+    """How drafts are filled under this vLLM configuration; None where there are no CUDA graphs, or by its options."""
     model = config.model_config
+    if read_options(config.additional_config).fill == "off":
+        return None
     if config.device_config.device_type != "cuda" or getattr(model, "enforce_eager", False):
         return None
     ends = getattr(model.hf_text_config, "eos_token_id", None)

@@ -23,7 +23,7 @@ from hierspec.hosts.filling import Filling, filling_for
 from hierspec.hosts.guest import Guest, GuestRequest
 from hierspec.hosts.opening import HostModel, open_guest
 from hierspec.hosts.rows import Rows
-from hierspec.hosts.vllm_options import check_version, fills, read_options
+from hierspec.hosts.vllm_options import check_version, read_options
 from hierspec.hosts.vllm_sampling import cure_sampling
 
 
@@ -34,7 +34,7 @@ class Proposer:
         check_version()
         guest = _open_guest(vllm_config) if _first_rank() else None
         # With pipeline parallelism there are as many batches as stages, and they take turns.
-        filling = filling_for(vllm_config) if guest is not None and fills(vllm_config.additional_config) else None
+        filling = None if guest is None else filling_for(vllm_config)
         stages = vllm_config.parallel_config.pipeline_parallel_size
         self._set(guest, vllm_config.model_config.max_model_len, stages, filling)
         self._on_cpu = vllm_config.device_config.device_type == "cpu"

@@ -56,11 +56,6 @@ def read_options(additional: Mapping[str, Any] | None, environment: Mapping[str,
     return options
 
 
-def fills(additional: Mapping[str, Any] | None) -> bool:
-    """Whether drafts may be filled up."""
-    return read_options(additional).fill != "off"
-
-
 def read_plan(name: str, layers: int) -> Plan:
     """A plan by its name or file, for a target of this many layers."""
     if name == AUTO:

@@ -28,8 +28,8 @@ _MEMORY = 0.97  # weight of earlier drafting rounds after each new one
 _GROWS = 3  # a run of drafts is at most this many times as long as the last one
 _FADED = 0.3  # weight after a break of the drafting rounds before it
 _OTHER_TEXT = 0.1  # weight in a new text of the drafting rounds of earlier ones
-_ALIKE = 0.3  # the same, after some texts that all turned out as the ones before them
-_MORE_ALIKE = 0.1  # by which that weight rises after each such text
+_SIMILAR_TEXTS = 0.3  # the same, at most: after several texts in which all drafts gained, or all lost
+_RISES = 0.1  # by which that weight rises after each such text
 _FRESH = 3  # rounds of stores alone at the beginning of a text, before lower tiers are compared with them
 _MARGIN = 0.03  # what drafts must gain in a large batch, beyond doubt: their passes delay requests without drafts
 _OUTLIER = 3.0  # a drafting round counts as at most this many times the average
@@ -125,14 +125,14 @@ class Switch:
 
         They are tried at once, unless their trials cost more than they may. Lower tiers beside stores are compared with
         the stores first: how much stores find differs from text to text. Then they are tried, whatever they did in
-        other texts. Rounds of those count for more where texts have turned out alike.
+        other texts. Rounds of those count for more where drafts did the same in several texts.
         """
         gained = self._allowance.new_text()
         if not self._drafted[0]:
             return
         if gained:
-            alike = (gained > 0) == self._gained
-            self._other_texts = min(self._other_texts + _MORE_ALIKE, _ALIKE) if alike else _OTHER_TEXT
+            similar = (gained > 0) == self._gained
+            self._other_texts = min(self._other_texts + _RISES, _SIMILAR_TEXTS) if similar else _OTHER_TEXT
             self._gained = gained > 0
         self._counts = [self._other_texts * value for value in self._drafted]
         if self._beside_stores:
