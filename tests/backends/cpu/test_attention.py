@@ -108,7 +108,7 @@ def a_tree_along(text: np.ndarray, depth: int, rng: random.Random) -> tuple[Prop
 
 
 @pytest.mark.parametrize("tiles", [False, True])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(shape=shapes, threads=st.sampled_from([1, 2]), seed=st.integers(0, 10_000), data=st.data())
 def test_a_row_has_the_same_bits_whatever_its_pass_holds(tiles, shape, threads, seed, data):
     of, expected, rng = decoder(tiles, threads, *shape), one_by_one(tiles, *shape), random.Random(seed)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hierspec.backends.cpu.compiled import filter_version, kernel_version
 from hierspec.backends.cpu.head_passes import run_draft_head, run_join
-from hierspec.backends.cpu.kernels import softmax_numerators
+from hierspec.backends.cpu.kernels import add_segment
 from hierspec.backends.cpu.layers import run_head, run_layers
 from hierspec.backends.cpu.pick import adjust_rows, greedy_rows, sample_rows
 from hierspec.backends.cpu.tiles import (
@@ -90,20 +90,31 @@ def test_compiled_functions_share_one_number_as_their_default():
 
 
 @numba.njit
-def _numerators(values, count, scale):
-    return softmax_numerators(values, count, scale)
+def _add_segment(values, count, scale, state):
+    return add_segment(values, count, scale, state)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-def test_softmax_numerators_are_those_of_float64(count):
-    """In place: what is largest is 1 exactly, and what is padded 0 exactly."""
+@pytest.mark.parametrize("counts", [[1], [4], [7], [2, 3], [1, 16, 5]])
+def test_a_softmax_in_segments_is_that_of_float64(counts):
+    """Of all scores at once: what is largest is 1 exactly, and what is padded 0 exactly."""
     scale = 0.125
     scales = np.array([scale, scale * np.log2(np.e)], np.float32)
-    scores = np.random.default_rng(count).normal(0, 200, 16 * count).astype(np.float32)
-    scores[-3:] = -np.inf
-    expected = np.exp(scale * (scores.astype(np.float64) - scores.max()))
-    total = _numerators(address(scores), count, address(scales))
-    assert scores.max() == 1
-    assert (scores[-3:] == 0).all()
-    np.testing.assert_allclose(scores, expected, rtol=2e-5, atol=1e-37)
-    np.testing.assert_allclose(total, expected.sum(), rtol=2e-6)
+    rng = np.random.default_rng(len(counts))
+    segments = [rng.normal(0, 200, 16 * count).astype(np.float32) for count in counts]
+    for segment in segments:
+        segment[:2], segment[-3:] = -np.inf, -np.inf
+    everything = np.concatenate(segments).astype(np.float64)
+    expected = np.exp(scale * (everything - everything.max()))
+    state, factors = np.array([-np.inf, 0], np.float32), []
+    for count, segment in zip(counts, segments, strict=True):
+        factors.append(_add_segment(address(segment), count, address(scales), address(state)))
+    assert factors[0] == 0  # there was nothing to scale
+    for number, segment in enumerate(segments):
+        assert not segment[:2].any()
+        assert not segment[-3:].any()
+        segment *= np.prod(factors[number + 1 :], dtype=np.float32)
+    found = np.concatenate(segments)
+    assert found.max() == 1
+    assert state[0] == everything.max()
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-37)
+    np.testing.assert_allclose(state[1], expected.sum(), rtol=2e-6)

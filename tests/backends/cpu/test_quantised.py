@@ -1,5 +1,6 @@
 """Weights in 8 and 4 bits: what they represent, products with them against integer arithmetic, and the file."""
 
+import ctypes
 import weakref
 
 import numpy as np
@@ -13,6 +14,7 @@ from hierspec.backends.cpu import packing, vector_products
 from hierspec.backends.cpu.backend import CpuBackend
 from hierspec.backends.cpu.forms import FORMS, INT4, INT8, Form, arrange, dequantise
 from hierspec.backends.cpu.packing import pack_in_memory, packed_weights
+from hierspec.backends.cpu.product import FORM_OF_KIND, Code, product_code
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP, quantise_for, quantise_weights
 from hierspec.backends.cpu.vector_products import form_vectors, vector_tile
 from hierspec.checkpoints.cast_weights import CastWeights
@@ -27,6 +29,14 @@ from hierspec.testing.checkpoints import tiny_checkpoint
 def _rounded(weight: torch.Tensor, form: Form) -> torch.Tensor:
     """What weights in few bits represent."""
     return torch.from_numpy(dequantise(quantise_weights(weight.numpy(), form), weight.shape[1], form))
+
+
+def aligned(numbers: np.ndarray) -> np.ndarray:
+    """A copy that starts at a cache line."""
+    memory = np.zeros(numbers.nbytes + 64, np.uint8)
+    copy = memory[-memory.ctypes.data % 64 :][: numbers.nbytes].view(numbers.dtype).reshape(numbers.shape)
+    copy[...] = numbers
+    return copy
 
 
 def multiply(x, inputs, scales, weights, form, out):
@@ -75,6 +85,32 @@ def test_products_are_those_of_the_weights_they_represent(rows, groups, blocks, 
     for row in range(rows):  # and every row has the bits it has alone
         alone, _ = product(x[row : row + 1], weights, form)
         assert (alone.view(np.int32) == result[row].view(np.int32)).all()
+
+
+@pytest.mark.parametrize("kind", FORM_OF_KIND)
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_blocks_multiplied_together_have_the_bits_of_one_at_a_time(kind, blocks):
+    """Of all rows that tiles of rows divide differently, and nothing else is written."""
+    form, code = FORM_OF_KIND[kind], product_code(kind)
+    size, step, rng = 2 * form.unit, 16 * (blocks + 2), np.random.default_rng(blocks)
+    if form in (INT8, INT4):
+        weights = quantise_weights(rng.standard_normal((16 * blocks, size)).astype(np.float32), form)
+    else:
+        weights = rng.integers(0, 60, (blocks, form.block_bytes(size))).astype(np.uint8)  # small float16 numbers
+    weights = aligned(weights)
+    for rows in (1, 2, 3, 4, 5, 7, 8, 11, 12, 14, 21):
+        x = rng.standard_normal((rows, size)).astype(np.float32)
+        inputs, scales = aligned(np.empty((rows, size), np.int8)), np.empty((rows, size, WORDS_PER_GROUP), np.float32)
+        alone, together = np.full((rows, step), np.nan, np.float32), np.full((rows, step), np.nan, np.float32)
+        multiply(x, inputs, scales, weights, form, alone)
+        given = inputs.ctypes.data, scales.ctypes.data, rows, weights.ctypes.data, size, together.ctypes.data
+        prepare, product = (
+            ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * count)(int(code[of]))
+            for of, count in ((Code.PREPARE, 5), (Code.PRODUCT, 10))
+        )
+        prepare(x.ctypes.data, rows, size, *given[:2])
+        product(x.ctypes.data, *given, step, 0, blocks)
+        assert np.array_equal(alone.view(np.int32), together.view(np.int32))
 
 
 @pytest.mark.parametrize("form", [INT8, INT4])

@@ -3,6 +3,9 @@
 Numbers that are multiplied with the same input are in 16 neighbouring lanes, as in packed weights: for every page,
 layer and head, keys [PAGE / 16, head_size, 16] and values [head_size / 16, PAGE, 16]. So scores and weighted sums are
 products too, and the same tile kernels compute them.
+
+Softmax takes the positions of a text in segments: what a row has summed so far is scaled to the largest score seen so
+far, then the next segment is added. Segments are the same in every pass, so its bits are too.
 """
 
 # mypy: allow-untyped-defs
@@ -23,14 +26,23 @@ from hierspec.backends.cpu.compiled import (
     kernel_version,
     part,
 )
-from hierspec.backends.cpu.kernels import add_weighted_value, copy_lanes, query_dot_key, scatter, softmax_numerators
+from hierspec.backends.cpu.kernels import (
+    add_segment,
+    add_weighted_value,
+    copy_lanes,
+    query_dot_key,
+    scale_lanes,
+    scatter,
+    zero_lanes,
+)
 from hierspec.backends.cpu.llvm import LANES, UNROLLED
 from hierspec.backends.cpu.product import Code
 from hierspec.backends.cpu.routines import call_routine
 from hierspec.backends.cpu.sharing import barrier, share
 
 PAGE = 64  # slots per page, the unit in which texts share prefixes; a multiple of 32
-QUERIES = 16  # rows of one text that attend together: their scores must stay in the cache
+SEGMENT = 256  # positions, a multiple of PAGE: scores, keys and values of one stay in the cache until it is done
+QUERIES = 64  # rows of one text that attend together: they share the keys and values that come from memory
 _FLOAT = 4  # bytes
 
 # numba takes constants, not enumerations.
@@ -53,13 +65,19 @@ def _key_block(arena, table, block, layer, head, shape):
 
 
 @part
+def _values_at(arena, page, layer, head, chunk, slot, shape):
+    """Address of a page's values from a slot on, for 16 numbers of a head."""
+    return _keys_at(arena, page, layer, head, shape) + (PAGE * shape[2] + (chunk * PAGE + slot) * LANES) * _FLOAT
+
+
+@part
 def place(x, is_value, slot, layer, kv_head, shape, arena):
     """Stores a key or value in its slot."""
     head_size = shape[2]
     start, inside = _keys_at(arena, slot // PAGE, layer, kv_head, shape), slot % PAGE
     if is_value:
         for chunk in range(head_size // LANES):
-            value = start + (PAGE * head_size + (chunk * PAGE + inside) * LANES) * _FLOAT
+            value = _values_at(arena, slot // PAGE, layer, kv_head, chunk, inside, shape)
             copy_lanes(x.ctypes.data + chunk * LANES * _FLOAT, value)
     else:
         scatter(x.ctypes.data, start + (inside // LANES * LANES * head_size + inside % LANES) * _FLOAT, head_size)
@@ -92,6 +110,48 @@ def _work(groups, group, ends):
     return (past - groups[group]) * (1 + ends[past - 1])
 
 
+@part
+def _first_seen(row, window, positions):
+    """The first position that a row sees."""
+    return max(0, positions[row] - window + 1) if window else 0
+
+
+@part
+def _past_path(row, ends, path_starts):
+    """The position after all that a row sees."""
+    return ends[row] + path_starts[row + 1] - path_starts[row]
+
+
+@part
+def _segments_seen(first_row, last_row, window, positions, ends, path_starts):
+    """Where the first segment begins that any of these rows sees, and where what they see ends."""
+    begin, end = positions[first_row], np.int64(0)
+    for row in range(first_row, last_row):
+        begin = min(begin, _first_seen(row, window, positions))
+        end = max(end, _past_path(row, ends, path_starts))
+    return begin // SEGMENT * SEGMENT, end
+
+
+@part
+def _score_step(positions):
+    """Floats from one row's scores to the next: so many positions, then a factor for each segment."""
+    return (positions + (positions + SEGMENT - 1) // SEGMENT + 2 * LANES - 1) // LANES * LANES
+
+
+@part
+def _rows_shared(threads):
+    """All threads attend together to large groups of fewer rows than this: each then reads a part of the keys and
+    values, not all of them."""
+    return 2 * UNROLLED * threads
+
+
+def score_floats(heads: int, kv_heads: int, longest: int, threads: int) -> int:
+    """Floats of scratch memory: scores of few rows for all positions, or a segment's for the rows of each thread."""
+    step = _score_step.py_func
+    together = heads * _rows_shared.py_func(threads) * step(SEGMENT + longest)
+    return int(max(together, threads * heads // kv_heads * QUERIES * step(SEGMENT)))
+
+
 @compiled(
     kernel_version,
     INT, INT, INTS, INT, INT, types.UniTuple(INT, 5), FLOATS_2D, INTS, INT, INTS_2D, INTS, INTS,
@@ -109,7 +169,8 @@ def run_attention(
     )  # fmt: skip
     ends, path_starts, paths, scale = borrowed(ends), borrowed(path_starts), borrowed(paths), borrowed(scale)
     scores, totals, attended, code = borrowed(scores), borrowed(totals), borrowed(attended), borrowed(code)
-    kv_heads, count = shape[1], len(groups) - 1
+    heads, kv_heads, _, _, _ = shape
+    room, count = scores[0, 0], len(groups) - 1
     none, alone = np.int64(0), np.int64(1)  # numba would compile callees again for plain numbers
     most = 0
     for group in range(count):
@@ -117,20 +178,22 @@ def run_attention(
     most //= 2 * threads  # work of a group that one thread may do alone
     # All threads work together on a large group: a thread that took whole heads of it would keep the others waiting.
     for group in range(count):
-        if _work(groups, group, ends) > most and groups[group + 1] - groups[group] < UNROLLED * threads:
+        if _work(groups, group, ends) > most and groups[group + 1] - groups[group] < _rows_shared(threads):
+            first_row, last_row = groups[group], groups[group + 1]
+            begin, end = _segments_seen(first_row, last_row, window, positions, ends, path_starts)
             _attend(
-                thread, threads, sync, none, kv_heads, none, groups[group], groups[group + 1], layer, window, shape,
-                qkv, positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals,
-                attended, code,
+                thread, threads, sync, none, kv_heads, begin, begin, end, end, first_row, last_row, layer, window,
+                shape, qkv, positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, room,
+                totals, attended, code,
             )  # fmt: skip
     # Of the others each thread takes whole KV heads of a group, and of a large one with many rows a part of the rows
-    # too: no barriers inside, and the scores stay in the cache of the thread that made them.
-    first_score, item = thread * (shape[0] // kv_heads), 0
+    # too: no barriers inside, and one segment at a time, which stays in the cache of its thread.
+    floats = heads // kv_heads * QUERIES * _score_step(SEGMENT)
+    own_room, item = room[thread * floats : (thread + 1) * floats], 0
     for group in range(count):
-        first_row, rows = groups[group], groups[group + 1] - groups[group]
-        parts = 1
+        rows, parts = groups[group + 1] - groups[group], 1
         if _work(groups, group, ends) > most:
-            if rows < UNROLLED * threads:
+            if rows < _rows_shared(threads):
                 continue
             parts = threads
         tiles = (rows + UNROLLED - 1) // UNROLLED
@@ -138,11 +201,16 @@ def run_attention(
             for number in range(parts):
                 if item % threads == thread:
                     first, last = share(tiles, number, parts)
-                    _attend(
-                        none, alone, sync, head, head + 1, first_score, first_row + first * UNROLLED,
-                        first_row + min(last * UNROLLED, rows), layer, window, shape, qkv, positions, arena,
-                        tables[group_texts[group]], ends, path_starts, paths, scale, scores, totals, attended, code,
-                    )  # fmt: skip
+                    first_row = groups[group] + first * UNROLLED
+                    last_row = groups[group] + min(last * UNROLLED, rows)
+                    begin, end = _segments_seen(first_row, last_row, window, positions, ends, path_starts)
+                    for start in range(begin, end, SEGMENT):
+                        _attend(
+                            none, alone, sync, head, head + 1, begin, start, min(start + SEGMENT, end), end,
+                            first_row, last_row, layer, window, shape, qkv, positions, arena,
+                            tables[group_texts[group]], ends, path_starts, paths, scale, own_room, totals, attended,
+                            code,
+                        )  # fmt: skip
                 item += 1
     if item:  # otherwise all threads have just met
         barrier(sync, threads)
@@ -150,146 +218,257 @@ def run_attention(
 
 @part
 def _attend(
-    thread, threads, sync, first_head, last_head, first_score, first_row, last_row, layer, window, shape, qkv,
-    positions, arena, table, ends, path_starts, paths, scale, scores, totals, attended, code,
+    thread, threads, sync, first_head, last_head, begin, start, stop, end, first_row, last_row, layer, window, shape,
+    qkv, positions, arena, table, ends, path_starts, paths, scale, scores, totals, attended, code,
 ):  # fmt: skip
-    """Attention for at most QUERIES rows of one text: scores, their exponentials, and the weighted sums.
+    """Attention of at most QUERIES rows of one text, for KV heads first_head .. last_head, to the positions start ..
+    stop. These are some segments of begin .. end, all that the rows see; calls for the earlier ones came before.
 
-    Handles KV heads first_head .. last_head, whose scores are in `scores` from `first_score` on.
+    `scores` has the scores of all rows for one query head after another, then their exponentials, and behind the last
+    position of each row a factor for each segment. `totals` [rows, 2 * heads] has the largest score and the sum of
+    exponentials of all segments so far, `attended` the weighted sums.
 
     A row sees the text's tokens up to its end, then the slots of its path. `scores` has both by position, so a node of
-    a tree adds the same numbers in the same order as the same token in a chain. The rows of a product's tile are rows
-    of the batch or, for a single row, its heads that share a KV head. `table` lists the pages of the text's tokens.
+    a tree adds the same numbers in the same order as the same token in a chain. `table` lists the pages of the text's
+    tokens.
+    """
+    common = np.int64(0)  # how many of the text's tokens the rows see
+    for row in range(first_row, last_row):
+        common = max(common, ends[row])
+    low = start  # positions before it are seen by no row
+    if start == begin:
+        low = common
+        for row in range(first_row, last_row):
+            low = min(low, _first_seen(row, window, positions))
+        low = low // LANES * LANES
+    high = min(stop, common)
+    _score(
+        thread, threads, first_head, last_head, low, high, start, stop, first_row, last_row, layer, shape, qkv, arena,
+        table, scores, code,
+    )  # fmt: skip
+    barrier(sync, threads)
+
+    heads, kv_heads, _, _, _ = shape
+    group = heads // kv_heads
+    q_heads, step = (last_head - first_head) * group, _score_step(stop - start)
+    first, last = share((last_row - first_row) * q_heads, thread, threads)
+    for item in range(first, last):
+        row, number = first_row + item // q_heads, item % q_heads
+        q_head, place = first_head * group + number, (number * (last_row - first_row) + item // q_heads) * step
+        mine, total = scores[place : place + step], totals[row, 2 * q_head : 2 * q_head + 2]
+        _score_path(row, q_head, start, stop, layer, shape, qkv, arena, ends, path_starts, paths, mine, code)
+        if start == begin:
+            total[0], total[1] = -np.inf, 0
+        own_begin, own_end = _first_seen(row, window, positions), _past_path(row, ends, path_starts)
+        _exponentiate(own_begin, own_end, start, stop, scale, mine, total)
+        # Rows share one product with the values. What a row does not see gets weight zero, which adds nothing.
+        mine[low - start : max(low, min(own_begin, stop)) - start] = 0
+        mine[max(low, min(own_end, high)) - start : max(low, high) - start] = 0
+    barrier(sync, threads)
+
+    chunks = shape[2] // LANES
+    first, last = share((last_head - first_head) * chunks, thread, threads)
+    for segment in range(start, stop, SEGMENT):
+        _scale_sums(first, last, segment, begin, first_head, start, stop, first_row, last_row, shape, scores, attended)
+        _add_common(
+            first, last, max(segment, low), min(segment + SEGMENT, common // LANES * LANES), first_head, start, stop,
+            first_row, last_row, layer, shape, arena, table, scores, attended, code,
+        )  # fmt: skip
+        _add_rest(
+            first, last, segment, max(segment, low, common // LANES * LANES), first_head, start, stop, first_row,
+            last_row, layer, shape, arena, table, ends, path_starts, paths, scores, attended, code,
+        )  # fmt: skip
+    if stop == end:
+        for item in range(first, last):
+            head, chunk = first_head + item // chunks, item % chunks
+            for q_head in range(head * group, (head + 1) * group):
+                first_number = (q_head * chunks + chunk) * LANES
+                for row in range(first_row, last_row):
+                    for i in range(first_number, first_number + LANES):
+                        attended[row, i] /= totals[row, 2 * q_head + 1]
+    barrier(sync, threads)
+
+
+@part
+def _score(
+    thread, threads, first_head, last_head, low, high, start, stop, first_row, last_row, layer, shape, qkv, arena,
+    table, scores, code,
+):  # fmt: skip
+    """Scores for the text's tokens low .. high.
+
+    The rows of a product's tile are rows of the batch or, for a single row, its heads that share a KV head.
     """
     heads, kv_heads, head_size, _, _ = shape
-    group, width, rows = heads // kv_heads, qkv.shape[1], last_row - first_row
-    q_start, o_start = (
-        qkv.ctypes.data + first_row * width * _FLOAT,
-        attended.ctypes.data + first_row * heads * head_size * _FLOAT,
-    )
-    length = scores.shape[2]
-    end, begin = 0, length
-    for row in range(first_row, last_row):
-        end = max(end, ends[row])
-        begin = min(begin, max(0, positions[row] - window + 1) if window else 0)
-    low, high = min(begin, end) // LANES, (end + LANES - 1) // LANES
-
-    q_heads, first_q_head = (last_head - first_head) * group, first_head * group
-    first, last = share((last_head - first_head) * (high - low), thread, threads)
-    item = first
+    group, rows, step = heads // kv_heads, last_row - first_row, _score_step(stop - start)
+    tiles, tile_rows, q_step, out_step = group, rows, qkv.shape[1], step
+    if rows == 1:
+        tiles, tile_rows, q_step, out_step = 1, group, head_size, rows * step
+    blocks = max(0, (high - low + LANES - 1) // LANES)
+    item, last = share((last_head - first_head) * blocks, thread, threads)
     while item < last:  # two blocks of 16 keys at once where the next one is of the same head
-        number, block = item // (high - low), low + item % (high - low)
-        twice = item + 1 < last and block + 1 < high
+        number, block = item // blocks, low // LANES + item % blocks
+        twice = item + 1 < last and item % blocks + 1 < blocks
         head = first_head + number
-        key_block = _key_block(arena, table, block, layer, head, shape)
-        offset = _key_block(arena, table, block + 1, layer, head, shape) - key_block if twice else 0
-        out = scores.ctypes.data + ((first_score + number * group) * QUERIES * length + block * LANES) * _FLOAT
-        q = q_start + head * group * head_size * _FLOAT
-        # The rows of a tile are the query heads of a single row, or all rows for one query head after another.
-        tiles, tile_rows, q_step, out_step = group, rows, width, length
-        if rows == 1:
-            tiles, tile_rows, q_step, out_step = 1, group, head_size, QUERIES * length
-        for number in range(tiles):
-            mine, its = q + number * head_size * _FLOAT, out + number * QUERIES * length * _FLOAT
+        keys = _key_block(arena, table, block, layer, head, shape)
+        offset = _key_block(arena, table, block + 1, layer, head, shape) - keys if twice else 0
+        q = qkv[first_row].ctypes.data + head * group * head_size * _FLOAT
+        out = scores.ctypes.data + (number * group * rows * step + block * LANES - start) * _FLOAT
+        for _ in range(tiles):
             if twice:
                 call_routine(
                     code[_TILES_TWICE],
-                    (mine, q_step, tile_rows, key_block, offset, head_size, its, out_step, LANES * _FLOAT),
+                    (q, q_step, tile_rows, keys, offset, head_size, out, out_step, LANES * _FLOAT),
                 )
             else:
-                call_routine(code[_TILES], (mine, q_step, tile_rows, key_block, head_size, its, out_step))
+                call_routine(code[_TILES], (q, q_step, tile_rows, keys, head_size, out, out_step))
+            q += head_size * _FLOAT
+            out += rows * step * _FLOAT
         item += 2 if twice else 1
-    barrier(sync, threads)
 
-    sixteen = np.empty(LANES, np.float32)
-    first, last = share(rows * q_heads, thread, threads)
+
+@part
+def _path_part(row, start, stop, ends, path_starts):
+    """The nodes of a row's path at positions start .. stop, first and past the last, and the first one's position."""
+    first = path_starts[row] + max(0, start - ends[row])
+    past = min(path_starts[row + 1], path_starts[row] + stop - ends[row])
+    return first, past, ends[row] + first - path_starts[row]
+
+
+@part
+def _score_path(row, q_head, start, stop, layer, shape, qkv, arena, ends, path_starts, paths, mine, code):
+    """A row's scores for the nodes of its path."""
+    heads, kv_heads, head_size, _, _ = shape
+    query = qkv[row, q_head * head_size :].ctypes.data
+    node, past, position = _path_part(row, start, stop, ends, path_starts)
+    if node < past:
+        sixteen = np.empty(LANES, np.float32)
+    while node < past:
+        page, slot, run = paths[node] // PAGE, paths[node] % PAGE, _run(paths, node, past, LANES)
+        keys = _keys_at(arena, page, layer, q_head // (heads // kv_heads), shape)
+        keys += slot // LANES * LANES * head_size * _FLOAT
+        if run == 1:
+            mine[position - start] = query_dot_key(query, keys + slot % LANES * _FLOAT, head_size)
+        else:  # all 16 lanes take as long as one
+            call_routine(code[_TILES], (query, 0, 1, keys, head_size, sixteen.ctypes.data, 0))
+            for i in range(run):
+                mine[position + i - start] = sixteen[slot % LANES + i]
+        node += run
+        position += run
+
+
+@part
+def _exponentiate(own_begin, own_end, start, stop, scale, mine, total):
+    """Turns a row's scores into exponentials, with a factor for what was summed before each segment."""
+    factors = _factors_at(start, stop)
+    for segment in range(start, stop, SEGMENT):
+        since, until, factor = max(segment, own_begin) - start, min(segment + SEGMENT, own_end) - start, np.float32(1)
+        if since < until:
+            first, last = since // LANES, (until + LANES - 1) // LANES
+            mine[first * LANES : since] = -np.inf
+            mine[until : last * LANES] = -np.inf
+            factor = add_segment(
+                mine.ctypes.data + first * LANES * _FLOAT, last - first, scale.ctypes.data, total.ctypes.data
+            )
+        mine[factors + (segment - start) // SEGMENT] = factor
+
+
+@part
+def _factors_at(start, stop):
+    """Index of the first factor in a row of scores for positions start .. stop."""
+    return _score_step(stop - start) - (stop - start + SEGMENT - 1) // SEGMENT
+
+
+@part
+def _sums_of(item, first_head, shape):
+    """The first query head of an item, which is 16 numbers of one KV head, and its index in a row of sums."""
+    heads, kv_heads, head_size, _, _ = shape
+    chunks = head_size // LANES
+    q_head = (first_head + item // chunks) * (heads // kv_heads)
+    return q_head, q_head * head_size + item % chunks * LANES
+
+
+@part
+def _scale_sums(first, last, segment, begin, first_head, start, stop, first_row, last_row, shape, scores, attended):
+    """Sets sums to zero for the first segment, and scales them to the largest score so far for another one."""
+    heads, kv_heads, head_size, _, _ = shape
+    rows, step = last_row - first_row, _score_step(stop - start)
     for item in range(first, last):
-        row, q_head = first_row + item // q_heads, first_q_head + item % q_heads
-        mine = scores[first_score + item % q_heads, row - first_row]
-        own_begin = max(0, positions[row] - window + 1) if window else 0
-        stop = ends[row]
-        node, past = path_starts[row], path_starts[row + 1]
-        while node < past:
-            page, slot, run = paths[node] // PAGE, paths[node] % PAGE, _run(paths, node, past, LANES)
-            key = _keys_at(arena, page, layer, q_head // group, shape) + slot // LANES * LANES * head_size * _FLOAT
-            query = qkv.ctypes.data + (row * width + q_head * head_size) * _FLOAT
-            if run == 1:
-                mine[stop] = query_dot_key(query, key + slot % LANES * _FLOAT, head_size)
-            else:  # all 16 lanes take as long as one
-                call_routine(code[_TILES], (query, 0, 1, key, head_size, sixteen.ctypes.data, 0))
-                for i in range(run):
-                    mine[stop + i] = sixteen[slot % LANES + i]
-            node += run
-            stop += run
-        from_block, to_block = own_begin // LANES, (stop + LANES - 1) // LANES
-        mine[from_block * LANES : own_begin] = -np.inf
-        mine[stop : to_block * LANES] = -np.inf
-        start = mine.ctypes.data + from_block * LANES * _FLOAT
-        totals[row, q_head] = softmax_numerators(start, to_block - from_block, scale.ctypes.data)
-        # Rows share one product with the values. What a row does not see gets weight zero, which adds nothing.
-        mine[low * LANES : own_begin] = 0
-        if stop < end:
-            mine[stop:end] = 0
-    barrier(sync, threads)
+        q_head, lane = _sums_of(item, first_head, shape)
+        factor = (q_head - first_head * (heads // kv_heads)) * rows * step
+        factor += _factors_at(start, stop) + (segment - start) // SEGMENT
+        for _ in range(heads // kv_heads):
+            for row in range(first_row, last_row):
+                sums = attended[row, lane:].ctypes.data
+                if segment == begin:
+                    zero_lanes(sums)
+                elif scores[factor] != 1:
+                    scale_lanes(sums, scores[factor:].ctypes.data)
+                factor += step
+            lane += head_size
 
-    # One page after the other, each adding to the sums of the pages before.
-    chunks, common, first_seen = head_size // LANES, end // LANES * LANES, low * LANES
-    before = first_score - first_q_head  # from the number of a query head to its index in `scores`
-    first, last = share((last_head - first_head) * chunks, thread, threads)
-    begin = first_seen
-    while begin < common:
-        page, slot = table[begin // PAGE], begin % PAGE
-        count = min(common - begin, PAGE - slot)
-        tiles, tile_rows, x_step, out_step = group, rows, length, heads * head_size
-        if rows == 1:
-            tiles, tile_rows, x_step, out_step = 1, group, QUERIES * length, head_size
+
+@part
+def _add_common(
+    first, last, since, until, first_head, start, stop, first_row, last_row, layer, shape, arena, table, scores,
+    attended, code,
+):  # fmt: skip
+    """Adds the values of the text's tokens since .. until, for all rows together, one page after the other."""
+    heads, kv_heads, head_size, _, _ = shape
+    group, chunks = heads // kv_heads, head_size // LANES
+    rows, step, width = last_row - first_row, _score_step(stop - start), attended.shape[1]
+    tiles, tile_rows, x_step, out_step = group, rows, step, width
+    if rows == 1:
+        tiles, tile_rows, x_step, out_step = 1, group, rows * step, head_size
+    while since < until:
+        page, slot = table[since // PAGE], since % PAGE
+        count = min(until - since, PAGE - slot)
         item = first
         while item < last:  # two chunks of 16 numbers at once where the next one is of the same head
             head, chunk = first_head + item // chunks, item % chunks
             twice = item + 1 < last and chunk + 1 < chunks
-            seen = _keys_at(arena, page, layer, head, shape)
-            seen += (PAGE * head_size + (chunk * PAGE + slot) * LANES) * _FLOAT
-            x = scores.ctypes.data + ((before + head * group) * QUERIES * length + begin) * _FLOAT
-            out = o_start + (head * group * head_size + chunk * LANES) * _FLOAT
-            for number in range(tiles):
-                its, sums = x + number * QUERIES * length * _FLOAT, out + number * head_size * _FLOAT
+            values = _values_at(arena, page, layer, head, chunk, slot, shape)
+            _, lane = _sums_of(item, first_head, shape)
+            out = attended[first_row, lane:].ctypes.data
+            x = scores.ctypes.data + ((head - first_head) * group * rows * step + since - start) * _FLOAT
+            for _ in range(tiles):
                 if twice:
                     call_routine(
-                        code[_TILES_TWICE] if begin == first_seen else code[_TILES_TWICE_ONTO],
-                        (
-                            its, x_step, tile_rows, seen, PAGE * LANES * _FLOAT, count, sums, out_step, LANES * _FLOAT
-                        ),
-                    )  # fmt: skip
-                else:
-                    call_routine(
-                        code[_TILES] if begin == first_seen else code[_TILES_ONTO],
-                        (its, x_step, tile_rows, seen, count, sums, out_step),
+                        code[_TILES_TWICE_ONTO],
+                        (x, x_step, tile_rows, values, PAGE * LANES * _FLOAT, count, out, out_step, LANES * _FLOAT),
                     )
+                else:
+                    call_routine(code[_TILES_ONTO], (x, x_step, tile_rows, values, count, out, out_step))
+                x += rows * step * _FLOAT
+                out += head_size * _FLOAT
             item += 2 if twice else 1
-        begin += count
+        since += count
+
+
+@part
+def _add_rest(
+    first, last, segment, since, first_head, start, stop, first_row, last_row, layer, shape, arena, table, ends,
+    path_starts, paths, scores, attended, code,
+):  # fmt: skip
+    """Adds the values of a segment that rows do not share: the last few tokens of the text, and paths."""
+    heads, kv_heads, head_size, _, _ = shape
+    group, chunks, past = heads // kv_heads, head_size // LANES, min(segment + SEGMENT, stop)
+    rows, step = last_row - first_row, _score_step(stop - start)
     for item in range(first, last):
         head, chunk = first_head + item // chunks, item % chunks
-        # Values of a page's slot 0, as an offset from its keys.
-        to_values = (PAGE * head_size + chunk * PAGE * LANES) * _FLOAT
-        for q_head in range(head * group, (head + 1) * group):
-            out = o_start + (q_head * head_size + chunk * LANES) * _FLOAT
+        q_head, lane = _sums_of(item, first_head, shape)
+        weights = scores.ctypes.data + ((q_head - first_head * group) * rows * step - start) * _FLOAT
+        for _ in range(group):
             for row in range(first_row, last_row):
-                if common <= first_seen:
-                    attended[row, q_head * head_size + chunk * LANES : q_head * head_size + (chunk + 1) * LANES] = 0
-                out_row = out + (row - first_row) * heads * head_size * _FLOAT
-                weights = scores[before + q_head, row - first_row].ctypes.data
-                position = max(common, first_seen)
-                if position < ends[row]:  # fewer than 16, in one page
-                    value = _keys_at(arena, table[position // PAGE], layer, head, shape) + to_values
-                    value += position % PAGE * LANES * _FLOAT
-                    _add_values(weights + position * _FLOAT, value, ends[row] - position, out_row, code)
-                node, past, position = path_starts[row], path_starts[row + 1], ends[row]
-                while node < past:
-                    slot, run = paths[node] % PAGE, _run(paths, node, past, PAGE)
-                    value = _keys_at(arena, paths[node] // PAGE, layer, head, shape) + to_values
-                    _add_values(weights + position * _FLOAT, value + slot * LANES * _FLOAT, run, out_row, code)
+                sums, count = attended[row, lane:].ctypes.data, min(ends[row], past) - since
+                if count > 0:  # fewer than 16, in one page
+                    values = _values_at(arena, table[since // PAGE], layer, head, chunk, since % PAGE, shape)
+                    _add_values(weights + since * _FLOAT, values, count, sums, code)
+                node, past_node, position = _path_part(row, segment, past, ends, path_starts)
+                while node < past_node:
+                    run = _run(paths, node, past_node, PAGE)
+                    values = _values_at(arena, paths[node] // PAGE, layer, head, chunk, paths[node] % PAGE, shape)
+                    _add_values(weights + position * _FLOAT, values, run, sums, code)
                     node += run
                     position += run
-                for i in range(q_head * head_size + chunk * LANES, q_head * head_size + (chunk + 1) * LANES):
-                    attended[row, i] /= totals[row, q_head]
-    barrier(sync, threads)
+                weights += step * _FLOAT
+            lane += head_size

@@ -234,7 +234,7 @@ class _RowTile:
         self._tiles.multiply(w.plus(self._x, group, form.group), self._size, weights, sums, turn)
         if self._first and AHEAD:  # once for all row tiles
             for reader in self._readers:
-                reader.prefetch(group, AHEAD)
+                reader.prefetch(group, i64(AHEAD))
 
     def _unpack(self, group: Any) -> None:
         """Unpacks integers of 4 bits to bytes, as a tile."""

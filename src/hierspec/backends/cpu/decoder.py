@@ -23,7 +23,7 @@ from hierspec.backends.cpu.amx_attention import most_parts, rows_of_block, run_t
 from hierspec.backends.cpu.amx_attention_kernels import attention_code
 from hierspec.backends.cpu.amx_segments import ROW_TILES, part_floats, room_bytes
 from hierspec.backends.cpu.amx_softmax import SEGMENT
-from hierspec.backends.cpu.attention import QUERIES, run_attention
+from hierspec.backends.cpu.attention import QUERIES, run_attention, score_floats
 from hierspec.backends.cpu.byte_tiles import has_byte_tiles
 from hierspec.backends.cpu.embedding import EmbeddingTable
 from hierspec.backends.cpu.features import has_wide_registers, is_arm
@@ -290,14 +290,13 @@ class Scratch:
             self._gated = np.empty((rows, config.intermediate), np.float32)
             self._delta = np.empty((rows, config.hidden), np.float32)
             if not self._tile_attention:
-                self._totals = np.empty((rows, config.heads), np.float32)
+                self._totals = np.empty((rows, 2 * config.heads), np.float32)
             self._rows = rows  # set last: if an allocation failed, the next pass tries again
         if self._tile_attention:
             self._for_segments(longest, groups)
         elif longest > self._longest:
-            # For all query heads, or, if each thread has its own KV head, for the query heads that share it.
-            scores = max(config.heads, threads * (config.heads // config.kv_heads))
-            self._scores = np.zeros((scores, QUERIES, 2 * longest + LANES), np.float32)
+            floats = score_floats(config.heads, config.kv_heads, 2 * longest, threads)
+            self._scores = _aligned_floats(1, floats)[None]
             self._longest = 2 * longest
         return self
 

@@ -83,13 +83,13 @@ class GroupReader:
                 offset = w.b.fmul(offset, self._small_as_floats(w.plus(small, form.groups * LANES)))
         return scale, offset
 
-    def prefetch(self, number: Any, ahead: int) -> None:
+    def prefetch(self, number: Any, ahead: Any) -> None:
         """Prefetches this group's share of the weights `ahead` bytes further on; all groups together cover
         everything."""
         share = self._form.unit_bytes // self._form.groups
         start = self._w.plus(self._block, number, share)
         for line in range(0, share, LINE):
-            self._w.prefetch(start, i64(ahead + line), 1, PREFETCHED_TO)
+            self._w.prefetch(start, self._w.plus(ahead, line), 1, PREFETCHED_TO)
 
     def _as_floats(self, address: Any) -> Any:
         pointer = self._w.at(address, i64(self._first), 2)

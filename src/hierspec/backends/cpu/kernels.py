@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import types
 
 from hierspec.backends.cpu.exponentials import reduce_lanes
-from hierspec.backends.cpu.features import is_arm
+from hierspec.backends.cpu.features import has_wide_registers, is_arm
 from hierspec.backends.cpu.llvm import (
     FLOAT_BYTES,
     I32,
@@ -76,7 +76,9 @@ def _emit_tile(  # type: ignore[no-untyped-def]
     w: VectorWriter, rows: int, bfloat16: bool, onto: bool, x, x_step, size, out_step, blocks: list[tuple[Any, Any]]
 ) -> None:
     """Products of the same rows with several blocks: (address of its weights, address of its sums) each."""
-    starts = [w.b.add(x, w.b.mul(x_step, i64(FLOAT_BYTES * row))) for row in range(rows)]
+    # Pointers that the compiler advances: sums of integers would be computed again for each load.
+    starts = [w.pointer(w.plus(x, x_step, FLOAT_BYTES * row)) for row in range(rows)]
+    weights = [w.pointer(address) for address, _ in blocks]
     # NEON multiplies by one lane of a register at no cost, while a broadcasting load takes an arithmetic slot; on
     # x86 it is the other way round.
     by_lane = is_arm()
@@ -91,10 +93,10 @@ def _emit_tile(  # type: ignore[no-untyped-def]
                 for x, start in zip(unrolled, starts, strict=True)
             ]
             results = []
-            for number, (weights, _) in enumerate(blocks):
-                weight = _load_weights(w, weights, i, bfloat16)
-                if rows > 2:
-                    w.prefetch(weights, w.b.add(i, i64(_PREFETCHED)), (2 if bfloat16 else FLOAT_BYTES) * LANES)
+            for number, block in enumerate(weights):
+                weight = _load_weights(w, block, i, bfloat16)
+                if rows > 2 and not has_wide_registers():
+                    w.prefetch(block, w.b.add(i, i64(_PREFETCHED)), (2 if bfloat16 else FLOAT_BYTES) * LANES)
                 totals = sums[number * rows : (number + 1) * rows]
                 results += [w.fma(value, weight, total) for value, total in zip(inputs, totals, strict=True)]
             sums = results
@@ -141,7 +143,7 @@ def _transpose(rows: int) -> Routine:
 
 tile_1, tile_2, tile_3, tile_4, tile_8 = (_tile(rows, bfloat16=False) for rows in (1, 2, 3, 4, 8))
 onto_1, onto_2, onto_3, onto_4, onto_8 = (_tile(rows, bfloat16=False, onto=True) for rows in (1, 2, 3, 4, 8))
-double_tiles, double_onto = ({rows: _double_tile(rows, onto) for rows in (4, 3, 2, 1)} for onto in (False, True))
+double_tiles, double_onto = ({rows: _double_tile(rows, onto) for rows in (8, 4, 3, 2, 1)} for onto in (False, True))
 transposed_tile_8, transposed_tile_16 = (_transposed_tile(rows, bfloat16=False) for rows in (8, 16))
 bfloat16_tile_1, bfloat16_tile_2, bfloat16_tile_3, bfloat16_tile_4 = (
     _tile(rows, bfloat16=True) for rows in (1, 2, 3, 4)
@@ -161,11 +163,14 @@ def query_dot_key(w: VectorWriter, query: Any, key: Any, size: Any) -> Any:
     return total
 
 
-@kernel(3, types.float32)
-def softmax_numerators(w: VectorWriter, values: Any, count: Any, scale: Any) -> Any:
-    """values[j] = exp(scale * (values[j] - largest)) in place, over 16 * count numbers; returns their sum.
+@kernel(4, types.float32)
+def add_segment(w: VectorWriter, values: Any, count: Any, scale: Any, state: Any) -> Any:
+    """values[j] = exp(scale * (values[j] - largest)) in place, over 16 * count numbers; adds them to a softmax.
 
-    `scale` is the address of two floats: the scale, and the scale times log2(e). The last 16 are padded with -inf.
+    `state` is the address of two floats, which are updated: the largest value so far and the sum of exponentials,
+    -inf and 0 at first. Returns the factor by which sums of earlier values are to be scaled, as the state's was.
+    `scale` is the address of two floats: the scale, and the scale times log2(e). The first and last 16 values may be
+    padded with -inf.
     """
     b = w.b
     pairs, odd = b.sdiv(count, i64(2)), b.srem(count, i64(2))
@@ -181,9 +186,13 @@ def softmax_numerators(w: VectorWriter, values: Any, count: Any, scale: Any) -> 
         both = [larger(w.load(values, block(pair, which)), carried[which]) for which in range(blocks)]
         return [*both, *carried[blocks:]]
 
-    maxima = w.loop_perhaps(pairs, [splat_f32(float("-inf"))] * 2, larger_of)
+    before = w.splat(w.load_float(state, i64(0)))
+    maxima = w.loop_perhaps(pairs, [before, splat_f32(float("-inf"))], larger_of)
     maxima = w.loop_perhaps(odd, maxima, lambda _, carried: larger_of(pairs, carried, 1))
-    largest, factor = w.splat(reduce_lanes(w, "fmax", larger(*maxima))), w.splat(w.load_float(scale, i64(1)))
+    highest = reduce_lanes(w, "fmax", larger(*maxima))
+    largest, factor = w.splat(highest), w.splat(w.load_float(scale, i64(1)))
+    [change] = w.powers_of_two([b.fmul(b.fsub(before, largest), factor)])
+    change = b.extract_element(change, ir.Constant(I32, 0))
 
     def add(pair: Any, sums: list[Any], blocks: int = 2) -> list[Any]:
         places = [block(pair, which) for which in range(blocks)]
@@ -195,7 +204,10 @@ def softmax_numerators(w: VectorWriter, values: Any, count: Any, scale: Any) -> 
 
     total = w.loop_perhaps(pairs, [splat_f32(0.0)], add)
     [total] = w.loop_perhaps(odd, total, lambda _, sums: add(pairs, sums, 1))
-    return w.fold(total, b.fadd)
+    scaled = b.fmul(w.load_float(state, i64(1)), change)
+    b.store(highest, w.at(state, i64(0)), align=FLOAT_BYTES)
+    b.store(b.fadd(scaled, w.fold(total, b.fadd)), w.at(state, i64(1)), align=FLOAT_BYTES)
+    return change
 
 
 @kernel(3)
@@ -247,6 +259,12 @@ def copy_lanes(w: VectorWriter, source: Any, target: Any) -> None:
 def zero_lanes(w: VectorWriter, target: Any) -> None:
     """target[0:16] = 0."""
     w.store(splat_f32(0.0), target, i64(0))
+
+
+@kernel(2)
+def scale_lanes(w: VectorWriter, target: Any, factor: Any) -> None:
+    """target[0:16] *= factor, the float at this address."""
+    w.store(w.b.fmul(w.load(target, i64(0)), w.splat(w.load_float(factor, i64(0)))), target, i64(0))
 
 
 @kernel(2)

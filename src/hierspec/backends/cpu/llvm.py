@@ -62,8 +62,15 @@ class VectorWriter:
         return self.call("llvm.fma.v16f32", x, y, z)
 
     def at(self, address: Any, index: Any, size: int = FLOAT_BYTES) -> Any:
-        """Pointer to item `index`, where items have `size` bytes."""
-        return self.b.inttoptr(self.b.add(address, self.b.mul(index, i64(size))), _POINTER)
+        """Pointer to item `index`, where items have `size` bytes. The address is an integer or a pointer."""
+        offset = self.b.mul(index, i64(size))
+        if isinstance(address.type, ir.PointerType):
+            return self.b.gep(address, [offset], source_etype=ir.IntType(8))
+        return self.b.inttoptr(self.b.add(address, offset), _POINTER)
+
+    def pointer(self, address: Any) -> Any:
+        """The address as a pointer."""
+        return self.b.inttoptr(address, _POINTER)
 
     def load(self, address: Any, index: Any) -> Any:
         """16 floats from item `index` on."""

@@ -37,7 +37,7 @@ from hierspec.backends.cpu.tiles import (
     transposed_bfloat16_tiles,
     transposed_tiles,
 )
-from hierspec.backends.cpu.vector_products import form_vectors
+from hierspec.backends.cpu.vector_products import form_vectors, form_vectors_of_two, two_blocks_at_once
 
 # Kinds of weights: float32, bfloat16, a form of `forms.py`, or bfloat16 in the tiles of `amx.py`.
 FLOAT32, BFLOAT16, INT8, INT4, BFLOAT16_AMX = range(5)
@@ -121,6 +121,12 @@ def _block(kind: int) -> Callable[..., None]:
     return block
 
 
+def _vectors_of_two(kind: int) -> Routine | None:
+    """The routine that multiplies two blocks by vectors at once, if there is one for this kind and CPU."""
+    form = FORM_OF_KIND.get(kind)
+    return form_vectors_of_two[form] if form and two_blocks_at_once() else None
+
+
 @contextmanager
 def _narrow(w: VectorWriter, kind: int, rows: Any, by_tiles: Callable[[Form], None]) -> Iterator[None]:
     """Emits the code in the block for rows that vectors multiply, and by_tiles(form) for more quantised rows if the
@@ -165,23 +171,30 @@ def _product(kind: int) -> Routine:
             _block(kind)(w, x, prepared, group_scales, rows, start, size, target, out_step)
 
         def by_tiles(form: Form) -> None:
-            def tiles_of(number: Any, blocks: int) -> None:
-                block = w.b.add(first, number)
-                of_blocks: list[Any] = []
-                for _ in range(blocks):
-                    of_blocks += w.plus(weights, block, step), w.plus(out, block, LANES * _FLOAT)
-                    block = w.plus(block, 1)
-                _form_tiles[form, blocks](w, prepared, rows, group_scales, size, out_step, *of_blocks)
+            in_pairs(_form_tiles[form, 2], _form_tiles[form, 1], 1)
 
-            w.repeat(w.b.sdiv(count, i64(2)), lambda pair: tiles_of(w.times(pair, 2), 2))
+        def in_pairs(of_two: Routine, of_rest: Routine, rest: int) -> None:
+            """Two blocks at once. An odd last block is given to `of_rest` as often as that takes blocks."""
+
+            def multiply(of: Routine, *numbers: Any) -> None:
+                of_blocks: list[Any] = []
+                for number in numbers:
+                    block = w.b.add(first, number)
+                    of_blocks += w.plus(weights, block, step), w.plus(out, block, LANES * _FLOAT)
+                of(w, prepared, rows, group_scales, size, out_step, *of_blocks)
+
+            w.repeat(w.b.sdiv(count, i64(2)), lambda pair: multiply(of_two, w.times(pair, 2), w.plus(i64(1), pair, 2)))
             with w.b.if_then(w.b.trunc(count, ir.IntType(1))):
-                tiles_of(w.plus(count, -1), 1)
+                multiply(of_rest, *[w.plus(count, -1)] * rest)
 
         if kind == BFLOAT16_AMX:
             w.repeat(w.b.sdiv(w.plus(count, 1), i64(2)), two_blocks)
             return
         with _narrow(w, kind, rows, by_tiles):
-            w.repeat(count, one_block)
+            if of_two := _vectors_of_two(kind):
+                in_pairs(of_two, of_two, 2)
+            else:
+                w.repeat(count, one_block)
 
     return product
 
@@ -215,14 +228,13 @@ def _gated(kind: int) -> Routine:
         step = _block_bytes(w, size, kind)
         second = w.plus(small, rows, LANES * _FLOAT)
 
-        def one_block(number: Any, form: Form | None = None) -> None:
+        def one_block(number: Any, both: Routine | None = None) -> None:
             block = w.b.add(first, number)
             gate, up = w.plus(gates, block, step), w.plus(ups, block, step)
             if kind == BFLOAT16_AMX:
                 offset = w.b.sub(second, small)
                 amx_tiles(w, prepared, rows, gate, up, i64(2), size, small, i64(LANES), offset, group_scales)
-            elif form:
-                both = _form_tiles[form, 2]
+            elif both:
                 both(w, prepared, rows, group_scales, size, i64(LANES), gate, small, up, second)
             else:
                 for weights, target in ((gate, small), (up, second)):
@@ -236,8 +248,12 @@ def _gated(kind: int) -> Routine:
             w.repeat(rows, gate_row)
 
         count = w.b.sub(last, first)
-        with _narrow(w, kind, rows, lambda form: w.repeat(count, lambda number: one_block(number, form))):
-            w.repeat(count, one_block)
+
+        def by(both: Routine | None) -> None:
+            w.repeat(count, lambda number: one_block(number, both))
+
+        with _narrow(w, kind, rows, lambda form: by(_form_tiles[form, 2])):
+            by(_vectors_of_two(kind))
 
     return gated
 

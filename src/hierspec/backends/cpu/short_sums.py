@@ -53,7 +53,7 @@ def _add(w: VectorWriter, form: Form, totals: Sequence[Any], weights: Sequence[A
             weight = weights[step]
             sizes = _sizes(w, weight) if form.signed else weight
             for index, row in enumerate(rows):
-                inputs = _four_inputs(w, row, step, weight.type)
+                inputs = four_inputs(w, row, step, weight.type)
                 if form.signed:
                     inputs = _with_sign_of(w, weight, inputs)
                 pairs = _pairs_of_bytes(w, sizes, inputs)
@@ -62,7 +62,7 @@ def _add(w: VectorWriter, form: Form, totals: Sequence[Any], weights: Sequence[A
     return results
 
 
-def _four_inputs(w: VectorWriter, row: Any, step: int, kind: Any) -> Any:
+def four_inputs(w: VectorWriter, row: Any, step: int, kind: Any) -> Any:
     """The same four inputs for every output. Loaded where they are used: a broadcast from memory takes no
     multiplier."""
     words = ir.VectorType(_I32, kind.count // 4)

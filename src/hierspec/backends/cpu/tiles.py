@@ -120,8 +120,8 @@ def _over_wide(w: VectorWriter, rows: Any, sixteen: Callable[[Any], None], eight
     return w.plus(row, eights, 8)
 
 
-def over_two_blocks(of_four: dict[int, Routine], eight: Routine, one_block: Routine) -> Routine:
-    """Two blocks of 16 outputs for all rows: eight rows of one block at a time, fewer rows of both blocks at once.
+def over_two_blocks(of: dict[int, Routine], one_block: Routine) -> Routine:
+    """Two blocks of 16 outputs for all rows, with tiles of 8, 4, 3, 2 and 1 rows.
 
     Where 16 lanes are several registers, few rows of one block fill the multipliers: there it is `one_block`, twice.
     """
@@ -131,31 +131,26 @@ def over_two_blocks(of_four: dict[int, Routine], eight: Routine, one_block: Rout
         w: VectorWriter, x, x_step, rows, weights, weights_offset, size, out, out_step, out_offset
     ) -> None:
         """x, weights and out are addresses; steps and sizes count floats, offsets to the second block bytes."""
-        blocks = [(weights, out), (w.b.add(weights, weights_offset), w.b.add(out, out_offset))]
         if not has_wide_registers():
-            for block, sums in blocks:
-                one_block(w, x, x_step, rows, block, size, sums, out_step)
+            one_block(w, x, x_step, rows, weights, size, out, out_step)
+            second, sums = w.b.add(weights, weights_offset), w.b.add(out, out_offset)
+            one_block(w, x, x_step, rows, second, size, sums, out_step)
             return
 
         def tile(of: Routine, row: Any) -> None:
             inputs, sums = w.plus(x, row, x_step, _FLOAT), w.plus(out, row, out_step, _FLOAT)
             of(w, inputs, x_step, weights, weights_offset, size, sums, out_step, out_offset)
 
-        def eight_rows(row: Any) -> None:
-            inputs = w.plus(x, row, x_step, _FLOAT)
-            for block, sums in blocks:
-                eight(w, inputs, x_step, block, size, w.plus(sums, row, out_step, _FLOAT), out_step)
-
-        rest = {rows: of_four[rows] for rows in (3, 2, 1)}
-        _by_eight(w, rows, eight_rows, lambda row: tile(of_four[4], row), rest, tile)
+        rest = {rows: of[rows] for rows in (3, 2, 1)}
+        _by_eight(w, rows, lambda row: tile(of[8], row), lambda row: tile(of[4], row), rest, tile)
 
     return over
 
 
 tiles = over_rows(tile_4, tile_3, tile_2, tile_1, tile_8)
 tiles_onto = over_rows(onto_4, onto_3, onto_2, onto_1, onto_8)  # sums continue from `out`
-tiles_twice = over_two_blocks(double_tiles, tile_8, tiles)
-tiles_twice_onto = over_two_blocks(double_onto, onto_8, tiles_onto)
+tiles_twice = over_two_blocks(double_tiles, tiles)
+tiles_twice_onto = over_two_blocks(double_onto, tiles_onto)
 bfloat16_tiles = over_rows(bfloat16_tile_4, bfloat16_tile_3, bfloat16_tile_2, bfloat16_tile_1)
 transposed_tiles = over_transposed_rows(transposed_tile_16, transposed_tile_8, tiles)
 transposed_bfloat16_tiles = over_transposed_rows(
@@ -186,6 +181,40 @@ def over_quantised_rows(group: int, tiles: dict[int, Routine], by_three: Routine
             _by_four(w, rows, lambda row: tile(tiles[4], row), rest, tile, done)
             return
         _by_eight(w, rows, lambda row: tile(tiles[8], row), lambda row: tile(tiles[4], row), rest, tile)
+
+    return over
+
+
+def over_quantised_rows_of_two(group: int, tiles: dict[int, Routine], further_four: Routine, ahead: int) -> Routine:
+    """The same for two blocks at once, with `tiles` of 4, 3, 2 and 1 rows, which prefetch weights `ahead`.
+
+    The first tile of rows prefetches for one block and the second for the other, so that memory is read all the time.
+    Further tiles read weights from the cache.
+    """
+
+    @routine(9)
+    def over(  # type: ignore[no-untyped-def]
+        w: VectorWriter, x, rows, group_scales, size, out_step, weights, out, second_weights, second_out
+    ) -> None:
+        groups = w.b.sdiv(size, i64(group))
+        step = w.times(groups, WORDS_PER_GROUP)
+
+        def tile(of: Routine, row: Any) -> None:
+            scales, inputs = w.plus(group_scales, row, step, _FLOAT), w.plus(x, row, size)
+            first, second = (w.plus(sums, row, out_step, _FLOAT) for sums in (out, second_out))
+            begins, is_second = w.b.icmp_signed("==", row, i64(0)), w.b.icmp_signed("==", row, i64(4))
+            for_second = w.b.or_(is_second, w.b.and_(begins, w.b.icmp_signed("<=", rows, i64(4))))
+            blocks = [
+                (weights, first, w.b.select(begins, i64(ahead), i64(0))),
+                (second_weights, second, w.b.select(for_second, i64(ahead), i64(0))),
+            ]
+            of(w, inputs, size, scales, step, groups, out_step, *blocks[0], *blocks[1])
+
+        fours = w.b.sdiv(rows, i64(4))
+        prefetching = w.b.select(w.b.icmp_signed("<", fours, i64(2)), fours, i64(2))
+        w.repeat(prefetching, lambda number: tile(tiles[4], w.times(number, 4)))
+        rest = {rows: tiles[rows] for rows in (3, 2, 1)}
+        _by_four(w, rows, lambda row: tile(further_four, row), rest, tile, w.times(prefetching, 4))
 
     return over
 

@@ -1,4 +1,4 @@
-"""Products of quantised weights by vectors, for every form: one block of 16 outputs, some rows at a time.
+"""Products of quantised weights by vectors, for every form: one block of 16 outputs, or two, some rows at a time.
 
 Each group's sum of products is an integer. Groups are added to float sums in order, by the same steps for any number of
 rows, here and in `byte_tiles.py`: products have the same bits at every width.
@@ -20,8 +20,8 @@ from hierspec.backends.cpu.pair_products import add_by_pairs
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.routines import Routine, routine
 from hierspec.backends.cpu.sdot_tiles import by_three
-from hierspec.backends.cpu.short_sums import add_in_16_bits
-from hierspec.backends.cpu.tiles import over_quantised_rows
+from hierspec.backends.cpu.short_sums import add_in_16_bits, four_inputs
+from hierspec.backends.cpu.tiles import over_quantised_rows, over_quantised_rows_of_two
 
 # Prefetch distance in bytes on x86 (0: no prefetching), as in `byte_tiles.py`. With few rows, products take less time
 # than reading the weights, and the hardware's prefetching stops at a page boundary.
@@ -48,8 +48,7 @@ def _dot(w: VectorWriter, total: Any, weights: Any, four: Any, lane: int) -> Any
     word = w.b.shuffle_vector(four, undefined, ir.Constant(ir.VectorType(_I32, lanes), [lane] * lanes))
     inputs = w.b.bitcast(word, weights.type)
     if dot_instruction() == "vpdpbusd":
-        function = w.function("llvm.x86.avx512.vpdpbusd.512", V16I32, V16I32, _V64I8, _V64I8)
-        return w.b.call(function, [total, weights, inputs])
+        return _dot_unsigned(w, total, weights, inputs)
     for i in range(4):  # every fourth byte, widened
         indices = ir.Constant(ir.VectorType(_I32, lanes), [4 * output + i for output in range(lanes)])
         undefined = ir.Constant(weights.type, ir.Undefined)
@@ -57,6 +56,12 @@ def _dot(w: VectorWriter, total: Any, weights: Any, four: Any, lane: int) -> Any
         value = w.b.sext(w.b.shuffle_vector(inputs, undefined, indices), total.type)
         total = w.b.add(total, w.b.mul(weight, value))
     return total
+
+
+def _dot_unsigned(w: VectorWriter, total: Any, weights: Any, inputs: Any) -> Any:
+    """`_dot` for unsigned weights, with inputs that every output has."""
+    function = w.function("llvm.x86.avx512.vpdpbusd.512", V16I32, V16I32, _V64I8, _V64I8)
+    return w.b.call(function, [total, weights, inputs])
 
 
 def _add_by_fours(w: VectorWriter, totals: Sequence[Any], weights: Sequence[Any], rows: Sequence[Any]) -> list[Any]:
@@ -68,6 +73,18 @@ def _add_by_fours(w: VectorWriter, totals: Sequence[Any], weights: Sequence[Any]
             inputs = [w.b.load(w.at(row, i64(4 * step), 1), typ=ir.VectorType(_I32, 4), align=1) for row in rows]
         results = [_dot(w, total, weight, four, step % 4) for total, four in zip(results, inputs, strict=True)]
     return results
+
+
+def _add_blocks(w: VectorWriter, initial: list[Any], blocks: Sequence[Sequence[Any]], rows: list[Any]) -> list[Any]:
+    """Each row's sums of a group for every block, by vpdpbusd: they start from `initial`. The blocks share each load of
+    inputs."""
+    totals = [[*initial] for _ in blocks]
+    for step, weights in enumerate(zip(*blocks, strict=True)):
+        for number, row in enumerate(rows):
+            inputs = four_inputs(w, row, step, _V64I8)
+            for its, weight in zip(totals, weights, strict=True):
+                its[number] = _dot_unsigned(w, its[number], weight, inputs)
+    return totals
 
 
 def _multiply(form: Form, in_pairs: bool) -> Callable[..., list[Any]]:
@@ -111,8 +128,26 @@ def vector_tile(rows: int, form: Form, by_pairs: bool | None = None) -> Routine:
     return tile
 
 
+def vector_tile_of_two(rows: int, form: Form, prefetch: bool = True) -> Routine:
+    @routine(12)
+    def tile(  # type: ignore[no-untyped-def]
+        w: VectorWriter, x, x_step, group_scales, scales_step, groups, out_step, weights, out, ahead, second_weights,
+        second_out, second_ahead,
+    ) -> None:  # fmt: skip
+        """`vector_tile` for two blocks of 16 outputs, where one register holds 64 bytes of weights.
+
+        The sums of one row and one block are one chain of dependent steps. Four rows of two blocks are enough chains
+        for the multipliers, and their sums fit in registers. `ahead`: how many bytes further on to prefetch.
+        """
+        of = _Tile(w, rows, form, False, x, x_step, group_scales, scales_step)
+        of.prefetched = [ahead, second_ahead] if prefetch else []
+        of.store_blocks([(weights, out), (second_weights, second_out)], groups, out_step)
+
+    return tile
+
+
 class _Tile:
-    """Emits the product of some rows with the weights of 16 outputs."""
+    """Emits the product of some rows with the weights of 16 outputs, or of several times 16."""
 
     def __init__(  # type: ignore[no-untyped-def]
         self, w: VectorWriter, rows: int, form: Form, by_pairs: bool | None, x, x_step, group_scales, scales_step
@@ -125,45 +160,61 @@ class _Tile:
         self.unsigned = dot_instruction() == "vpdpbusd"  # vpdpbusd takes unsigned weights
         self.multiply = _multiply(form, has_pair_products() and rows % 2 == 0 if by_pairs is None else by_pairs)
         self.start = initial_sum()
+        self.prefetched = [i64(AHEAD)] if AHEAD and not is_arm() else []  # bytes ahead, in each block
         self.x_rows = [w.b.add(x, w.b.mul(x_step, i64(row))) for row in range(rows)]
         if dot_instruction() == "vpmaddubsw":
             self.x_rows = [_apart(w, row) for row in self.x_rows]
         self.scale_rows = [w.b.add(group_scales, w.b.mul(scales_step, i64(4 * row))) for row in range(rows)]
+        if self.unsigned:  # pointers that the compiler advances, as in `kernels.py`
+            self.x_rows, self.scale_rows = ([w.pointer(row) for row in of] for of in (self.x_rows, self.scale_rows))
 
     def store(self, weights: Any, groups: Any, out: Any, out_step: Any) -> None:
-        w, form = self.w, self.form
-        units = w.b.sdiv(groups, i64(form.groups))
         for first in range(0, LANES, self.lanes):
-            reader = GroupReader(w, form, weights, groups, first, self.lanes)
+            self.store_blocks([(weights, out)], groups, out_step, first)
 
-            def unit(number: Any, sums: list[Any], reader: GroupReader = reader, first: int = first) -> list[Any]:
-                shared = reader.of_unit(number) if form.multiplied else None
-                first_group = w.times(number, form.groups)
+    def store_blocks(self, blocks: Sequence[tuple[Any, Any]], groups: Any, out_step: Any, first: int = 0) -> None:
+        """Blocks of 16 outputs, each (its weights, its sums): `lanes` of its outputs from `first` on."""
+        w, form = self.w, self.form
+        readers = [GroupReader(w, form, weights, groups, first, self.lanes) for weights, _ in blocks]
 
-                def group(g: Any, carried: list[Any]) -> list[Any]:
-                    steps = self._steps(reader.integers(number, g), first)
-                    index = w.b.add(first_group, g)
-                    if AHEAD and not is_arm():
-                        reader.prefetch(index, AHEAD)
-                    totals = self._totals(index, steps)
+        def unit(number: Any, sums: list[Any]) -> list[Any]:
+            shared = [reader.of_unit(number) if form.multiplied else None for reader in readers]
+            first_group = w.times(number, form.groups)
+
+            def group(g: Any, carried: list[Any]) -> list[Any]:
+                index = w.b.add(first_group, g)
+                steps = [self._steps(reader.integers(number, g), first) for reader in readers]
+                for reader, ahead in zip(readers, self.prefetched, strict=False):
+                    reader.prefetch(index, ahead)
+                totals = self._totals(index, steps)
+                results: list[Any] = []
+                for reader, its, of_unit in zip(readers, totals, shared, strict=True):
                     # Read after the integers, as they are stored: the CPU then sees one stream.
-                    numbers = reader.of_group(number, g, reader.of_unit(number) if shared is None else shared)
-                    return self._scaled(carried, totals, index, *numbers)
+                    numbers = reader.of_group(number, g, of_unit or reader.of_unit(number))
+                    before = carried[len(results) : len(results) + self.rows]
+                    results += self._scaled(before, its, index, *numbers)
+                return results
 
-                if form.groups == 1:
-                    return group(i64(0), sums)
-                return w.loop(i64(form.groups), sums, group)
+            if form.groups == 1:
+                return group(i64(0), sums)
+            return w.loop(i64(form.groups), sums, group)
 
-            zeros = [ir.Constant(self.floats, [0.0] * self.lanes)] * self.rows
-            for row, total in enumerate(w.loop(units, zeros, unit)):
+        zeros = [ir.Constant(self.floats, [0.0] * self.lanes)] * (self.rows * len(blocks))
+        results = w.loop(w.b.sdiv(groups, i64(form.groups)), zeros, unit)
+        for number, (_, out) in enumerate(blocks):
+            for row, total in enumerate(results[number * self.rows : (number + 1) * self.rows]):
                 w.store(total, out, w.b.add(w.b.mul(out_step, i64(row)), i64(first)))
 
-    def _totals(self, number: Any, steps: list[Any]) -> list[Any]:
-        """Each row's integer sums for group `number`."""
+    def _totals(self, number: Any, steps: list[list[Any]]) -> list[list[Any]]:
+        """Each block's and row's integer sums for group `number`."""
         w = self.w
         word = w.times(number, WORDS_PER_GROUP)
-        inputs = [w.plus(row, number, self.form.group) for row in self.x_rows]
-        return self.multiply(w, [self._initial(scales, word) for scales in self.scale_rows], steps, inputs)
+        initial = [self._initial(scales, word) for scales in self.scale_rows]
+        advance = w.at if self.unsigned else w.plus  # pointers, or integers
+        inputs = [advance(row, number, self.form.group) for row in self.x_rows]
+        if len(steps) == 1:
+            return [self.multiply(w, initial, steps[0], inputs)]
+        return _add_blocks(w, initial, steps, inputs)
 
     def _scaled(self, sums: list[Any], totals: list[Any], number: Any, scale: Any, offset: Any) -> list[Any]:
         """Adds one more group to the sums."""
@@ -220,7 +271,21 @@ class _Tile:
         return self.w.call(f"llvm.fma.v{self.lanes}f32", a, b, c)
 
 
+def two_blocks_at_once() -> bool:
+    """Whether products by vectors take two blocks of 16 outputs at once."""
+    return dot_instruction() == "vpdpbusd"
+
+
 form_vectors = {
     form: over_quantised_rows(form.group, {rows: vector_tile(rows, form) for rows in (8, 4, 3, 2, 1)}, by_three(form))
+    for form in FORMS
+}
+form_vectors_of_two = {
+    form: over_quantised_rows_of_two(
+        form.group,
+        {rows: vector_tile_of_two(rows, form) for rows in (4, 3, 2, 1)},
+        vector_tile_of_two(4, form, prefetch=False),
+        AHEAD,
+    )
     for form in FORMS
 }
