@@ -1,11 +1,13 @@
 """Is one checkout slower than another? Both answer the same prompts in turn, in two processes, one at a time.
 
 Each pair of answers is timed back to back, the order changing from pair to pair, so that a slow minute hits both. The
-texts must be the same. The last line is one JSON document. It made docs/results/house-speed.json.
+texts must be the same. With --widths, passes over so many tokens are timed in turn too. The last line is one JSON
+document. It made docs/results/house-speed.json and docs/results/two-commits-vnni.json.
 
 example:
   git worktree add ../before COMMIT
   python experiments/two_commits.py ../before . --output docs/results/house-speed.json
+  python experiments/two_commits.py ../before . --limit 8 --plans plain --widths 1,8,64 --contexts 128,4096
 """
 
 from __future__ import annotations
@@ -20,15 +22,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+_ROUNDS = 9
+
 WORKER = """
 import json, sys, time
 import hierspec
+import numpy as np
+from hierspec.scorers.timing import PassTimer
 settings = json.loads(sys.stdin.readline())
 model = hierspec.load(**settings)
 print(json.dumps({"ready": hierspec.__file__}), flush=True)
-models = {}
+models, timers = {}, {}
+text = np.random.default_rng(0).integers(0, model.config.vocabulary, model.config.context).astype(np.int32)
 for line in sys.stdin:
     ask = json.loads(line)
+    if "width" in ask:
+        context, tokens = ask["context"], text[ask["context"] : ask["context"] + ask["width"]]
+        if context not in timers:
+            timers[context] = PassTimer(model.scorer(model.config.layers), text[:context])
+        seconds = [sum(timers[context].run(tokens)) for _ in range(6)][1:]
+        print(json.dumps({"seconds": sorted(seconds)[2]}), flush=True)
+        continue
     own = models.setdefault(ask["plan"], model.apart())
     model.forget()
     began = time.perf_counter()
@@ -78,15 +92,34 @@ def compare(before: Checkout, after: Checkout, prompts: list[str], plan: str, ma
                 times[name].append(answer["seconds"])
                 firsts[name].append(answer["first_seconds"])
         same += number > 0 and texts[0] == texts[1]
-    ratios = [old / new for old, new in zip(times["before"], times["after"], strict=True)]
     return {
         "prompts": len(prompts),
         "identical": same,
         "speed_ratio": round(sum(times["before"]) / sum(times["after"]), 4),
-        "median_ratio": round(statistics.median(ratios), 4),
+        "median_ratio": round(_ratio(times), 4),
         "prefill_ratio": round(sum(firsts["before"]) / sum(firsts["after"]), 4),
         "seconds": {name: round(sum(seconds), 3) for name, seconds in times.items()},
     }
+
+
+def compare_passes(before: Checkout, after: Checkout, widths: list[int], contexts: list[int]) -> list[dict[str, Any]]:
+    """Median milliseconds of passes, both checkouts in turn."""
+    found = []
+    for context in contexts:
+        for width in widths:
+            times: dict[str, list[float]] = {"before": [], "after": []}
+            for number in range(_ROUNDS):
+                pair = [("before", before), ("after", after)]
+                for name, checkout in pair if number % 2 else pair[::-1]:
+                    times[name].append(checkout.ask({"context": context, "width": width})["seconds"])
+            row = {"context": context, "tokens": width, "ratio": round(_ratio(times), 3)}
+            found.append(row | {name: round(1e3 * statistics.median(its), 2) for name, its in times.items()})
+    return found
+
+
+def _ratio(times: dict[str, list[float]]) -> float:
+    """The median ratio of neighbours in time."""
+    return statistics.median(old / new for old, new in zip(times["before"], times["after"], strict=True))
 
 
 def main(command: list[str] | None = None) -> None:
@@ -100,6 +133,8 @@ def main(command: list[str] | None = None) -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--plans", default="plain,lookup,draft,auto")
     parser.add_argument("--weights", default="auto,int8")
+    parser.add_argument("--widths", default="", help="tokens of passes to time, such as 1,8,64 (default: none)")
+    parser.add_argument("--contexts", default="128,1024", help="tokens before them")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args(command)
     for folder in (arguments.before, arguments.after):
@@ -128,6 +163,10 @@ def main(command: list[str] | None = None) -> None:
             result["weights"].setdefault(weights, {})[plan] = figures
             print(f"{weights:5} {plan:8} {figures['speed_ratio']:.3f} x {figures['identical']}/{figures['prompts']} "
                   f"identical, {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)  # fmt: skip
+        if arguments.widths:
+            widths, contexts = ([int(number) for number in given.split(",")]
+                                for given in (arguments.widths, arguments.contexts))  # fmt: skip
+            result["weights"].setdefault(weights, {})["passes"] = compare_passes(pair[0], pair[1], widths, contexts)
         for checkout in pair:
             checkout.close()
     document = json.dumps(result)

@@ -311,13 +311,14 @@ def _score(
         head = first_head + number
         keys = _key_block(arena, table, block, layer, head, shape)
         offset = _key_block(arena, table, block + 1, layer, head, shape) - keys if twice else 0
+        ahead = _key_block(arena, table, block + 2, layer, head, shape) - keys if item % blocks + 2 < blocks else 0
         q = qkv[first_row].ctypes.data + head * group * head_size * _FLOAT
         out = scores.ctypes.data + (number * group * rows * step + block * LANES - start) * _FLOAT
         for _ in range(tiles):
             if twice:
                 call_routine(
                     code[_TILES_TWICE],
-                    (q, q_step, tile_rows, keys, offset, head_size, out, out_step, LANES * _FLOAT),
+                    (q, q_step, tile_rows, keys, offset, head_size, out, out_step, LANES * _FLOAT, ahead),
                 )
             else:
                 call_routine(code[_TILES], (q, q_step, tile_rows, keys, head_size, out, out_step))
@@ -427,6 +428,8 @@ def _add_common(
             head, chunk = first_head + item // chunks, item % chunks
             twice = item + 1 < last and chunk + 1 < chunks
             values = _values_at(arena, page, layer, head, chunk, slot, shape)
+            following = page if since + count >= until else table[since // PAGE + 1]
+            ahead = _values_at(arena, following, layer, head, chunk, 0, shape) - values
             _, lane = _sums_of(item, first_head, shape)
             out = attended[first_row, lane:].ctypes.data
             x = scores.ctypes.data + ((head - first_head) * group * rows * step + since - start) * _FLOAT
@@ -434,8 +437,11 @@ def _add_common(
                 if twice:
                     call_routine(
                         code[_TILES_TWICE_ONTO],
-                        (x, x_step, tile_rows, values, PAGE * LANES * _FLOAT, count, out, out_step, LANES * _FLOAT),
-                    )
+                        (
+                            x, x_step, tile_rows, values, PAGE * LANES * _FLOAT, count, out, out_step, LANES * _FLOAT,
+                            ahead,
+                        ),
+                    )  # fmt: skip
                 else:
                     call_routine(code[_TILES_ONTO], (x, x_step, tile_rows, values, count, out, out_step))
                 x += rows * step * _FLOAT

@@ -57,28 +57,35 @@ def _tile(rows: int, bfloat16: bool, onto: bool = False) -> Routine:
     return tile
 
 
-def _double_tile(rows: int, onto: bool = False) -> Routine:
-    @routine(8)
+def _double_tile(rows: int, onto: bool, prefetch: bool) -> Routine:
+    @routine(9)
     def tile(  # type: ignore[no-untyped-def]
-        w: VectorWriter, x, x_step, weights, weights_offset, size, out, out_step, out_offset
+        w: VectorWriter, x, x_step, weights, weights_offset, size, out, out_step, out_offset, ahead
     ) -> None:
         """`_tile` for two blocks of 16 outputs; the offsets, in bytes, lead to the second one.
 
         The sums of few rows are few chains of dependent steps. Two blocks have twice as many, and share the inputs.
+        With `prefetch`, weights are prefetched that are `ahead` bytes further on.
         """
         second = w.b.add(weights, weights_offset), w.b.add(out, out_offset)
-        _emit_tile(w, rows, False, onto, x, x_step, size, out_step, [(weights, out), second])
+        blocks = [(weights, out), second]
+        _emit_tile(w, rows, False, onto, x, x_step, size, out_step, blocks, ahead if prefetch else None)
 
     return tile
 
 
 def _emit_tile(  # type: ignore[no-untyped-def]
-    w: VectorWriter, rows: int, bfloat16: bool, onto: bool, x, x_step, size, out_step, blocks: list[tuple[Any, Any]]
-) -> None:
+    w: VectorWriter, rows: int, bfloat16: bool, onto: bool, x, x_step, size, out_step, blocks: list[tuple[Any, Any]],
+    ahead: Any = None,
+) -> None:  # fmt: skip
     """Products of the same rows with several blocks: (address of its weights, address of its sums) each."""
     # Pointers that the compiler advances: sums of integers would be computed again for each load.
     starts = [w.pointer(w.plus(x, x_step, FLOAT_BYTES * row)) for row in range(rows)]
     weights = [w.pointer(address) for address, _ in blocks]
+    line = (2 if bfloat16 else FLOAT_BYTES) * LANES
+    if ahead is None and rows > 2 and not has_wide_registers():
+        ahead = i64(_PREFETCHED * line)
+    prefetched = [] if ahead is None else [w.pointer(w.b.add(address, ahead)) for address, _ in blocks]
     # NEON multiplies by one lane of a register at no cost, while a broadcasting load takes an arithmetic slot; on
     # x86 it is the other way round.
     by_lane = is_arm()
@@ -95,8 +102,8 @@ def _emit_tile(  # type: ignore[no-untyped-def]
             results = []
             for number, block in enumerate(weights):
                 weight = _load_weights(w, block, i, bfloat16)
-                if rows > 2 and not has_wide_registers():
-                    w.prefetch(block, w.b.add(i, i64(_PREFETCHED)), (2 if bfloat16 else FLOAT_BYTES) * LANES)
+                for start in prefetched[number : number + 1]:
+                    w.prefetch(start, i, line)
                 totals = sums[number * rows : (number + 1) * rows]
                 results += [w.fma(value, weight, total) for value, total in zip(inputs, totals, strict=True)]
             sums = results
@@ -143,7 +150,13 @@ def _transpose(rows: int) -> Routine:
 
 tile_1, tile_2, tile_3, tile_4, tile_8 = (_tile(rows, bfloat16=False) for rows in (1, 2, 3, 4, 8))
 onto_1, onto_2, onto_3, onto_4, onto_8 = (_tile(rows, bfloat16=False, onto=True) for rows in (1, 2, 3, 4, 8))
-double_tiles, double_onto = ({rows: _double_tile(rows, onto) for rows in (8, 4, 3, 2, 1)} for onto in (False, True))
+# By whether sums continue, whether they prefetch, and rows.
+double_tiles = {
+    onto: {
+        prefetch: {rows: _double_tile(rows, onto, prefetch) for rows in (8, 4, 3, 2, 1)} for prefetch in (True, False)
+    }
+    for onto in (False, True)
+}
 transposed_tile_8, transposed_tile_16 = (_transposed_tile(rows, bfloat16=False) for rows in (8, 16))
 bfloat16_tile_1, bfloat16_tile_2, bfloat16_tile_3, bfloat16_tile_4 = (
     _tile(rows, bfloat16=True) for rows in (1, 2, 3, 4)

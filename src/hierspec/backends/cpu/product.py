@@ -60,7 +60,7 @@ class Code(IntEnum):
     TILES_ONTO = 7  # the same, added to `out`
     NORMALISE = 8  # (x, weight, size, address of eps, out)
     GATE = 9  # (gates, gates_step, ups, rows): gates[row, 0:16] = silu of itself * ups[row, 0:16]
-    TILES_TWICE = 10  # TILES for two blocks: (x, x_step, rows, weights, offset, size, out, out_step, offset)
+    TILES_TWICE = 10  # TILES for two blocks: (x, x_step, rows, weights, offset, size, out, out_step, offset, ahead)
     TILES_TWICE_ONTO = 11  # the same, added to `out`
 
 

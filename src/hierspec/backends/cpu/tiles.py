@@ -16,7 +16,6 @@ from hierspec.backends.cpu.kernels import (
     bfloat16_tile_2,
     bfloat16_tile_3,
     bfloat16_tile_4,
-    double_onto,
     double_tiles,
     onto_1,
     onto_2,
@@ -67,12 +66,13 @@ def over_rows(four: Routine, three: Routine, two: Routine, one: Routine, eight: 
 
 
 def _by_eight(  # type: ignore[no-untyped-def]
-    w: VectorWriter, rows: Any, eight: Callable[[Any], None], four: Callable[[Any], None], rest, tile
+    w: VectorWriter, rows: Any, eight: Callable[[Any], None], four: Callable[[Any], None], rest, tile, done: Any = None
 ) -> None:
-    """eight(first row) for every eight rows, then continues as `_by_four`."""
-    eights = w.b.sdiv(rows, i64(8))
-    w.repeat(eights, lambda number: eight(w.times(number, 8)))
-    _by_four(w, rows, four, rest, tile, w.times(eights, 8))
+    """eight(first row) for every eight rows after `done`, then continues as `_by_four`."""
+    done = i64(0) if done is None else done
+    eights = w.b.sdiv(w.b.sub(rows, done), i64(8))
+    w.repeat(eights, lambda number: eight(w.plus(done, number, 8)))
+    _by_four(w, rows, four, rest, tile, w.plus(done, eights, 8))
 
 
 def _by_four(
@@ -120,17 +120,18 @@ def _over_wide(w: VectorWriter, rows: Any, sixteen: Callable[[Any], None], eight
     return w.plus(row, eights, 8)
 
 
-def over_two_blocks(of: dict[int, Routine], one_block: Routine) -> Routine:
-    """Two blocks of 16 outputs for all rows, with tiles of 8, 4, 3, 2 and 1 rows.
+def over_two_blocks(of: dict[bool, dict[int, Routine]], one_block: Routine) -> Routine:
+    """Two blocks of 16 outputs for all rows: up to 8 rows in tiles `of[True]`, which prefetch what is `ahead`, the
+    others in tiles `of[False]`.
 
     Where 16 lanes are several registers, few rows of one block fill the multipliers: there it is `one_block`, twice.
     """
 
-    @routine(9)
+    @routine(10)
     def over(  # type: ignore[no-untyped-def]
-        w: VectorWriter, x, x_step, rows, weights, weights_offset, size, out, out_step, out_offset
+        w: VectorWriter, x, x_step, rows, weights, weights_offset, size, out, out_step, out_offset, ahead
     ) -> None:
-        """x, weights and out are addresses; steps and sizes count floats, offsets to the second block bytes."""
+        """x, weights and out are addresses; steps and sizes count floats, offsets and `ahead` bytes."""
         if not has_wide_registers():
             one_block(w, x, x_step, rows, weights, size, out, out_step)
             second, sums = w.b.add(weights, weights_offset), w.b.add(out, out_offset)
@@ -139,18 +140,27 @@ def over_two_blocks(of: dict[int, Routine], one_block: Routine) -> Routine:
 
         def tile(of: Routine, row: Any) -> None:
             inputs, sums = w.plus(x, row, x_step, _FLOAT), w.plus(out, row, out_step, _FLOAT)
-            of(w, inputs, x_step, weights, weights_offset, size, sums, out_step, out_offset)
+            of(w, inputs, x_step, weights, weights_offset, size, sums, out_step, out_offset, ahead)
 
-        rest = {rows: of[rows] for rows in (3, 2, 1)}
-        _by_eight(w, rows, lambda row: tile(of[8], row), lambda row: tile(of[4], row), rest, tile)
+        def by(tiles: dict[int, Routine], done: Any) -> None:
+            rest = {rows: tiles[rows] for rows in (3, 2, 1)}
+            _by_eight(w, rows, lambda row: tile(tiles[8], row), lambda row: tile(tiles[4], row), rest, tile, done)
+
+        first_eight = w.b.icmp_signed(">=", rows, i64(8))
+        with w.b.if_else(first_eight) as (many, few):
+            with many:
+                tile(of[True][8], i64(0))
+                by(of[False], i64(8))
+            with few:
+                by(of[True], i64(0))
 
     return over
 
 
 tiles = over_rows(tile_4, tile_3, tile_2, tile_1, tile_8)
 tiles_onto = over_rows(onto_4, onto_3, onto_2, onto_1, onto_8)  # sums continue from `out`
-tiles_twice = over_two_blocks(double_tiles, tiles)
-tiles_twice_onto = over_two_blocks(double_onto, tiles_onto)
+tiles_twice = over_two_blocks(double_tiles[False], tiles)
+tiles_twice_onto = over_two_blocks(double_tiles[True], tiles_onto)
 bfloat16_tiles = over_rows(bfloat16_tile_4, bfloat16_tile_3, bfloat16_tile_2, bfloat16_tile_1)
 transposed_tiles = over_transposed_rows(transposed_tile_16, transposed_tile_8, tiles)
 transposed_bfloat16_tiles = over_transposed_rows(
