@@ -43,6 +43,7 @@ from hierspec.backends.cpu.sharing import barrier, share
 PAGE = 64  # slots per page, the unit in which texts share prefixes; a multiple of 32
 SEGMENT = 256  # positions, a multiple of PAGE: scores, keys and values of one stay in the cache until it is done
 QUERIES = 64  # rows of one text that attend together: they share the keys and values that come from memory
+_SHARED = 16  # fewer rows of a long text are attended to by all threads: each then reads a part of keys and values
 _FLOAT = 4  # bytes
 
 # numba takes constants, not enumerations.
@@ -138,17 +139,10 @@ def _score_step(positions):
     return (positions + (positions + SEGMENT - 1) // SEGMENT + 2 * LANES - 1) // LANES * LANES
 
 
-@part
-def _rows_shared(threads):
-    """All threads attend together to large groups of fewer rows than this: each then reads a part of the keys and
-    values, not all of them."""
-    return 2 * UNROLLED * threads
-
-
 def score_floats(heads: int, kv_heads: int, longest: int, threads: int) -> int:
     """Floats of scratch memory: scores of few rows for all positions, or a segment's for the rows of each thread."""
     step = _score_step.py_func
-    together = heads * _rows_shared.py_func(threads) * step(SEGMENT + longest)
+    together = heads * _SHARED * step(SEGMENT + longest)
     return int(max(together, threads * heads // kv_heads * QUERIES * step(SEGMENT)))
 
 
@@ -178,7 +172,7 @@ def run_attention(
     most //= 2 * threads  # work of a group that one thread may do alone
     # All threads work together on a large group: a thread that took whole heads of it would keep the others waiting.
     for group in range(count):
-        if _work(groups, group, ends) > most and groups[group + 1] - groups[group] < _rows_shared(threads):
+        if _work(groups, group, ends) > most and groups[group + 1] - groups[group] < _SHARED:
             first_row, last_row = groups[group], groups[group + 1]
             begin, end = _segments_seen(first_row, last_row, window, positions, ends, path_starts)
             _attend(
@@ -192,11 +186,11 @@ def run_attention(
     own_room, item = room[thread * floats : (thread + 1) * floats], 0
     for group in range(count):
         rows, parts = groups[group + 1] - groups[group], 1
-        if _work(groups, group, ends) > most:
-            if rows < _rows_shared(threads):
-                continue
-            parts = threads
         tiles = (rows + UNROLLED - 1) // UNROLLED
+        if _work(groups, group, ends) > most:
+            if rows < _SHARED:
+                continue
+            parts = min(threads, tiles)
         for head in range(kv_heads):
             for number in range(parts):
                 if item % threads == thread:
@@ -240,7 +234,7 @@ def _attend(
         low = common
         for row in range(first_row, last_row):
             low = min(low, _first_seen(row, window, positions))
-        low = low // LANES * LANES
+        low = max(low // LANES * LANES, begin)
     high = min(stop, common)
     _score(
         thread, threads, first_head, last_head, low, high, start, stop, first_row, last_row, layer, shape, qkv, arena,
