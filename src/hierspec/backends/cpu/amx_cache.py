@@ -12,9 +12,9 @@ from __future__ import annotations
 from hierspec.backends.cpu.amx import DEPTH, TILE_BYTES, steps
 from hierspec.backends.cpu.amx_attention_kernels import CHUNK, AttentionCode
 from hierspec.backends.cpu.amx_softmax import LINE
-from hierspec.backends.cpu.attention import PAGE
 from hierspec.backends.cpu.compiled import part
 from hierspec.backends.cpu.kernels import store_integer, zero_lanes
+from hierspec.backends.cpu.kv_pages import PAGE
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.routines import call_routine
 
@@ -66,14 +66,14 @@ def _half(slot):
 
 @part
 def place_rounded(x, is_value, slot, layer, kv_head, shape, arena, code):
-    """Stores a key or value in its slot, rounded to bfloat16."""
+    """Stores a key or value, which is at the address `x`, in its slot, rounded to bfloat16."""
     head_size = shape[2]
     start, inside, groups = keys_at(arena, slot // PAGE, layer, kv_head, shape), slot % PAGE, head_size // LANES
     if is_value:
         value = start + keys_size(head_size) + value_pair(inside, head_size) + _half(inside) * 2
-        call_routine(code[_PLACE_VALUE], (x.ctypes.data, groups, value))
+        call_routine(code[_PLACE_VALUE], (x, groups, value))
     else:
-        call_routine(code[_PLACE_KEY], (x.ctypes.data, groups, start + key_column(inside, head_size)))
+        call_routine(code[_PLACE_KEY], (x, groups, start + key_column(inside, head_size)))
 
 
 @part

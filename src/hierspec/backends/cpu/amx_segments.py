@@ -22,9 +22,9 @@ from hierspec.backends.cpu.amx_cache import (
     value_pair,
 )
 from hierspec.backends.cpu.amx_softmax import LINE, MERGE_WORDS, SEGMENT
-from hierspec.backends.cpu.attention import PAGE
 from hierspec.backends.cpu.compiled import part
 from hierspec.backends.cpu.kernels import copy_lanes, store_integer
+from hierspec.backends.cpu.kv_pages import PAGE
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.routines import call_routine
 

@@ -27,6 +27,7 @@ _KERNEL_FILES = (
     "llvm.py",
     "routines.py",
     "features.py",
+    "exponentials.py",
     "kernels.py",
     "forms.py",
     "quantised.py",
@@ -42,6 +43,8 @@ _KERNEL_FILES = (
     "product.py",
     "layer_products.py",
     "layers.py",
+    "kv_pages.py",
+    "attention_segments.py",
     "attention.py",
     "amx_cache.py",
     "amx_segments.py",
@@ -51,7 +54,7 @@ _KERNEL_FILES = (
     "sharing.py",
     "threads.py",
 )
-_FILTER_FILES = ("filters.py", "exponentials.py", "pick.py", "head_passes.py")
+_FILTER_FILES = ("filters.py", "pick.py", "head_passes.py")
 
 log = logging.getLogger("hierspec")
 njit: Any = numba.njit  # its types do not list all of its options

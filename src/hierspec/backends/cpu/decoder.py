@@ -197,6 +197,7 @@ class CpuDecoder:
         scratch = self._scratch.for_rows(len(states), 0)
         self._team.run(
             run_head,
+            self._team.sync,
             states.contiguous().numpy(),
             *self.head_arguments(norm),
             scratch.normed,
@@ -269,6 +270,7 @@ class Scratch:
         self._config, self._threads, self._tile_attention = config, threads, tile_attention
         self._rows, self._longest, self._parts = 0, 0, 0
         self.rooms = _aligned(threads, room_bytes(config.head_size) if tile_attention else 0)
+        self._of_heads = np.empty((0, 0, 0), np.float32), np.empty((0, 0, 0), np.float32)  # none with tiles
         self.for_rows(16, 1024)
 
     def for_rows(self, rows: int, longest: int, groups: int = 0) -> Scratch:
@@ -291,6 +293,9 @@ class Scratch:
             self._delta = np.empty((rows, config.hidden), np.float32)
             if not self._tile_attention:
                 self._totals = np.empty((rows, 2 * config.heads), np.float32)
+                # What the query heads of a KV head have for each row: queries, and weighted sums of values.
+                shape = config.kv_heads, rows, config.heads // config.kv_heads * config.head_size
+                self._of_heads = np.empty(shape, np.float32), np.empty(shape, np.float32)
             self._rows = rows  # set last: if an allocation failed, the next pass tries again
         if self._tile_attention:
             self._for_segments(longest, groups)
@@ -314,5 +319,5 @@ class Scratch:
     def arrays(self) -> tuple[np.ndarray, ...]:
         """Scratch arguments of `run_layers`, cut to the rows of this pass."""
         rows = slice(self._now)
-        shared = self._qkv[rows], self._attended[rows], self._gates, self._gated[rows], self._delta
+        shared = self._qkv[rows], *self._of_heads, self._attended[rows], self._gates, self._gated[rows], self._delta
         return self.normed, self.inputs, self.records, *shared, self._scores, self._totals, self.rooms

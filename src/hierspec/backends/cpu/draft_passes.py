@@ -46,12 +46,12 @@ _NORMALISE, _BEGIN, _END = (int(code) for code in (Code.NORMALISE, Code.BEGIN, C
     kernel_version,
     INT, INT, INTS, INT, FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INT,
     INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, BOOLS, types.UniTuple(INT, 5), FLOATS,
-    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, INTS,
+    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_3D, INTS,
     seconds=3,
 )  # fmt: skip
 def run_keys(
     thread, threads, sync, layer, hidden, cos, sin, slots, arena, weights, kinds, codes, norms, head_norms, biases,
-    rotary, shape, eps, normed, inputs, records, qkv, tile_code, version=0,
+    rotary, shape, eps, normed, inputs, records, qkv, queries, tile_code, version=0,
 ):  # fmt: skip
     """Stores the keys and values of one layer for all rows, and computes nothing else. Arguments as in `run_layers`."""
     rows, size = hidden.shape
@@ -63,12 +63,12 @@ def run_keys(
     begun, norm = hidden.ctypes.data, norms[layer, 0].ctypes.data
     for row in range(rows):
         call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, eps.ctypes.data, x + row * row_bytes))
-    queries = heads * head_size // LANES
-    first, last = share(width // LANES - queries, thread, threads)
-    first, last = first + queries, last + queries
+    q_blocks = heads * head_size // LANES
+    first, last = share(width // LANES - q_blocks, thread, threads)
+    first, last = first + q_blocks, last + q_blocks
     project(
         layer, weights, kinds, codes, x, ready, record, rows, size, qkv.ctypes.data,
-        queries, kv_heads * head_size // LANES, first, last,
+        q_blocks, kv_heads * head_size // LANES, first, last, np.int64(-1),
     )  # fmt: skip
     if biases.size:
         for row in range(rows):
@@ -78,8 +78,9 @@ def run_keys(
     # The query columns hold stale numbers; nothing reads the results.
     first, last = share(rows * (heads + 2 * kv_heads), thread, threads)
     place_heads(
-        first, last, layer, qkv, cos, sin, shape, slots, slots[:0], arena, rotary, head_norms, eps, code, tile_code
-    )
+        first, last, 0, rows, layer, qkv, cos, sin, shape, slots, slots[:0], arena, queries, rotary, head_norms, eps,
+        code, tile_code,
+    )  # fmt: skip
     call_routine(code[_END], (record,))
     barrier(sync, threads)
 
@@ -122,9 +123,8 @@ def run_draft(
     """
     positions, ends, slots, features, zeros, groups = places
     (arena, table, taps), (cosines, sines), (floats, halves) = memory, rotary, embedding
-    normed, ready, group_records, qkv, attended, gates, gated, delta, scores, totals, rooms, scale, tiles, attention = (
-        scratch
-    )
+    normed, ready, group_records, qkv, queries, sums, attended, gates = scratch[:8]
+    gated, delta, scores, totals, rooms, scale, tiles, attention = scratch[8:]
     embedded, hidden, maxima, best = own
     (stops, bounds, ahead), (picks, leads, written) = ending, out
     logits, size, least = head[9][0], hidden.shape[1], len(bounds)
@@ -163,7 +163,7 @@ def run_draft(
                         thread, threads, sync, layer, x[: count - 1], cosines[place : place + count - 1],
                         sines[place : place + count - 1], slots[begin:rest], arena, *weights[:6],
                         *weights[7:10], normed, ready, group_records,
-                        qkv[: count - 1], tiles,
+                        qkv[: count - 1], queries, tiles,
                     ),
                 )  # fmt: skip
                 x, place, begin, group = x[count - 1 :], place + count - 1, rest, groups[2:]
@@ -175,8 +175,8 @@ def run_draft(
                     sines[place : place + count], positions[begin:end], slots[begin:end],
                     zeros[:0], arena, table, group,
                     zeros[:1], ends[begin:end], zeros[: count + 1], zeros[:0], *weights, normed, ready, group_records,
-                    qkv[:count], attended[:count], gates, gated[:count], delta, scores, totals, rooms, scale, tiles,
-                    attention, taps,
+                    qkv[:count], queries, sums, attended[:count], gates, gated[:count], delta, scores, totals, rooms,
+                    scale, tiles, attention, taps,
                 ),
             )  # fmt: skip
             start = stop

@@ -89,7 +89,7 @@ class CpuDraftWriter:
             rotary,
             shape,
             eps,
-            *scratch[:4],
+            *scratch[:5],
             layers.tile_code,
         )
 

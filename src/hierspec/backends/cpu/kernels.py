@@ -262,6 +262,25 @@ def normalise(w: VectorWriter, x: Any, weight: Any, size: Any, eps: Any, out: An
     w.repeat(w.b.sdiv(size, i64(LANES)), scale)
 
 
+@kernel(4)
+def rotate(w: VectorWriter, x: Any, cos: Any, sin: Any, half: Any) -> None:
+    """Rotates the pairs (x[i], x[i + half]) by angles with these cosines and sines, for i < half, a multiple of 8."""
+    eight = ir.VectorType(_F32, 8)
+
+    def eight_pairs(step: Any) -> None:
+        first = w.times(step, 8)
+        places = w.at(x, first), w.at(x, w.b.add(first, half))
+        low, high, cosines, sines = (
+            w.b.load(place, typ=eight, align=FLOAT_BYTES) for place in (*places, w.at(cos, first), w.at(sin, first))
+        )
+        turned = w.b.fsub(w.b.fmul(low, cosines), w.b.fmul(high, sines))
+        other = w.b.fadd(w.b.fmul(high, cosines), w.b.fmul(low, sines))
+        for value, place in zip((turned, other), places, strict=True):
+            w.b.store(value, place, align=FLOAT_BYTES)
+
+    w.repeat(w.b.sdiv(half, i64(8)), eight_pairs)
+
+
 @kernel(2)
 def copy_lanes(w: VectorWriter, source: Any, target: Any) -> None:
     """target[0:16] = source[0:16]."""
@@ -272,6 +291,13 @@ def copy_lanes(w: VectorWriter, source: Any, target: Any) -> None:
 def zero_lanes(w: VectorWriter, target: Any) -> None:
     """target[0:16] = 0."""
     w.store(splat_f32(0.0), target, i64(0))
+
+
+@kernel(1)
+def zero_nan(w: VectorWriter, target: Any) -> None:
+    """Replaces what is not a number by 0 in target[0:16]."""
+    values = w.load(target, i64(0))
+    w.store(w.b.select(w.b.fcmp_ordered("ord", values, values), values, splat_f32(0.0)), target, i64(0))
 
 
 @kernel(2)

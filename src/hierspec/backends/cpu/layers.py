@@ -11,11 +11,12 @@ likewise keys and values (`attention.py`).
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+import numpy as np
 from numba import types
 
 from hierspec.backends.cpu.amx_attention import run_tile_attention
 from hierspec.backends.cpu.amx_cache import place_rounded
-from hierspec.backends.cpu.attention import place, run_attention
+from hierspec.backends.cpu.attention import run_attention
 from hierspec.backends.cpu.compiled import (
     BOOLS,
     BYTES_2D,
@@ -31,12 +32,13 @@ from hierspec.backends.cpu.compiled import (
     kernel_version,
     part,
 )
-from hierspec.backends.cpu.kernels import copy_lanes
+from hierspec.backends.cpu.kernels import copy_lanes, rotate, zero_nan
+from hierspec.backends.cpu.kv_pages import place
 from hierspec.backends.cpu.layer_products import DOWN, OUTPUT, add_product, gated_product, project
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.product import Code
 from hierspec.backends.cpu.routines import call_routine
-from hierspec.backends.cpu.sharing import barrier, share
+from hierspec.backends.cpu.sharing import barrier, share, take, take_blocks
 
 _FLOAT = 4  # bytes
 
@@ -49,42 +51,42 @@ _attend, _attend_by_tiles = calls(run_attention), calls(run_tile_attention)
 
 
 @part
-def _rotate(x, cos, sin):
-    half = len(cos)
-    for i in range(half):
-        first, second = x[i], x[i + half]
-        x[i] = first * cos[i] - second * sin[i]
-        x[i + half] = second * cos[i] + first * sin[i]
-
-
-@part
 def _place_heads(
-    first, last, layer, qkv, cos, sin, shape, slots, drafted, arena, rotary, head_norms, eps, code, tile_code
-):
+    first, last, first_row, rows, layer, qkv, cos, sin, shape, slots, drafted, arena, queries, rotary, head_norms, eps,
+    code, tile_code,
+):  # fmt: skip
     """Norms and rotates queries and keys, and stores keys and values in their slots.
 
-    Handles items first .. last; an item is one head of one row.
+    Handles items first .. last; an item is one head of one row. A head's rows follow each other: in float32 their keys
+    share cache lines, which should not move between cores. Attention in float32 wants the queries of heads that share a
+    KV head next to each other, in `queries`.
     """
     heads, kv_heads, head_size, _, _ = shape
-    every = heads + 2 * kv_heads
+    every, group, size = heads + 2 * kv_heads, heads // kv_heads, head_size * _FLOAT
+    # Addresses, not slices: numba counts references to those, and each count waits for all stores before it.
+    every_head, cosines, sines = qkv.ctypes.data, cos.ctypes.data, sin.ctypes.data
     for item in range(first, last):
-        row, head = item // every, item % every
-        x = qkv[row, head * head_size : (head + 1) * head_size]
+        row, head = first_row + item % rows, item // rows
+        x, angle = every_head + (row * every + head) * size, row * size // 2
         is_value = head >= heads + kv_heads
         if not is_value:
             if head_norms.size:
-                norm = head_norms[layer, 0 if head < heads else 1].ctypes.data
-                call_routine(code[_NORMALISE], (x.ctypes.data, norm, head_size, eps.ctypes.data, x.ctypes.data))
+                norm = head_norms.ctypes.data + (2 * layer + (0 if head < heads else 1)) * size
+                call_routine(code[_NORMALISE], (x, norm, head_size, eps.ctypes.data, x))
             if rotary[layer]:
-                _rotate(x, cos[row], sin[row])
+                rotate(x, cosines + angle, sines + angle, head_size // 2)
         if head < heads:
+            if not len(tile_code):
+                of_row = head // group * queries.shape[1] + row
+                target = queries.ctypes.data + (of_row * group + head % group) * size
+                for start in range(0, size, LANES * _FLOAT):
+                    copy_lanes(x + start, target + start)
             continue
         if len(drafted) and drafted[row]:
             # Positions that a row must not see get weight zero, and zero times NaN is NaN: a NaN draft would spoil
             # other rows. Its own row still ends as NaN, because the layers add to its NaN state.
-            for i in range(head_size):
-                if x[i] != x[i]:
-                    x[i] = 0
+            for start in range(0, size, LANES * _FLOAT):
+                zero_nan(x + start)
         kv_head = (head - heads) % kv_heads
         if len(tile_code):
             place_rounded(x, is_value, slots[row], layer, kv_head, shape, arena, tile_code)
@@ -100,8 +102,8 @@ WEIGHTS = types.Tuple(
     )
 )  # fmt: skip
 SCRATCH = types.Tuple((
-    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D, FLOATS_3D, FLOATS_2D,
-    BYTES_2D, FLOATS, INTS, INT,
+    FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, FLOATS_4D, FLOATS_2D, FLOATS_2D,
+    FLOATS_3D, FLOATS_2D, BYTES_2D, FLOATS, INTS, INT,
 ))  # fmt: skip
 
 
@@ -124,7 +126,7 @@ def run_layers(
     norms, head_norms, biases,  # [layers, 2, hidden]; [layers, 2, head_size] or empty; [layers, qkv] or empty
     windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate, layers; [1]
     row_split,  # rows per thread from which on threads split the rows, and what they split them into multiples of
-    normed, inputs, records, qkv, attended, gates, gated, delta, scores, totals, rooms, scale,
+    normed, inputs, records, qkv, queries, sums, attended, gates, gated, delta, scores, totals, rooms, scale,
     tile_code,  # addresses of routines for tile attention, see `AttentionCode`; empty for float32 attention
     attention,  # address of `run_tile_attention` or `run_attention`: only the one in use is compiled
     taps,  # [n, 2]: layer, and address of [slots, hidden] that receives the states after it
@@ -132,8 +134,8 @@ def run_layers(
 ):  # fmt: skip
     """Runs layers start..stop for all rows. Every thread calls this once with its number.
 
-    Threads split the outputs of each product and meet at a barrier after it. In a wide pass they split the rows
-    instead: then nothing is computed twice, and only attention needs rows of other threads.
+    Threads take outputs of each product as they come and meet at a barrier after it. In a wide pass they split the
+    rows instead: then nothing is computed twice, and only attention needs rows of other threads.
     """
     size, (heads, kv_heads, head_size, intermediate, _) = hidden.shape[1], shape
     width, inside, every = (heads + 2 * kv_heads) * head_size, heads * head_size, heads + 2 * kv_heads
@@ -155,21 +157,27 @@ def run_layers(
         norm = norms[layer, 0].ctypes.data
         for row in range(rows):  # repeated in every thread: cheaper than another barrier
             call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, tail, x + row * row_bytes))
-        first, last = share(width // LANES, part_number, parts)
-        project(
-            layer, weights, kinds, codes, x, ready, record, rows, size, qkv_rows,
-            inside // LANES, kv_heads * head_size // LANES, first, last,
-        )  # fmt: skip
-        if biases.size:
-            for row in range(first_row, last_row):
-                for i in range(first * LANES, last * LANES):
-                    qkv[row, i] += biases[layer, i]
+        turn, prepared = np.int64(0), np.int64(-1)
+        first, last, turn = take_blocks(sync, part_number, parts, width // LANES, turn)
+        while first < last:
+            prepared = project(
+                layer, weights, kinds, codes, x, ready, record, rows, size, qkv_rows,
+                inside // LANES, kv_heads * head_size // LANES, first, last, prepared,
+            )  # fmt: skip
+            if biases.size:
+                for row in range(first_row, last_row):
+                    for i in range(first * LANES, last * LANES):
+                        qkv[row, i] += biases[layer, i]
+            first, last, turn = take_blocks(sync, part_number, parts, width // LANES, turn)
         barrier(sync, parts)
-        first, last = share(rows * every, part_number, parts)
-        _place_heads(
-            first_row * every + first, first_row * every + last,
-            layer, qkv, cos, sin, shape, slots, drafted, arena, rotary, head_norms, eps, code, tile_code,
-        )  # fmt: skip
+        turn = np.int64(0)
+        first, last, turn = take(sync, part_number, parts, rows * every, turn)
+        while first < last:
+            _place_heads(
+                first, last, first_row, rows, layer, qkv, cos, sin, shape, slots, drafted, arena, queries, rotary,
+                head_norms, eps, code, tile_code,
+            )  # fmt: skip
+            first, last, turn = take(sync, part_number, parts, rows * every, turn)
         barrier(sync, threads)
         if len(tile_code):
             _attend_by_tiles(
@@ -184,29 +192,27 @@ def run_layers(
             _attend(
                 attention,
                 (
-                    thread, threads, sync, layer, windows[layer], shape, qkv, positions, arena, tables, groups,
-                    group_texts, ends, path_starts, paths, scale, scores, totals, attended, code,
+                    thread, threads, sync, layer, windows[layer], shape, queries, positions, arena, tables, groups,
+                    group_texts, ends, path_starts, paths, scale, scores, totals, sums, attended, code,
                 ),
             )  # fmt: skip
-        first, last = share(size // LANES, part_number, parts)
         add_product(
-            layer, OUTPUT, weights, kinds, codes, attended_rows, ready, record, rows,
-            inside, scratch, size, first, last, begun,
+            sync, part_number, parts, layer, OUTPUT, weights, kinds, codes, attended_rows, ready, record, rows,
+            inside, scratch, size, begun,
         )  # fmt: skip
         barrier(sync, parts)
 
         norm = norms[layer, 1].ctypes.data
         for row in range(rows):
             call_routine(code[_NORMALISE], (begun + row * row_bytes, norm, size, tail, x + row * row_bytes))
-        first, last = share(intermediate // LANES, part_number, parts)
         gated_product(
-            layer, weights, kinds, codes, x, ready, record, rows, size, small, gated_rows, intermediate, first, last
-        )
+            sync, part_number, parts, layer, weights, kinds, codes, x, ready, record, rows, size, small, gated_rows,
+            intermediate,
+        )  # fmt: skip
         barrier(sync, parts)
-        first, last = share(size // LANES, part_number, parts)
         add_product(
-            layer, DOWN, weights, kinds, codes, gated_rows, ready, record, rows,
-            intermediate, scratch, size, first, last, begun,
+            sync, part_number, parts, layer, DOWN, weights, kinds, codes, gated_rows, ready, record, rows,
+            intermediate, scratch, size, begun,
         )  # fmt: skip
         barrier(sync, parts)
         for tap in range(len(taps)):
@@ -224,10 +230,10 @@ def run_layers(
 
 @compiled(
     kernel_version,
-    INT, INT, FLOATS_2D, FLOATS, FLOATS, INT, INTS, FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D,
+    INT, INT, INTS, FLOATS_2D, FLOATS, FLOATS, INT, INTS, FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D,
     seconds=1,
 )  # fmt: skip
-def run_head(thread, threads, hidden, norm, eps, weights, code, normed, inputs, records, logits, version=0):
+def run_head(thread, threads, sync, hidden, norm, eps, weights, code, normed, inputs, records, logits, version=0):
     """Logits [rows, vocabulary] of hidden states, through a norm and the head."""
     (rows, size), outputs = hidden.shape, logits.shape[1]
     x, out = normed[thread].ctypes.data, logits.ctypes.data
@@ -236,9 +242,12 @@ def run_head(thread, threads, hidden, norm, eps, weights, code, normed, inputs, 
     for row in range(rows):
         call_routine(code[_NORMALISE], (start + row * row_bytes, weight, size, tail, x + row * row_bytes))
     call_routine(code[_PREPARE], (x, rows, size, ready, record))
-    first, last = share(outputs // LANES, thread, threads)
     call_routine(code[_BEGIN], (record,))
-    call_routine(code[_PRODUCT], (x, ready, record, rows, weights, size, out, outputs, first, last))
+    turn = np.int64(0)
+    first, last, turn = take_blocks(sync, thread, threads, outputs // LANES, turn)
+    while first < last:
+        call_routine(code[_PRODUCT], (x, ready, record, rows, weights, size, out, outputs, first, last))
+        first, last, turn = take_blocks(sync, thread, threads, outputs // LANES, turn)
     call_routine(code[_END], (record,))
 
 

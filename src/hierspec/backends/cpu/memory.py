@@ -8,7 +8,7 @@ import torch
 from hierspec.backends.arena import reserve
 from hierspec.backends.cpu.amx_attention_kernels import CHUNK
 from hierspec.backends.cpu.amx_cache import key_bytes, value_bytes
-from hierspec.backends.cpu.attention import PAGE
+from hierspec.backends.cpu.kv_pages import PAGE
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.checkpoints.config import DecoderConfig
 

@@ -39,7 +39,8 @@ class CompiledProducts:
         for _ in range(_ROUNDS + 1):  # the first round has cold caches or unmapped pages
             began = time.perf_counter()
             self._team.run(
-                run_head, hidden, norm, np.array([1e-5], np.float32), weights, product_code(kind), *memory, logits
-            )
+                run_head, self._team.sync, hidden, norm, np.array([1e-5], np.float32), weights, product_code(kind),
+                *memory, logits,
+            )  # fmt: skip
             best = min(best, time.perf_counter() - began)
         return best / (outputs * self._hidden)

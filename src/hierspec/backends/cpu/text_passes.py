@@ -70,7 +70,8 @@ def run_text(
     (arena, tables, taps), (floats, halves, made), (cos, sin) = memory, embedding, rotary
     positions, slots, drafted, ends, path_starts, paths, groups, group_texts = batch
     later_positions, later_slots, later_ends, one, zeros = later
-    normed, ready, records, qkv, attended, gates, gated, delta, scores, totals, rooms, scale, tiles, attention = scratch
+    normed, ready, records, qkv, queries, sums, attended, gates = scratch[:8]
+    gated, delta, scores, totals, rooms, scale, tiles, attention = scratch[8:]
     norm, eps, head_weights, head_code, logits = head
     temperature, filters, keys, penalties, no_tokens, no_values, no_distributions = sampling
     (stops, bounds, ahead), (picks, leads, written) = ending, out
@@ -82,13 +83,13 @@ def run_text(
             addresses[0],
             (
                 thread, threads, sync, 0, layers, x, cos, sin, positions, slots, drafted, arena, tables, groups,
-                group_texts, ends, path_starts, paths, *weights, normed, ready, records, qkv[:count], attended[:count],
-                gates, gated[:count], delta, scores, totals, rooms, scale, tiles, attention, taps,
+                group_texts, ends, path_starts, paths, *weights, normed, ready, records, qkv[:count], queries, sums,
+                attended[:count], gates, gated[:count], delta, scores, totals, rooms, scale, tiles, attention, taps,
             ),
         )  # fmt: skip
         _head(
             addresses[1],
-            (thread, threads, x, norm, eps, head_weights, head_code, normed, ready, records, logits[:count]),
+            (thread, threads, sync, x, norm, eps, head_weights, head_code, normed, ready, records, logits[:count]),
         )
         barrier(sync, threads)
         if temperature == 0:

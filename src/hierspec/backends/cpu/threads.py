@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 # Indices into `sync`, the state of a barrier: the number of threads that have arrived and, in the next cache line, the
-# number of barriers passed and whether the barrier is broken.
-ARRIVED, GENERATION, BROKEN = 0, 8, 9
+# number of barriers passed and whether the barrier is broken. Then, in a line for each thread, how many parts of its
+# share of the work have been taken, by itself or by others.
+ARRIVED, GENERATION, BROKEN, TAKEN = 0, 8, 9, 16
+LINE = 8  # integers in a cache line
 
 _Jobs = SimpleQueue[Any]  # (job, function, arguments), or None to end the thread
 _Answers = SimpleQueue[tuple[object, int, BaseException | None]]
@@ -27,7 +29,7 @@ class ThreadTeam:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self.sync = np.zeros(16, np.int64)
+        self.sync = np.zeros(TAKEN + LINE * threads, np.int64)
         self._busy = threading.Lock()
         self._answers: _Answers = SimpleQueue()
         self._jobs: list[_Jobs] = [SimpleQueue() for _ in range(threads - 1)]

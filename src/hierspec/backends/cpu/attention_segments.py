@@ -1,0 +1,301 @@
+"""Attention in float32 of some rows of one text to some segments of it: scores, softmax, weighted sums of values.
+
+Keys and values are laid out like packed weights (`kv_pages.py`), so scores and weighted sums are products, and the same
+tile kernels compute them. The rows of such a product are all query heads that share a KV head, for all rows of the
+group: `queries` and `sums` [kv_heads, rows, heads / kv_heads * head_size] have them next to each other.
+
+Softmax takes the positions of a text in segments: what a row has summed so far is scaled to the largest score seen so
+far, then the next segment is added. Segments are the same in every pass, so its bits are too.
+"""
+
+# mypy: allow-untyped-defs
+from __future__ import annotations
+
+import numpy as np
+
+from hierspec.backends.cpu.compiled import part
+from hierspec.backends.cpu.kernels import add_segment, add_weighted_value, query_dot_key, scale_lanes, zero_lanes
+from hierspec.backends.cpu.kv_pages import PAGE, key_block, keys_at, run_of_slots, values_at
+from hierspec.backends.cpu.llvm import LANES, UNROLLED
+from hierspec.backends.cpu.product import Code
+from hierspec.backends.cpu.routines import call_routine
+from hierspec.backends.cpu.sharing import barrier, take
+
+SEGMENT = 256  # positions, a multiple of PAGE: scores, keys and values of one stay in the cache until it is done
+_FLOAT = 4  # bytes
+
+# numba takes constants, not enumerations.
+_TILES, _TILES_ONTO = int(Code.TILES), int(Code.TILES_ONTO)
+_TILES_TWICE, _TILES_TWICE_ONTO = int(Code.TILES_TWICE), int(Code.TILES_TWICE_ONTO)
+
+
+@part
+def _first_seen(row, window, positions):
+    """The first position that a row sees."""
+    return max(0, positions[row] - window + 1) if window else 0
+
+
+@part
+def _past_path(row, ends, path_starts):
+    """The position after all that a row sees."""
+    return ends[row] + path_starts[row + 1] - path_starts[row]
+
+
+@part
+def seen(first_row, last_row, window, positions, ends, path_starts):
+    """The first position that any of these rows sees, and where what they see ends."""
+    lowest, end = positions[first_row], np.int64(0)
+    for row in range(first_row, last_row):
+        lowest = min(lowest, _first_seen(row, window, positions))
+        end = max(end, _past_path(row, ends, path_starts))
+    return lowest, end
+
+
+@part
+def score_step(positions):
+    """Floats from one row's scores to the next: so many positions, then a factor for each segment."""
+    return (positions + (positions + SEGMENT - 1) // SEGMENT + 2 * LANES - 1) // LANES * LANES
+
+
+@part
+def attend(
+    thread, threads, sync, first_head, last_head, lowest, start, stop, end, first_row, last_row, layer, window, shape,
+    queries, positions, arena, table, ends, path_starts, paths, scale, scores, totals, sums, attended, code,
+):  # fmt: skip
+    """Attention of some rows of one text, for KV heads first_head .. last_head, to the positions start .. stop.
+
+    These are some segments of what the rows see, which is lowest .. end; calls for the earlier ones came before.
+
+    `scores` has for each KV head, row and query head the scores of all positions, then their exponentials, and behind
+    the last position a factor for each segment. `totals` [rows, 2 * heads] has the largest score and the sum of
+    exponentials of all segments so far, `sums` the weighted sums.
+
+    A row sees the text's tokens up to its end, then the slots of its path. `scores` has both by position, so a node of
+    a tree adds the same numbers in the same order as the same token in a chain. `table` lists the pages of the text's
+    tokens.
+    """
+    common = np.int64(0)  # how many of the text's tokens the rows see
+    for row in range(first_row, last_row):
+        common = max(common, ends[row])
+    begin = lowest // SEGMENT * SEGMENT
+    low, high = max(min(lowest, common) // LANES * LANES, start), min(stop, common)
+    _score(
+        thread, threads, sync, first_head, last_head, low, high, start, stop, first_row, last_row, layer, shape,
+        queries, arena, table, scores, code,
+    )  # fmt: skip
+    barrier(sync, threads)
+
+    group, step = shape[0] // shape[1], score_step(stop - start)
+    rows = (last_row - first_row) * group  # of a product
+    turn = np.int64(0)
+    first, last, turn = take(sync, thread, threads, (last_head - first_head) * rows, turn)
+    while first < last:
+        for item in range(first, last):
+            head, row, number = first_head + item // rows, first_row + item % rows // group, item % group
+            mine, at = scores[item * step : (item + 1) * step], 2 * (head * group + number)
+            total = totals[row, at : at + 2]
+            query = queries[head, row, number * shape[2] :].ctypes.data
+            _score_path(row, head, query, start, stop, layer, shape, arena, ends, path_starts, paths, mine, code)
+            if start == begin:
+                total[0], total[1] = -np.inf, 0
+            own_begin, own_end = _first_seen(row, window, positions), _past_path(row, ends, path_starts)
+            _exponentiate(own_begin, own_end, start, stop, scale, mine, total)
+            # Rows share one product with the values. What a row does not see gets weight zero, which adds nothing.
+            mine[low - start : max(low, min(own_begin, stop)) - start] = 0
+            mine[max(low, min(own_end, high)) - start : max(low, high) - start] = 0
+        first, last, turn = take(sync, thread, threads, (last_head - first_head) * rows, turn)
+    barrier(sync, threads)
+
+    pairs, turn = (shape[2] // LANES + 1) // 2, np.int64(0)
+    first, last, turn = take(sync, thread, threads, (last_head - first_head) * pairs, turn)
+    while first < last:
+        for item in range(first, last):
+            number, chunk = item // pairs, item % pairs * 2
+            _add_values(
+                first_head + number, chunk, min(2, shape[2] // LANES - chunk), begin, low, start, stop, end, common,
+                first_row, last_row, layer, shape, arena, table, ends, path_starts, paths,
+                scores[number * rows * step : (number + 1) * rows * step], totals, sums, attended, code,
+            )  # fmt: skip
+        first, last, turn = take(sync, thread, threads, (last_head - first_head) * pairs, turn)
+    barrier(sync, threads)
+
+
+@part
+def _score(
+    thread, threads, sync, first_head, last_head, low, high, start, stop, first_row, last_row, layer, shape, queries,
+    arena, table, scores, code,
+):  # fmt: skip
+    """Scores for the text's tokens low .. high, two blocks of 16 keys at once where there are two."""
+    heads, kv_heads, head_size, _, _ = shape
+    rows, step = (last_row - first_row) * (heads // kv_heads), score_step(stop - start)
+    blocks = max(np.int64(0), (high - low + LANES - 1) // LANES)
+    pairs, turn = (blocks + 1) // 2, np.int64(0)
+    first, last, turn = take(sync, thread, threads, (last_head - first_head) * pairs, turn)
+    while first < last:
+        for item in range(first, last):
+            number, done = item // pairs, item % pairs * 2
+            head, block = first_head + number, low // LANES + done
+            keys = key_block(arena, table, block, layer, head, shape)
+            q = queries[head, first_row].ctypes.data
+            out = scores.ctypes.data + (number * rows * step + block * LANES - start) * _FLOAT
+            if done + 1 < blocks:
+                offset = key_block(arena, table, block + 1, layer, head, shape) - keys
+                ahead = key_block(arena, table, block + 2, layer, head, shape) - keys if done + 2 < blocks else 0
+                call_routine(
+                    code[_TILES_TWICE],
+                    (q, head_size, rows, keys, offset, head_size, out, step, LANES * _FLOAT, ahead),
+                )
+            else:
+                call_routine(code[_TILES], (q, head_size, rows, keys, head_size, out, step))
+        first, last, turn = take(sync, thread, threads, (last_head - first_head) * pairs, turn)
+
+
+@part
+def _add_some(weights, values, count, out, code):
+    """out[0:16] += values [count, 16] times their weights, in order."""
+    fours = count // UNROLLED * UNROLLED
+    if fours:
+        call_routine(code[_TILES_ONTO], (weights, 0, 1, values, fours, out, 0))
+    for i in range(fours, count):
+        add_weighted_value(weights + i * _FLOAT, values + i * LANES * _FLOAT, out)
+
+
+@part
+def _path_part(row, start, stop, ends, path_starts):
+    """The nodes of a row's path at positions start .. stop, first and past the last, and the first one's position."""
+    first = path_starts[row] + max(0, start - ends[row])
+    past = min(path_starts[row + 1], path_starts[row] + stop - ends[row])
+    return first, past, ends[row] + first - path_starts[row]
+
+
+@part
+def _score_path(row, head, query, start, stop, layer, shape, arena, ends, path_starts, paths, mine, code):
+    """A row's scores for the nodes of its path, with the query at this address."""
+    head_size = shape[2]
+    node, past, position = _path_part(row, start, stop, ends, path_starts)
+    if node < past:
+        sixteen = np.empty(LANES, np.float32)
+    while node < past:
+        page, slot, run = paths[node] // PAGE, paths[node] % PAGE, run_of_slots(paths, node, past, LANES)
+        keys = keys_at(arena, page, layer, head, shape) + slot // LANES * LANES * head_size * _FLOAT
+        if run == 1:
+            mine[position - start] = query_dot_key(query, keys + slot % LANES * _FLOAT, head_size)
+        else:  # all 16 lanes take as long as one
+            call_routine(code[_TILES], (query, 0, 1, keys, head_size, sixteen.ctypes.data, 0))
+            for i in range(run):
+                mine[position + i - start] = sixteen[slot % LANES + i]
+        node += run
+        position += run
+
+
+@part
+def _exponentiate(own_begin, own_end, start, stop, scale, mine, total):
+    """Turns a row's scores into exponentials, with a factor for what was summed before each segment."""
+    factors = _factors_at(start, stop)
+    for segment in range(start, stop, SEGMENT):
+        since, until, factor = max(segment, own_begin) - start, min(segment + SEGMENT, own_end) - start, np.float32(1)
+        if since < until:
+            first, last = since // LANES, (until + LANES - 1) // LANES
+            mine[first * LANES : since] = -np.inf
+            mine[until : last * LANES] = -np.inf
+            factor = add_segment(
+                mine.ctypes.data + first * LANES * _FLOAT, last - first, scale.ctypes.data, total.ctypes.data
+            )
+        mine[factors + (segment - start) // SEGMENT] = factor
+
+
+@part
+def _factors_at(start, stop):
+    """Index of the first factor in a row of scores for positions start .. stop."""
+    return score_step(stop - start) - (stop - start + SEGMENT - 1) // SEGMENT
+
+
+@part
+def _add_values(
+    head, chunk, chunks, begin, low, start, stop, end, common, first_row, last_row, layer, shape, arena, table, ends,
+    path_starts, paths, scores, totals, sums, attended, code,
+):  # fmt: skip
+    """Adds the values of positions start .. stop to the sums of a KV head: one or two chunks of 16 numbers, all rows.
+
+    After the last segment the sums, divided by their totals, are what the rows attended to.
+    """
+    group, head_size, step = shape[0] // shape[1], shape[2], score_step(stop - start)
+    rows, row_bytes = (last_row - first_row) * group, head_size * _FLOAT
+    out = sums[head, first_row, chunk * LANES :].ctypes.data
+    together = common // LANES * LANES  # rows share the products with values before it
+    for segment in range(start, stop, SEGMENT):
+        past, factor = min(segment + SEGMENT, stop), _factors_at(start, stop) + (segment - start) // SEGMENT
+        for number in range(rows):
+            of_row = out + number * row_bytes
+            for target in range(of_row, of_row + chunks * LANES * _FLOAT, LANES * _FLOAT):
+                if segment == begin:
+                    zero_lanes(target)
+                elif scores[number * step + factor] != 1:
+                    scale_lanes(target, scores[number * step + factor :].ctypes.data)
+        _add_common(
+            head, chunk, chunks, max(segment, low), min(past, together), start, rows, step, layer, shape, arena, table,
+            scores, out, code,
+        )  # fmt: skip
+        _add_rest(
+            head, chunk, chunks, segment, max(segment, low, together), past, start, first_row, last_row, step, layer,
+            shape, arena, table, ends, path_starts, paths, scores, out, code,
+        )  # fmt: skip
+    if stop == end:
+        for row in range(first_row, last_row):
+            for number in range(group):
+                q_head, lane = head * group + number, number * head_size
+                total = totals[row, 2 * q_head + 1]
+                for i in range(chunk * LANES, (chunk + chunks) * LANES):
+                    attended[row, q_head * head_size + i] = sums[head, row, lane + i] / total
+
+
+@part
+def _add_common(
+    head, chunk, chunks, since, until, start, rows, step, layer, shape, arena, table, scores, out, code
+):  # fmt: skip
+    """Adds the values of the text's tokens since .. until, for all rows together, one page after the other."""
+    head_size = shape[2]
+    while since < until:
+        page, slot = table[since // PAGE], since % PAGE
+        count = min(until - since, PAGE - slot)
+        values, x = values_at(arena, page, layer, head, chunk, slot, shape), scores[since - start :].ctypes.data
+        if chunks == 2:
+            following = page if since + count >= until else table[since // PAGE + 1]
+            ahead = values_at(arena, following, layer, head, chunk, 0, shape) - values
+            call_routine(
+                code[_TILES_TWICE_ONTO],
+                (x, step, rows, values, PAGE * LANES * _FLOAT, count, out, head_size, LANES * _FLOAT, ahead),
+            )
+        else:
+            call_routine(code[_TILES_ONTO], (x, step, rows, values, count, out, head_size))
+        since += count
+
+
+@part
+def _add_rest(
+    head, chunk, chunks, segment, since, past, start, first_row, last_row, step, layer, shape, arena, table, ends,
+    path_starts, paths, scores, out, code,
+):  # fmt: skip
+    """Adds the values of a segment that rows do not share: the last few tokens of the text, and paths."""
+    group, row_bytes = shape[0] // shape[1], shape[2] * _FLOAT
+    for row in range(first_row, last_row):
+        count = min(ends[row], past) - since  # fewer than 16, in one page
+        first_node, past_node, first_position = _path_part(row, segment, past, ends, path_starts)
+        if count <= 0 and first_node >= past_node:
+            continue
+        for number in range((row - first_row) * group, (row - first_row + 1) * group):
+            weights = scores[number * step :].ctypes.data - start * _FLOAT
+            for which in range(chunks):
+                target = out + number * row_bytes + which * LANES * _FLOAT
+                if count > 0:
+                    page, slot = table[since // PAGE], since % PAGE
+                    values = values_at(arena, page, layer, head, chunk + which, slot, shape)
+                    _add_some(weights + since * _FLOAT, values, count, target, code)
+                node, position = first_node, first_position
+                while node < past_node:
+                    run = run_of_slots(paths, node, past_node, PAGE)
+                    page, slot = paths[node] // PAGE, paths[node] % PAGE
+                    values = values_at(arena, page, layer, head, chunk + which, slot, shape)
+                    _add_some(weights + position * _FLOAT, values, run, target, code)
+                    node += run
+                    position += run
