@@ -67,7 +67,9 @@ def held(scorer: FeatureScorer, request, entries: int):
     block, lane = np.divmod(slot, 16)
     assert (staircase.heights[:entries] != 0).all()
     keys = memory._keys[page, :, :, block, :, lane]
-    where = (slice(None), slice(None), *_in_chunk(slot)) if memory.in_tiles else (slice(None),) * 3 + (slot,)
+    where = (
+        (slice(None), slice(None), *_in_chunk(slot)) if memory.stored == "bfloat16" else (slice(None),) * 3 + (slot,)
+    )
     values = memory._values[page, *where]
     there = staircase.heights[:entries] > 0
     return staircase.tokens[:entries].tolist(), keys.copy(), values.copy(), memory.state_numbers[:, slots], there

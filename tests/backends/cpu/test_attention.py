@@ -1,7 +1,7 @@
 """Attention: what a row takes from its text is the same bits at every width, in chains and trees, on any threads.
 
-Both ways, in float32 and in tiles of bfloat16, which vector code emulates where there is no AMX. Weights are float32 in
-either case, so that nothing but attention is rounded.
+In all three ways, in float32, in float16 and in tiles of bfloat16, which vector code emulates where there is no AMX.
+Weights are float32 in each case, so that nothing but attention is rounded.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from hierspec.scorers.climb import advance
 from hierspec.testing.checkpoints import random_weights, tiny_config
 
 LONGEST = 620  # more than two segments
+STORED = ("float32", "float16", "bfloat16")  # how keys and values are; the last one in tiles
 VOCABULARY = 320
 
 
@@ -56,10 +57,10 @@ def model(kv_heads: int, group: int, head_size: int, window: int, sharpness: int
 
 
 @cache
-def decoder(tiles: bool, threads: int, *shape: int) -> CpuDecoder:
+def decoder(stored: str, threads: int, *shape: int) -> CpuDecoder:
     config, weights = model(*shape)
     packed = pack_in_memory(config, weights, KINDS["float32"])
-    return CpuDecoder(backend(threads), backend(threads).team, config, weights, packed, tile_attention=tiles)
+    return CpuDecoder(backend(threads), backend(threads).team, config, weights, packed, stored)
 
 
 def tokens(seed: int, count: int) -> np.ndarray:
@@ -78,9 +79,9 @@ def states_in_steps(of: Decoder, text: np.ndarray, steps: list[int]) -> np.ndarr
 
 
 @cache
-def one_by_one(tiles: bool, *shape: int) -> np.ndarray:
+def one_by_one(stored: str, *shape: int) -> np.ndarray:
     """Of a text that all examples are beginnings of, one row a pass on one thread."""
-    return states_in_steps(decoder(tiles, 1, *shape), tokens(0, LONGEST), [1] * LONGEST)
+    return states_in_steps(decoder(stored, 1, *shape), tokens(0, LONGEST), [1] * LONGEST)
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
@@ -107,7 +108,7 @@ def a_tree_along(text: np.ndarray, depth: int, rng: random.Random) -> tuple[Prop
     return Proposal(tuple(nodes), tuple(parents)), spine
 
 
-@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("stored", STORED)
 @settings(max_examples=25, deadline=None)
 @given(
     shape=shapes,
@@ -118,8 +119,8 @@ def a_tree_along(text: np.ndarray, depth: int, rng: random.Random) -> tuple[Prop
     seed=st.integers(0, 10_000),
 )
 @example(shape=(1, 7, 48, 3), threads=1, context=1, width=36, beside=0, seed=0)  # a path that outgrows the window
-def test_a_row_has_the_same_bits_whatever_its_pass_holds(tiles, shape, threads, context, width, beside, seed):
-    of, expected, rng = decoder(tiles, threads, *shape), one_by_one(tiles, *shape), random.Random(seed)
+def test_a_row_has_the_same_bits_whatever_its_pass_holds(stored, shape, threads, context, width, beside, seed):
+    of, expected, rng = decoder(stored, threads, *shape), one_by_one(stored, *shape), random.Random(seed)
     text = tokens(0, LONGEST)
     texts = Texts(of)
     mine, others = texts.new(LONGEST), [texts.new(100) for _ in range(beside)]
@@ -144,12 +145,12 @@ def test_a_row_has_the_same_bits_whatever_its_pass_holds(tiles, shape, threads, 
         assert same_bits(states(mine, 0, after).numpy(), expected[:after])
 
 
-@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_end_of_a_long_path_may_see_no_token_of_the_text(tiles, threads):
+def test_the_end_of_a_long_path_may_see_no_token_of_the_text(stored, threads):
     """Its last rows are a group of their own, and their window begins in a later segment than the text ends in."""
     shape, context, depth = (1, 7, 48, 3), 250, 120
-    of, text = decoder(tiles, threads, *shape), tokens(0, LONGEST)
+    of, text = decoder(stored, threads, *shape), tokens(0, LONGEST)
     staircase = Texts(of).new(LONGEST)
     # Another first token makes it a tree: the nodes of a chain are seen as tokens of the text.
     path = Proposal((7, *text[context : context + depth].tolist()), (-1, -1, *range(1, depth)))
@@ -158,32 +159,33 @@ def test_the_end_of_a_long_path_may_see_no_token_of_the_text(tiles, threads):
             staircase.align(text[:context], drafted)
             advance(of, [staircase], of.config.layers)
     found = states(staircase, context + 1, context + 1 + depth).numpy()
-    assert same_bits(found, one_by_one(tiles, *shape)[context : context + depth])
+    assert same_bits(found, one_by_one(stored, *shape)[context : context + depth])
 
 
-@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("stored", STORED)
 @settings(max_examples=10, deadline=None)
 @given(shape=shapes, seed=st.integers(0, 1000))
-def test_states_are_the_reference_ones(tiles, shape, seed):
+def test_states_are_the_reference_ones(stored, shape, seed):
     """Beside float64: to the rounding of float32, or of keys, values and probabilities to 8 bits."""
     shape = (*shape, 1)  # the larger scores, the more rounding them changes
     config, weights = model(*shape)
     text = tokens(seed, 290)
     exact = TorchBackend("cpu").decoder(config, {name: w.double() for name, w in weights.items()}, "float64")
     right = states_in_steps(exact, text, [len(text)])
-    found = states_in_steps(decoder(tiles, 2, *shape), text, [200, 90])
+    found = states_in_steps(decoder(stored, 2, *shape), text, [200, 90])
     embedded = weights["model.embed_tokens.weight"][torch.from_numpy(text)].numpy()
     error = np.linalg.norm(found - right) / np.linalg.norm(right - embedded)
-    assert error < (0.015 if tiles else 1e-5)
+    assert error < {"float32": 1e-5, "float16": 1e-3, "bfloat16": 0.015}[stored]
 
 
+@pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("window", [0, 300])
-def test_whole_groups_give_what_segments_give(window):
+def test_whole_groups_give_what_segments_give(stored, window):
     """One thread takes whole groups of rows, two take segments of few rows."""
     text, shape = tokens(0, LONGEST), (2, 3, 64, window)
-    of_segments = states_in_steps(decoder(True, 2, *shape), text[:400], [3] * 133 + [1])
+    of_segments = states_in_steps(decoder(stored, 2, *shape), text[:400], [3] * 133 + [1])
     for steps in ([400], [1, 16, 256, 127], [5, 395]):
-        assert same_bits(states_in_steps(decoder(True, 1, *shape), text[:400], steps), of_segments)
+        assert same_bits(states_in_steps(decoder(stored, 1, *shape), text[:400], steps), of_segments)
 
 
 def test_probabilities_are_powers_rounded_to_bfloat16():
@@ -213,50 +215,53 @@ def test_probabilities_are_powers_rounded_to_bfloat16():
         assert not found[exact == -np.inf].any()
 
 
-def test_slots_that_nobody_sees_may_hold_anything():
+@pytest.mark.parametrize("stored", STORED)
+def test_slots_that_nobody_sees_may_hold_anything(stored):
     """What is not a number in slots behind the text's end must not reach it."""
-    of = decoder(True, 1, 2, 3, 64, 0)
+    of = decoder(stored, 1, 2, 3, 64, 0)
     staircase = Texts(of).new(100)
     staircase.align(tokens(0, 40), Proposal())
     memory = staircase.memory
     memory._keys[:], memory._values[:] = -1, -1  # the bits of a number that is none
     with torch.inference_mode():
         advance(of, [staircase], of.config.layers)
-    assert same_bits(states(staircase, 0, 40).numpy(), one_by_one(True, 2, 3, 64, 0)[:40])
+    assert same_bits(states(staircase, 0, 40).numpy(), one_by_one(stored, 2, 3, 64, 0)[:40])
 
 
-def test_keys_and_values_in_bfloat16_take_half_the_memory():
-    wide, narrow = (decoder(tiles, 1, 2, 3, 64, 0).memory((), 0).bytes_per_page for tiles in (False, True))
-    assert wide == 2 * narrow
+def test_keys_and_values_of_16_bits_take_half_the_memory():
+    wide, *narrow = (decoder(stored, 1, 2, 3, 64, 0).memory((), 0).bytes_per_page for stored in STORED)
+    assert [2 * size for size in narrow] == [wide, wide]
 
 
 def test_a_memory_of_another_layout_is_refused():
-    of = decoder(True, 1, 2, 3, 64, 0)
+    of = decoder("bfloat16", 1, 2, 3, 64, 0)
     nothing = np.empty(0, np.int64)
     batch = Batch(
         nothing, nothing, np.zeros(1, np.int64), nothing[None], nothing, np.zeros(1, np.int64), nothing, nothing
     )
     with pytest.raises(AssertionError):
-        of.run(decoder(False, 1, 2, 3, 64, 0).memory((), 0), batch, torch.empty(0, 64), 0, 1)
+        of.run(decoder("float32", 1, 2, 3, 64, 0).memory((), 0), batch, torch.empty(0, 64), 0, 1)
 
 
 @pytest.mark.parametrize("matrix_units", [True, False])
-@pytest.mark.parametrize("with_amx", [True, False])
-def test_keys_are_rounded_where_weights_are_and_there_are_matrix_units(monkeypatch, with_amx, matrix_units):
+@pytest.mark.parametrize(("with_amx", "arm"), [(True, False), (False, False), (False, True)])
+def test_keys_are_rounded_where_weights_are(monkeypatch, with_amx, arm, matrix_units):
+    """With matrix units to bfloat16, without them to float16."""
     config, weights = model(2, 3, 64, 0)
     monkeypatch.setattr(amx, "available", lambda: with_amx)
+    monkeypatch.setattr(cpu_backend, "is_arm", lambda: arm)
     monkeypatch.setattr(cpu_backend, "CpuDecoder", lambda *arguments: arguments[-1])
     of = CpuBackend(1, matrix_units)
 
-    def by_tiles(*kinds: int) -> bool:
+    def stored(*kinds: int) -> str:
         nothing = np.empty(0)
         return of.with_weights(config, weights, PackedWeights("", kinds, nothing, nothing, kinds[0], 0, 0, None))
 
-    assert by_tiles(KINDS["bfloat16-matrix"])
-    assert not by_tiles(KINDS["float32"])
-    assert not by_tiles(KINDS["bfloat16"])
-    assert by_tiles(KINDS["int8"]) == by_tiles(KINDS["int4"]) == (with_amx and matrix_units)
-    assert by_tiles(KINDS["float32"], next(iter(FORM_OF_KIND))) == (with_amx and matrix_units)
+    assert stored(KINDS["bfloat16-matrix"]) == "bfloat16"
+    assert stored(KINDS["float32"]) == stored(KINDS["bfloat16"]) == "float32"
+    rounded = "bfloat16" if with_amx and matrix_units else "float32" if arm else "float16"
+    assert stored(KINDS["int8"]) == stored(KINDS["int4"]) == rounded
+    assert stored(KINDS["float32"], next(iter(FORM_OF_KIND))) == rounded
 
 
 @pytest.mark.parametrize(

@@ -11,65 +11,57 @@ from hierspec.backends.cpu.head_passes import run_draft_head, run_join
 from hierspec.backends.cpu.kernels import add_segment
 from hierspec.backends.cpu.layers import run_head, run_layers
 from hierspec.backends.cpu.pick import adjust_rows, greedy_rows, sample_rows
-from hierspec.backends.cpu.tiles import (
-    bfloat16_tiles,
-    tiles,
-    tiles_onto,
-    tiles_twice,
-    tiles_twice_onto,
-    transpose_rows,
-    transposed_bfloat16_tiles,
-    transposed_tiles,
-)
+from hierspec.backends.cpu.tiles import block_tiles, transpose_rows, transposed_tiles, two_block_tiles
 
 
 def address(array: np.ndarray) -> int:
     return array.ctypes.data
 
 
-def row_by_row(x, weights, bfloat16, out):
-    multiply = (bfloat16_tiles if bfloat16 else tiles).from_python
+def row_by_row(x, weights, stored, out):
+    multiply = block_tiles[stored, False].from_python
     size = x.shape[1]
     for row in range(len(x)):
         multiply(address(x[row]), size, 1, address(weights), size, address(out[row]), 16)
 
 
-def together(x, prepared, weights, bfloat16, out):
+def together(x, prepared, weights, stored, out):
     """As CPUs with registers of 16 lanes do it."""
     rows, size = x.shape
     transpose_rows.from_python(address(x), rows, size, address(prepared))
-    multiply = (transposed_bfloat16_tiles if bfloat16 else transposed_tiles).from_python
+    multiply = transposed_tiles[stored].from_python
     multiply(address(x), address(prepared), rows, address(weights), size, address(out), 16)
 
 
 @settings(max_examples=40, deadline=None)
 @given(rows=st.integers(1, 45), blocks=st.integers(1, 6), seed=st.integers(0, 1000))
-@pytest.mark.parametrize("bfloat16", [False, True])
-def test_transposed_rows_have_the_bits_of_single_rows(bfloat16, rows, blocks, seed):
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+def test_transposed_rows_have_the_bits_of_single_rows(stored, rows, blocks, seed):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((rows, 16 * blocks)).astype(np.float32)
     weights = rng.standard_normal((16 * blocks, 16)).astype(np.float32)
-    if bfloat16:
+    if stored == "bfloat16":
         weights = (weights.view(np.int32) >> 16).astype(np.int16)
     single, all_at_once = (np.full((rows, 16), np.nan, np.float32) for _ in range(2))
-    row_by_row(x, weights, bfloat16, single)
-    together(x, np.empty_like(x), weights, bfloat16, all_at_once)
+    row_by_row(x, weights, stored, single)
+    together(x, np.empty_like(x), weights, stored, all_at_once)
     assert (single.view(np.int32) == all_at_once.view(np.int32)).all()
-    floats = (weights.astype(np.int32) << 16).view(np.float32) if bfloat16 else weights
+    floats = (weights.astype(np.int32) << 16).view(np.float32) if stored == "bfloat16" else weights
     assert np.allclose(single, x.astype(np.float64) @ floats.astype(np.float64), atol=1e-4)
 
 
 @settings(max_examples=40, deadline=None)
 @given(rows=st.integers(1, 21), steps=st.integers(1, 20), seed=st.integers(0, 1000))
 @pytest.mark.parametrize("onto", [False, True])
-def test_two_blocks_at_once_have_the_bits_of_one_after_the_other(onto, rows, steps, seed):
+@pytest.mark.parametrize("stored", ["float32", "float16"])
+def test_two_blocks_at_once_have_the_bits_of_one_after_the_other(stored, onto, rows, steps, seed):
     rng = np.random.default_rng(seed)
     size = 4 * steps
     x = rng.standard_normal((rows, size + 3)).astype(np.float32)[:, :size]
-    weights = rng.standard_normal((3, size, 16)).astype(np.float32)  # the second block is not the next one
+    weights = rng.standard_normal((3, size, 16)).astype(stored)  # the second block is not the next one
     before = rng.standard_normal((rows, 48)).astype(np.float32)
     apart, twice = before.copy(), before.copy()
-    one_block, two_blocks = (tiles_onto, tiles_twice_onto) if onto else (tiles, tiles_twice)
+    one_block, two_blocks = block_tiles[stored, onto], two_block_tiles[stored, onto]
     for block, column in ((0, 0), (2, 32)):
         out = address(apart) + 4 * column
         one_block.from_python(address(x), size + 3, rows, address(weights[block]), size, out, 48)
@@ -78,6 +70,9 @@ def test_two_blocks_at_once_have_the_bits_of_one_after_the_other(onto, rows, ste
     two_blocks.from_python(*given, 1 << 12)  # what it prefetches makes no difference
     assert (apart.view(np.int32) == twice.view(np.int32)).all()
     assert (twice[:, 16:32] == before[:, 16:32]).all()
+    right = before * onto + np.concatenate([x.astype(np.float64) @ block.astype(np.float64) for block in weights], 1)
+    assert np.allclose(twice[:, :16], right[:, :16], atol=1e-4)
+    assert np.allclose(twice[:, 32:], right[:, 32:], atol=1e-4)
 
 
 def test_compiled_functions_share_one_number_as_their_default():

@@ -113,7 +113,7 @@ def _attend_in_pieces(
     ends, path_starts, paths, scale, scores, parts, room, attended, code,
 ):  # fmt: skip
     """Attention with few items: threads share the segments of each item, then one thread merges them."""
-    heads, kv_heads, head_size, _, _ = shape
+    heads, kv_heads, head_size, _, _, _ = shape
     group, count = heads // kv_heads, len(groups) - 1
     for merging in (False, True):
         unit = 0
@@ -144,7 +144,7 @@ def _attend_in_pieces(
 
 @compiled(
     kernel_version,
-    INT, INT, INTS, INT, INT, types.UniTuple(INT, 5), FLOATS_2D, INTS, INT, INTS_2D, INTS, INTS,
+    INT, INT, INTS, INT, INT, types.UniTuple(INT, 6), FLOATS_2D, INTS, INT, INTS_2D, INTS, INTS,
     INTS, INTS, INTS, FLOATS, FLOATS_3D, FLOATS_2D, BYTES_2D, FLOATS_2D, INTS,
     seconds=9,
 )  # fmt: skip
@@ -164,7 +164,7 @@ def run_tile_attention(
     scores, parts, rooms, attended, code = (
         borrowed(scores), borrowed(parts), borrowed(rooms), borrowed(attended), borrowed(code)
     )  # fmt: skip
-    heads, kv_heads, _, _, _ = shape
+    heads, kv_heads, _, _, _, _ = shape
     group, count = heads // kv_heads, len(groups) - 1
     shares = (group + LANES - 1) // LANES  # tiles needed for the query heads of one KV head
     items, room, factor = (

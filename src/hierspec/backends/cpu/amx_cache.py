@@ -35,7 +35,7 @@ def value_bytes(head_size: int) -> int:
 @part
 def keys_at(arena, page, layer, head, shape):
     """Address of a page's keys for a layer and head; its values follow directly."""
-    _, kv_heads, head_size, _, layers = shape
+    _, kv_heads, head_size, _, layers, _ = shape
     size = keys_size(head_size) + PAGE * head_size * 2
     return arena + ((page * layers + layer) * kv_heads + head) * size
 

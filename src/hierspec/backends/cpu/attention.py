@@ -66,7 +66,7 @@ def score_floats(heads: int, kv_heads: int, longest: int, threads: int) -> int:
 
 @compiled(
     kernel_version,
-    INT, INT, INTS, INT, INT, types.UniTuple(INT, 5), FLOATS_3D, INTS, INT, INTS_2D, INTS, INTS,
+    INT, INT, INTS, INT, INT, types.UniTuple(INT, 6), FLOATS_3D, INTS, INT, INTS_2D, INTS, INTS,
     INTS, INTS, INTS, FLOATS, FLOATS_3D, FLOATS_2D, FLOATS_3D, FLOATS_2D, INTS,
     seconds=5,
 )  # fmt: skip
@@ -84,7 +84,7 @@ def run_attention(
     )  # fmt: skip
     scale, scores, totals = borrowed(scale), borrowed(scores), borrowed(totals)
     sums, attended, code = borrowed(sums), borrowed(attended), borrowed(code)
-    heads, kv_heads, _, _, _ = shape
+    heads, kv_heads, _, _, _, _ = shape
     room, count = scores[0, 0], len(groups) - 1
     none, alone = np.int64(0), np.int64(1)  # numba would compile callees again for plain numbers
     all_work, items = np.int64(0), np.int64(0)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from hierspec.backends.cpu.attention_kernels import VectorCode
 from hierspec.backends.cpu.compiled import part
-from hierspec.backends.cpu.kernels import add_segment, add_weighted_value, query_dot_key, scale_lanes, zero_lanes
-from hierspec.backends.cpu.kv_pages import PAGE, key_block, keys_at, run_of_slots, values_at
+from hierspec.backends.cpu.kernels import add_segment, scale_lanes, zero_lanes
+from hierspec.backends.cpu.kv_pages import PAGE, key_at, key_block, run_of_slots, values_at
 from hierspec.backends.cpu.llvm import LANES, UNROLLED
-from hierspec.backends.cpu.product import Code
 from hierspec.backends.cpu.routines import call_routine
 from hierspec.backends.cpu.sharing import barrier, take
 
@@ -25,8 +25,9 @@ SEGMENT = 256  # positions, a multiple of PAGE: scores, keys and values of one s
 _FLOAT = 4  # bytes
 
 # numba takes constants, not enumerations.
-_TILES, _TILES_ONTO = int(Code.TILES), int(Code.TILES_ONTO)
-_TILES_TWICE, _TILES_TWICE_ONTO = int(Code.TILES_TWICE), int(Code.TILES_TWICE_ONTO)
+_TILES, _TILES_ONTO = int(VectorCode.TILES), int(VectorCode.TILES_ONTO)
+_TILES_TWICE, _TILES_TWICE_ONTO = int(VectorCode.TILES_TWICE), int(VectorCode.TILES_TWICE_ONTO)
+_DOT, _ADD_VALUE = int(VectorCode.DOT), int(VectorCode.ADD_VALUE)
 
 
 @part
@@ -126,7 +127,7 @@ def _score(
     arena, table, scores, code,
 ):  # fmt: skip
     """Scores for the text's tokens low .. high, two blocks of 16 keys at once where there are two."""
-    heads, kv_heads, head_size, _, _ = shape
+    heads, kv_heads, head_size, _, _, _ = shape
     rows, step = (last_row - first_row) * (heads // kv_heads), score_step(stop - start)
     blocks = max(np.int64(0), (high - low + LANES - 1) // LANES)
     pairs, turn = (blocks + 1) // 2, np.int64(0)
@@ -151,13 +152,13 @@ def _score(
 
 
 @part
-def _add_some(weights, values, count, out, code):
-    """out[0:16] += values [count, 16] times their weights, in order."""
+def _add_some(weights, values, count, out, line, code):
+    """out[0:16] += values [count, 16] times their weights, in order; `line`: bytes of 16 values."""
     fours = count // UNROLLED * UNROLLED
     if fours:
         call_routine(code[_TILES_ONTO], (weights, 0, 1, values, fours, out, 0))
     for i in range(fours, count):
-        add_weighted_value(weights + i * _FLOAT, values + i * LANES * _FLOAT, out)
+        call_routine(code[_ADD_VALUE], (weights + i * _FLOAT, values + i * line, out))
 
 
 @part
@@ -177,10 +178,11 @@ def _score_path(row, head, query, start, stop, layer, shape, arena, ends, path_s
         sixteen = np.empty(LANES, np.float32)
     while node < past:
         page, slot, run = paths[node] // PAGE, paths[node] % PAGE, run_of_slots(paths, node, past, LANES)
-        keys = keys_at(arena, page, layer, head, shape) + slot // LANES * LANES * head_size * _FLOAT
         if run == 1:
-            mine[position - start] = query_dot_key(query, keys + slot % LANES * _FLOAT, head_size)
+            key = key_at(arena, page, layer, head, slot, shape)
+            call_routine(code[_DOT], (query, key, head_size, mine[position - start :].ctypes.data))
         else:  # all 16 lanes take as long as one
+            keys = key_at(arena, page, layer, head, slot // LANES * LANES, shape)
             call_routine(code[_TILES], (query, 0, 1, keys, head_size, sixteen.ctypes.data, 0))
             for i in range(run):
                 mine[position + i - start] = sixteen[slot % LANES + i]
@@ -264,7 +266,7 @@ def _add_common(
             ahead = values_at(arena, following, layer, head, chunk, 0, shape) - values
             call_routine(
                 code[_TILES_TWICE_ONTO],
-                (x, step, rows, values, PAGE * LANES * _FLOAT, count, out, head_size, LANES * _FLOAT, ahead),
+                (x, step, rows, values, PAGE * LANES * shape[5], count, out, head_size, LANES * _FLOAT, ahead),
             )
         else:
             call_routine(code[_TILES_ONTO], (x, step, rows, values, count, out, head_size))
@@ -290,12 +292,12 @@ def _add_rest(
                 if count > 0:
                     page, slot = table[since // PAGE], since % PAGE
                     values = values_at(arena, page, layer, head, chunk + which, slot, shape)
-                    _add_some(weights + since * _FLOAT, values, count, target, code)
+                    _add_some(weights + since * _FLOAT, values, count, target, LANES * shape[5], code)
                 node, position = first_node, first_position
                 while node < past_node:
                     run = run_of_slots(paths, node, past_node, PAGE)
                     page, slot = paths[node] // PAGE, paths[node] % PAGE
                     values = values_at(arena, page, layer, head, chunk + which, slot, shape)
-                    _add_some(weights + position * _FLOAT, values, run, target, code)
+                    _add_some(weights + position * _FLOAT, values, run, target, LANES * shape[5], code)
                     node += run
                     position += run

@@ -16,6 +16,7 @@ from hierspec.backends.cpu import amx
 from hierspec.backends.cpu.answers import answer, answers
 from hierspec.backends.cpu.decoder import CpuDecoder
 from hierspec.backends.cpu.drafting import CpuDraftWriter
+from hierspec.backends.cpu.features import is_arm
 from hierspec.backends.cpu.forms import INT4, INT8
 from hierspec.backends.cpu.functions import needed_functions
 from hierspec.backends.cpu.heads import CpuJoin, CpuShortlist
@@ -78,9 +79,17 @@ class CpuBackend:
 
     def with_weights(self, config: DecoderConfig, weights: Mapping[str, Tensor], packed: PackedWeights) -> CpuDecoder:
         """A decoder with weights that are already packed."""
-        # Tile attention keeps the KV cache in bfloat16. Float32 weights, and bfloat16 without AMX, keep it in float32.
-        low_bits = not {*packed.kinds} <= {FLOAT32, BFLOAT16} and self._matrix_units and amx.available()
-        return CpuDecoder(self, self.team, config, weights, packed, low_bits or BFLOAT16_AMX in packed.kinds)
+        return CpuDecoder(self, self.team, config, weights, packed, self._cache_format({*packed.kinds}))
+
+    def _cache_format(self, kinds: set[int]) -> str:
+        """How keys and values are stored: rounded if weights are quantised, and always for tile attention.
+
+        Long texts spend most of their time reading them. ARM keeps float32, since float16 was not measured there.
+        """
+        quantised = not kinds <= {FLOAT32, BFLOAT16}
+        if BFLOAT16_AMX in kinds or (quantised and self._matrix_units and amx.available()):
+            return "bfloat16"
+        return "float16" if quantised and not is_arm() else "float32"
 
     def layers(self, config: DecoderConfig, weights: Mapping[str, Tensor], format: str) -> Decoder:
         # Some drafters have a layer without its first norm, and some have sizes that are refused: torch runs them all.

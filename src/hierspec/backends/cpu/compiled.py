@@ -43,6 +43,7 @@ _KERNEL_FILES = (
     "product.py",
     "layer_products.py",
     "layers.py",
+    "attention_kernels.py",
     "kv_pages.py",
     "attention_segments.py",
     "attention.py",

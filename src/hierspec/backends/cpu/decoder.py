@@ -1,7 +1,7 @@
 """The decoder on a CPU: the results of torch's decoder, with one compiled function per pass (`layers.py`).
 
 Weights are float32, bfloat16, int8, int4 or in a GGUF file's format, and are packed once. Everything else is float32,
-except the inputs of quantised (`quantised.py`) and AMX (`amx.py`) products and the KV cache of tile attention. A row's
+except the inputs of quantised (`quantised.py`) and AMX (`amx.py`) products and the KV cache (`backend.py`). A row's
 bits depend on its own text alone: not on the width of the pass, on other requests, on chain or tree, or on where layer
 ranges were cut.
 """
@@ -24,10 +24,12 @@ from hierspec.backends.cpu.amx_attention_kernels import attention_code
 from hierspec.backends.cpu.amx_segments import ROW_TILES, part_floats, room_bytes
 from hierspec.backends.cpu.amx_softmax import SEGMENT
 from hierspec.backends.cpu.attention import QUERIES, run_attention, score_floats
+from hierspec.backends.cpu.attention_kernels import vector_code
 from hierspec.backends.cpu.byte_tiles import has_byte_tiles
 from hierspec.backends.cpu.embedding import EmbeddingTable
 from hierspec.backends.cpu.features import has_wide_registers, is_arm
 from hierspec.backends.cpu.forms import SMALLEST_GROUP
+from hierspec.backends.cpu.kernels import BYTES
 from hierspec.backends.cpu.layers import run_head, run_layers
 from hierspec.backends.cpu.llvm import LANES
 from hierspec.backends.cpu.memory import CpuMemory
@@ -53,7 +55,7 @@ class CpuDecoder:
         config: DecoderConfig,
         weights: Mapping[str, Tensor],
         packed: PackedWeights,
-        tile_attention: bool = False,
+        stored: str = "float32",  # how keys and values are: float32, float16, or bfloat16 in tiles
     ) -> None:
         self.backend = backend
         self.config = config
@@ -87,11 +89,13 @@ class CpuDecoder:
             self._biases = np.ascontiguousarray(np.concatenate(parts, axis=1))
         self._windows = np.array(config.windows, np.int64)
         self._rotary_layers = np.array(config.rotary_layers)
-        self._shape = (config.heads, config.kv_heads, config.head_size, config.intermediate, config.layers)
+        sizes = (config.heads, config.kv_heads, config.head_size, config.intermediate, config.layers)
+        self._shape = (*sizes, BYTES[stored])
         scale = config.head_size**-0.5
         self._scale = np.array([scale, scale * np.log2(np.e)], np.float32)  # for exp, and for exp2
-        self._tile_attention = tile_attention
-        self.tile_code = attention_code() if tile_attention else np.empty(0, np.int64)
+        self._stored = stored
+        self._tile_attention = tile_attention = stored == "bfloat16"
+        self.attention_code = attention_code() if tile_attention else vector_code(stored)
         # Rows of one attention group: of a chain, and nodes of a tree.
         group = config.heads // config.kv_heads
         self.rows_together = rows_of_block(group) if tile_attention else QUERIES
@@ -115,7 +119,7 @@ class CpuDecoder:
         )
 
     def memory(self, taps: tuple[int, ...], most_bytes: int) -> CpuMemory:
-        return CpuMemory(self.config, taps, most_bytes, in_tiles=self._tile_attention)
+        return CpuMemory(self.config, taps, most_bytes, self._stored)
 
     def embed(self, tokens: np.ndarray) -> Tensor:
         return torch.from_numpy(self._embed(tokens))
@@ -127,7 +131,7 @@ class CpuDecoder:
         self.layer_rows += rows * (stop - start)
         cos, sin = self.rotary(int(positions.max()) + 1 if rows else 1)
         states = hidden.numpy()
-        assert memory.in_tiles == self._tile_attention
+        assert memory.stored == self._stored
         groups, group_texts = self.groups(batch)
         longest = int(batch.lengths.max()) + len(batch.paths) if rows else 0
         self._team.run(
@@ -171,7 +175,7 @@ class CpuDecoder:
     def scratch(self, rows: int, longest: int, groups: int) -> tuple[Any, ...]:
         """Arguments of `run_layers` from its scratch arrays up to the taps, for rows in `groups` groups that see at
         most `longest` tokens."""
-        return *self._scratch.for_rows(rows, longest, groups).arrays, self._scale, self.tile_code, self._attention
+        return *self._scratch.for_rows(rows, longest, groups).arrays, self._scale, self.attention_code, self._attention
 
     def groups(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Groups of rows that attend together: their first rows and the end, and the text of each group."""

@@ -45,17 +45,17 @@ _NORMALISE, _BEGIN, _END = (int(code) for code in (Code.NORMALISE, Code.BEGIN, C
 @compiled(
     kernel_version,
     INT, INT, INTS, INT, FLOATS_2D, FLOATS_2D, FLOATS_2D, INTS, INT,
-    INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, BOOLS, types.UniTuple(INT, 5), FLOATS,
+    INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, BOOLS, types.UniTuple(INT, 6), FLOATS,
     FLOATS_3D, BYTES_2D, BYTES_2D, FLOATS_2D, FLOATS_3D, INTS,
     seconds=3,
 )  # fmt: skip
 def run_keys(
     thread, threads, sync, layer, hidden, cos, sin, slots, arena, weights, kinds, codes, norms, head_norms, biases,
-    rotary, shape, eps, normed, inputs, records, qkv, queries, tile_code, version=0,
+    rotary, shape, eps, normed, inputs, records, qkv, queries, attention_code, version=0,
 ):  # fmt: skip
     """Stores the keys and values of one layer for all rows, and computes nothing else. Arguments as in `run_layers`."""
     rows, size = hidden.shape
-    heads, kv_heads, head_size, _, _ = shape
+    heads, kv_heads, head_size, _, _, _ = shape
     width, row_bytes = (heads + 2 * kv_heads) * head_size, size * _FLOAT
     x, ready, record = normed[thread].ctypes.data, inputs[thread].ctypes.data, records[thread].ctypes.data
     code = codes[0]  # for routines that are the same for all kinds of weights
@@ -79,7 +79,7 @@ def run_keys(
     first, last = share(rows * (heads + 2 * kv_heads), thread, threads)
     place_heads(
         first, last, 0, rows, layer, qkv, cos, sin, shape, slots, slots[:0], arena, queries, rotary, head_norms, eps,
-        code, tile_code,
+        code, attention_code,
     )  # fmt: skip
     call_routine(code[_END], (record,))
     barrier(sync, threads)

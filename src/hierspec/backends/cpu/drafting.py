@@ -90,7 +90,7 @@ class CpuDraftWriter:
             shape,
             eps,
             *scratch[:5],
-            layers.tile_code,
+            layers.attention_code,
         )
 
     def write(self, ask: Ask, rows: DraftRows, extra: ExtraRows) -> Answer:

@@ -32,32 +32,49 @@ from hierspec.backends.cpu.llvm import (
 from hierspec.backends.cpu.routines import Routine, routine
 
 _I16, _I64, _F32, _POINTER = ir.IntType(16), ir.IntType(64), ir.FloatType(), ir.PointerType()
+_V16F16 = ir.VectorType(ir.HalfType(), LANES)
+_LARGEST_HALF = 65504.0
+BYTES = {"float32": FLOAT_BYTES, "bfloat16": 2, "float16": 2}  # of a stored number
 # Prefetch distance, in rows of weights, for tiles with so much arithmetic that the CPU's own prefetching falls behind:
 # saves 4% of a pass over 4 to 8 tokens on a Neoverse-N1. With one or two rows it makes no difference.
 _PREFETCHED = 160
 
 
-def _load_weights(w: VectorWriter, weights: Any, i: Any, bfloat16: bool) -> Any:
-    """The weights of 16 outputs for input `i`."""
-    if bfloat16:  # a bfloat16 is the upper half of a float32
-        raw = w.b.load(w.at(weights, i, 2 * LANES), typ=ir.VectorType(_I16, LANES), align=2)
+def load_stored(w: VectorWriter, address: Any, i: Any, stored: str) -> Any:
+    """Numbers 16 * i .. 16 * i + 16, stored in one of `BYTES`: the weights of 16 outputs for input `i`, say."""
+    place, align = w.at(address, i, BYTES[stored] * LANES), BYTES[stored]
+    if stored == "bfloat16":  # a bfloat16 is the upper half of a float32
+        raw = w.b.load(place, typ=ir.VectorType(_I16, LANES), align=align)
         return w.b.bitcast(w.b.shl(w.b.zext(raw, V16I32), splat_i32(16)), V16F32)
-    return w.b.load(w.at(weights, i, FLOAT_BYTES * LANES), typ=V16F32, align=FLOAT_BYTES)
+    if stored == "float16":
+        return w.b.fpext(w.b.load(place, typ=_V16F16, align=align), V16F32)
+    return w.b.load(place, typ=V16F32, align=align)
 
 
-def _tile(rows: int, bfloat16: bool, onto: bool = False) -> Routine:
+def as_stored(w: VectorWriter, values: Any, stored: str) -> Any:
+    """Sixteen floats as they are stored in float32 or float16. What float16 cannot represent becomes its largest
+    number: a value that is infinite would spoil rows that do not see it, as zero times infinity is no number."""
+    if stored == "float32":
+        return values
+    for sign, bound in ((">", _LARGEST_HALF), ("<", -_LARGEST_HALF)):
+        beyond = w.b.fcmp_ordered(sign, values, splat_f32(bound))
+        values = w.b.select(beyond, splat_f32(bound), values)
+    return w.b.fptrunc(values, _V16F16)
+
+
+def _tile(rows: int, stored: str, onto: bool = False) -> Routine:
     @routine(6)
     def tile(w: VectorWriter, x: Any, x_step: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
         """out[row, 0:16] = sum over i < size of x[row, i] * weights[i, 0:16], in the order of i, for each row.
 
         With `onto` the sums continue from `out`: a product in pieces has the same bits as a whole one.
         """
-        _emit_tile(w, rows, bfloat16, onto, x, x_step, size, out_step, [(weights, out)])
+        _emit_tile(w, rows, stored, onto, x, x_step, size, out_step, [(weights, out)])
 
     return tile
 
 
-def _double_tile(rows: int, onto: bool, prefetch: bool) -> Routine:
+def _double_tile(rows: int, stored: str, onto: bool, prefetch: bool) -> Routine:
     @routine(9)
     def tile(  # type: ignore[no-untyped-def]
         w: VectorWriter, x, x_step, weights, weights_offset, size, out, out_step, out_offset, ahead
@@ -69,20 +86,20 @@ def _double_tile(rows: int, onto: bool, prefetch: bool) -> Routine:
         """
         second = w.b.add(weights, weights_offset), w.b.add(out, out_offset)
         blocks = [(weights, out), second]
-        _emit_tile(w, rows, False, onto, x, x_step, size, out_step, blocks, ahead if prefetch else None)
+        _emit_tile(w, rows, stored, onto, x, x_step, size, out_step, blocks, ahead if prefetch else None)
 
     return tile
 
 
 def _emit_tile(  # type: ignore[no-untyped-def]
-    w: VectorWriter, rows: int, bfloat16: bool, onto: bool, x, x_step, size, out_step, blocks: list[tuple[Any, Any]],
+    w: VectorWriter, rows: int, stored: str, onto: bool, x, x_step, size, out_step, blocks: list[tuple[Any, Any]],
     ahead: Any = None,
 ) -> None:  # fmt: skip
     """Products of the same rows with several blocks: (address of its weights, address of its sums) each."""
     # Pointers that the compiler advances: sums of integers would be computed again for each load.
     starts = [w.pointer(w.plus(x, x_step, FLOAT_BYTES * row)) for row in range(rows)]
     weights = [w.pointer(address) for address, _ in blocks]
-    line = (2 if bfloat16 else FLOAT_BYTES) * LANES
+    line = BYTES[stored] * LANES
     if ahead is None and rows > 2 and not has_wide_registers():
         ahead = i64(_PREFETCHED * line)
     prefetched = [] if ahead is None else [w.pointer(w.b.add(address, ahead)) for address, _ in blocks]
@@ -101,7 +118,7 @@ def _emit_tile(  # type: ignore[no-untyped-def]
             ]
             results = []
             for number, block in enumerate(weights):
-                weight = _load_weights(w, block, i, bfloat16)
+                weight = load_stored(w, block, i, stored)
                 for start in prefetched[number : number + 1]:
                     w.prefetch(start, i, line)
                 totals = sums[number * rows : (number + 1) * rows]
@@ -115,13 +132,13 @@ def _emit_tile(  # type: ignore[no-untyped-def]
         w.store(total, *target)
 
 
-def _transposed_tile(rows: int, bfloat16: bool) -> Routine:
+def _transposed_tile(rows: int, stored: str) -> Routine:
     @routine(5)
     def tile(w: VectorWriter, x: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
         """The same bits as `_tile`, for rows that `transpose` has interleaved: x[i, row]."""
 
         def add(i: Any, sums: list[Any]) -> list[Any]:
-            weight = _load_weights(w, weights, i, bfloat16)
+            weight = load_stored(w, weights, i, stored)
             first = w.b.mul(i, i64(rows))
             inputs = [w.splat(w.load_float(x, w.b.add(first, i64(row)))) for row in range(rows)]
             return [w.fma(value, weight, total) for value, total in zip(inputs, sums, strict=True)]
@@ -148,32 +165,22 @@ def _transpose(rows: int) -> Routine:
     return transpose
 
 
-tile_1, tile_2, tile_3, tile_4, tile_8 = (_tile(rows, bfloat16=False) for rows in (1, 2, 3, 4, 8))
-onto_1, onto_2, onto_3, onto_4, onto_8 = (_tile(rows, bfloat16=False, onto=True) for rows in (1, 2, 3, 4, 8))
-# By whether sums continue, whether they prefetch, and rows.
-double_tiles = {
-    onto: {
-        prefetch: {rows: _double_tile(rows, onto, prefetch) for rows in (8, 4, 3, 2, 1)} for prefetch in (True, False)
-    }
-    for onto in (False, True)
+_ROWS = (8, 4, 3, 2, 1)
+# By how weights are stored, whether sums continue, and rows; then also by whether they prefetch.
+row_tiles = {
+    stored: {onto: {rows: _tile(rows, stored, onto) for rows in _ROWS} for onto in (False, True)} for stored in BYTES
 }
-transposed_tile_8, transposed_tile_16 = (_transposed_tile(rows, bfloat16=False) for rows in (8, 16))
-bfloat16_tile_1, bfloat16_tile_2, bfloat16_tile_3, bfloat16_tile_4 = (
-    _tile(rows, bfloat16=True) for rows in (1, 2, 3, 4)
-)
-transposed_bfloat16_tile_8, transposed_bfloat16_tile_16 = (_transposed_tile(rows, bfloat16=True) for rows in (8, 16))
+double_tiles = {
+    stored: {
+        onto: {
+            prefetch: {rows: _double_tile(rows, stored, onto, prefetch) for rows in _ROWS} for prefetch in (True, False)
+        }
+        for onto in (False, True)
+    }
+    for stored in BYTES
+}
+transposed_row_tiles = {stored: {rows: _transposed_tile(rows, stored) for rows in (8, 16)} for stored in BYTES}
 transpose_8, transpose_16 = (_transpose(rows) for rows in (8, 16))
-
-
-@kernel(3, types.float32)
-def query_dot_key(w: VectorWriter, query: Any, key: Any, size: Any) -> Any:
-    """query . key for the key in one lane of a block: the same bits as `tile` gives for that lane."""
-
-    def add(i: Any, sums: list[Any]) -> list[Any]:
-        return [w.call("llvm.fma.f32", w.load_float(query, i), w.load_float(key, w.b.mul(i, i64(LANES))), sums[0])]
-
-    [total] = w.loop(size, [ir.Constant(_F32, 0.0)], add)
-    return total
 
 
 @kernel(4, types.float32)
@@ -221,13 +228,6 @@ def add_segment(w: VectorWriter, values: Any, count: Any, scale: Any, state: Any
     b.store(highest, w.at(state, i64(0)), align=FLOAT_BYTES)
     b.store(b.fadd(scaled, w.fold(total, b.fadd)), w.at(state, i64(1)), align=FLOAT_BYTES)
     return change
-
-
-@kernel(3)
-def add_weighted_value(w: VectorWriter, weight: Any, value: Any, out: Any) -> None:
-    """out[0:16] += weight * value[0:16]: one more step of `tile`, to the bit. `weight` is the address of a float."""
-    factor = w.splat(w.load_float(weight, i64(0)))
-    w.store(w.fma(factor, w.load(value, i64(0)), w.load(out, i64(0))), out, i64(0))
 
 
 def emit_gate(w: VectorWriter, gates: Any, ups: Any, out: Any) -> None:
@@ -309,17 +309,6 @@ def scale_lanes(w: VectorWriter, target: Any, factor: Any) -> None:
 @kernel(2)
 def store_integer(w: VectorWriter, target: Any, number: Any) -> None:
     w.b.store(number, w.at(target, i64(0)), align=8)
-
-
-@kernel(3)
-def scatter(w: VectorWriter, source: Any, target: Any, size: Any) -> None:
-    """target[16 * i] = source[i] for i < size: fills one lane of a block."""
-
-    def copy(i: Any, carried: list[Any]) -> list[Any]:
-        w.store(w.load_float(source, i), target, w.b.mul(i, i64(LANES)))
-        return []
-
-    w.loop(size, [], copy)
 
 
 @kernel(2, types.int64)

@@ -53,15 +53,15 @@ _attend, _attend_by_tiles = calls(run_attention), calls(run_tile_attention)
 @part
 def _place_heads(
     first, last, first_row, rows, layer, qkv, cos, sin, shape, slots, drafted, arena, queries, rotary, head_norms, eps,
-    code, tile_code,
+    code, attention_code,
 ):  # fmt: skip
     """Norms and rotates queries and keys, and stores keys and values in their slots.
 
-    Handles items first .. last; an item is one head of one row. A head's rows follow each other: in float32 their keys
-    share cache lines, which should not move between cores. Attention in float32 wants the queries of heads that share a
-    KV head next to each other, in `queries`.
+    Handles items first .. last; an item is one head of one row. A head's rows follow each other: their keys share
+    cache lines, which should not move between cores. Attention by vectors wants the queries of heads that share
+    a KV head next to each other, in `queries`.
     """
-    heads, kv_heads, head_size, _, _ = shape
+    heads, kv_heads, head_size, _, _, _ = shape
     every, group, size = heads + 2 * kv_heads, heads // kv_heads, head_size * _FLOAT
     # Addresses, not slices: numba counts references to those, and each count waits for all stores before it.
     every_head, cosines, sines = qkv.ctypes.data, cos.ctypes.data, sin.ctypes.data
@@ -76,7 +76,7 @@ def _place_heads(
             if rotary[layer]:
                 rotate(x, cosines + angle, sines + angle, head_size // 2)
         if head < heads:
-            if not len(tile_code):
+            if len(queries):
                 of_row = head // group * queries.shape[1] + row
                 target = queries.ctypes.data + (of_row * group + head % group) * size
                 for start in range(0, size, LANES * _FLOAT):
@@ -88,16 +88,16 @@ def _place_heads(
             for start in range(0, size, LANES * _FLOAT):
                 zero_nan(x + start)
         kv_head = (head - heads) % kv_heads
-        if len(tile_code):
-            place_rounded(x, is_value, slots[row], layer, kv_head, shape, arena, tile_code)
+        if len(queries):
+            place(x, is_value, slots[row], layer, kv_head, shape, arena, attention_code)
         else:
-            place(x, is_value, slots[row], layer, kv_head, shape, arena)
+            place_rounded(x, is_value, slots[row], layer, kv_head, shape, arena, attention_code)
 
 
 # Arguments of `run_layers`: its weights, and its scratch memory with what follows up to the taps.
 WEIGHTS = types.Tuple(
     (
-        INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 5), FLOATS,
+        INTS_2D, INTS_2D, INTS_2D, FLOATS_3D, FLOATS_3D, FLOATS_2D, INTS, BOOLS, types.UniTuple(INT, 6), FLOATS,
         types.UniTuple(INT, 2),
     )
 )  # fmt: skip
@@ -124,10 +124,10 @@ def run_layers(
     ends, path_starts, paths,  # a row sees tokens below ends[row], then paths[path_starts[row]:path_starts[row + 1]]
     weights, kinds, codes,  # address, kind and routines of each matrix, see `layer_products.py`
     norms, head_norms, biases,  # [layers, 2, hidden]; [layers, 2, head_size] or empty; [layers, qkv] or empty
-    windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate, layers; [1]
+    windows, rotary, shape, eps,  # [layers]; [layers]; heads, kv_heads, head_size, intermediate, layers, KV bytes; [1]
     row_split,  # rows per thread from which on threads split the rows, and what they split them into multiples of
     normed, inputs, records, qkv, queries, sums, attended, gates, gated, delta, scores, totals, rooms, scale,
-    tile_code,  # addresses of routines for tile attention, see `AttentionCode`; empty for float32 attention
+    attention_code,  # routines of attention: `AttentionCode`, or `VectorCode` where `queries` and `sums` have room
     attention,  # address of `run_tile_attention` or `run_attention`: only the one in use is compiled
     taps,  # [n, 2]: layer, and address of [slots, hidden] that receives the states after it
     version=0,
@@ -137,7 +137,7 @@ def run_layers(
     Threads take outputs of each product as they come and meet at a barrier after it. In a wide pass they split the
     rows instead: then nothing is computed twice, and only attention needs rows of other threads.
     """
-    size, (heads, kv_heads, head_size, intermediate, _) = hidden.shape[1], shape
+    size, (heads, kv_heads, head_size, intermediate, _, _) = hidden.shape[1], shape
     width, inside, every = (heads + 2 * kv_heads) * head_size, heads * head_size, heads + 2 * kv_heads
     least_rows, multiple = row_split
     by_rows = threads > 1 and len(hidden) >= least_rows * threads
@@ -175,27 +175,27 @@ def run_layers(
         while first < last:
             _place_heads(
                 first, last, first_row, rows, layer, qkv, cos, sin, shape, slots, drafted, arena, queries, rotary,
-                head_norms, eps, code, tile_code,
+                head_norms, eps, code, attention_code,
             )  # fmt: skip
             first, last, turn = take(sync, part_number, parts, rows * every, turn)
         barrier(sync, threads)
-        if len(tile_code):
-            _attend_by_tiles(
-                attention,
-                (
-                    thread, threads, sync, layer, windows[layer], shape, qkv, positions, arena, tables, groups,
-                    group_texts, ends, path_starts, paths, scale, scores, totals, rooms, attended, tile_code,
-                ),
-            )  # fmt: skip
-            call_routine(code[_BEGIN], (record,))  # attention released the tiles
-        else:
+        if len(queries):
             _attend(
                 attention,
                 (
                     thread, threads, sync, layer, windows[layer], shape, queries, positions, arena, tables, groups,
-                    group_texts, ends, path_starts, paths, scale, scores, totals, sums, attended, code,
+                    group_texts, ends, path_starts, paths, scale, scores, totals, sums, attended, attention_code,
                 ),
             )  # fmt: skip
+        else:
+            _attend_by_tiles(
+                attention,
+                (
+                    thread, threads, sync, layer, windows[layer], shape, qkv, positions, arena, tables, groups,
+                    group_texts, ends, path_starts, paths, scale, scores, totals, rooms, attended, attention_code,
+                ),
+            )  # fmt: skip
+            call_routine(code[_BEGIN], (record,))  # attention released the tiles
         add_product(
             sync, part_number, parts, layer, OUTPUT, weights, kinds, codes, attended_rows, ready, record, rows,
             inside, scratch, size, begun,

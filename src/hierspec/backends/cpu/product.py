@@ -25,18 +25,7 @@ from hierspec.backends.cpu.kernels import emit_gate, normalise
 from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
 from hierspec.backends.cpu.quantised import quantise_for
 from hierspec.backends.cpu.routines import Routine, RoutineLibrary, routine
-from hierspec.backends.cpu.tiles import (
-    amx_steps,
-    amx_tiles,
-    bfloat16_tiles,
-    tiles,
-    tiles_onto,
-    tiles_twice,
-    tiles_twice_onto,
-    transpose_rows,
-    transposed_bfloat16_tiles,
-    transposed_tiles,
-)
+from hierspec.backends.cpu.tiles import amx_steps, amx_tiles, block_tiles, transpose_rows, transposed_tiles
 from hierspec.backends.cpu.vector_products import form_vectors, form_vectors_of_two, two_blocks_at_once
 
 # Kinds of weights: float32, bfloat16, a form of `forms.py`, or bfloat16 in the tiles of `amx.py`.
@@ -56,12 +45,8 @@ class Code(IntEnum):
     GATED = 3  # (x, prepared, group_scales, rows, gates, ups, size, small, out, out_step, first, last)
     BEGIN = 4  # (scratch): before the products of a thread
     END = 5  # (scratch): after them
-    TILES = 6  # (x, x_step, rows, weights, size, out, out_step): float32, for any kind of weights
-    TILES_ONTO = 7  # the same, added to `out`
-    NORMALISE = 8  # (x, weight, size, address of eps, out)
-    GATE = 9  # (gates, gates_step, ups, rows): gates[row, 0:16] = silu of itself * ups[row, 0:16]
-    TILES_TWICE = 10  # TILES for two blocks: (x, x_step, rows, weights, offset, size, out, out_step, offset, ahead)
-    TILES_TWICE_ONTO = 11  # the same, added to `out`
+    NORMALISE = 6  # (x, weight, size, address of eps, out)
+    GATE = 7  # (gates, gates_step, ups, rows): gates[row, 0:16] = silu of itself * ups[row, 0:16]
 
 
 def _block_bytes(w: VectorWriter, size: Any, kind: int) -> Any:
@@ -112,11 +97,10 @@ def _block(kind: int) -> Callable[..., None]:
         if form := FORM_OF_KIND.get(kind):
             form_vectors[form](w, prepared, rows, group_scales, weights, *rest)
         elif has_wide_registers():
-            over = transposed_tiles if kind == FLOAT32 else transposed_bfloat16_tiles
-            over(w, x, prepared, rows, weights, *rest)
+            transposed_tiles[_NAMES[kind]](w, x, prepared, rows, weights, *rest)
         else:
             size = rest[0]
-            (tiles if kind == FLOAT32 else bfloat16_tiles)(w, x, size, rows, weights, *rest)
+            block_tiles[_NAMES[kind], False](w, x, size, rows, weights, *rest)
 
     return block
 
@@ -285,10 +269,6 @@ def product_library(kind: int) -> RoutineLibrary:
         Code.GATED: _gated(kind),
         Code.BEGIN: begin_tiles if amx else _nothing,
         Code.END: end_tiles if amx else _nothing,
-        Code.TILES: tiles,
-        Code.TILES_ONTO: tiles_onto,
-        Code.TILES_TWICE: tiles_twice,
-        Code.TILES_TWICE_ONTO: tiles_twice_onto,
         Code.NORMALISE: normalise,
         Code.GATE: _gate,
     }

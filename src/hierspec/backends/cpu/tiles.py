@@ -11,29 +11,7 @@ from typing import Any
 
 from hierspec.backends.cpu.amx import DEPTH, tile_product
 from hierspec.backends.cpu.features import dot_instruction, has_pair_products, has_wide_registers
-from hierspec.backends.cpu.kernels import (
-    bfloat16_tile_1,
-    bfloat16_tile_2,
-    bfloat16_tile_3,
-    bfloat16_tile_4,
-    double_tiles,
-    onto_1,
-    onto_2,
-    onto_3,
-    onto_4,
-    onto_8,
-    tile_1,
-    tile_2,
-    tile_3,
-    tile_4,
-    tile_8,
-    transpose_8,
-    transpose_16,
-    transposed_bfloat16_tile_8,
-    transposed_bfloat16_tile_16,
-    transposed_tile_8,
-    transposed_tile_16,
-)
+from hierspec.backends.cpu.kernels import double_tiles, row_tiles, transpose_8, transpose_16, transposed_row_tiles
 from hierspec.backends.cpu.llvm import LANES, VectorWriter, i64
 from hierspec.backends.cpu.quantised import WORDS_PER_GROUP
 from hierspec.backends.cpu.routines import Routine, routine
@@ -43,24 +21,25 @@ _FLOAT = 4  # bytes
 _LEAST_BY_SDOT = 4 * ROWS_BY_SDOT  # with fewer rows, the work shared by all rows (`sdot_tiles.py`) does not pay off
 
 
-def over_rows(four: Routine, three: Routine, two: Routine, one: Routine, eight: Routine | None = None) -> Routine:
+def over_rows(of: dict[int, Routine], eights: bool = True) -> Routine:
     """One block of 16 outputs for all rows, in tiles of four rows, and one tile for the rest.
 
-    With `eight`, tiles of eight come first on CPUs where four chains of sums do not fill the multipliers.
+    With `eights`, tiles of eight come first on CPUs where four chains of sums do not fill the multipliers.
     """
 
     @routine(7)
     def over(w: VectorWriter, x: Any, x_step: Any, rows: Any, weights: Any, size: Any, out: Any, out_step: Any) -> None:
         """x, weights and out are addresses; steps and sizes count floats."""
 
-        def tile(of: Routine, row: Any) -> None:
-            of(w, w.plus(x, row, x_step, _FLOAT), x_step, weights, size, w.plus(out, row, out_step, _FLOAT), out_step)
+        def tile(some: Routine, row: Any) -> None:
+            sums = w.plus(out, row, out_step, _FLOAT)
+            some(w, w.plus(x, row, x_step, _FLOAT), x_step, weights, size, sums, out_step)
 
-        rest: dict[int, Routine] = {3: three, 2: two, 1: one}
-        if eight is None or not has_wide_registers():
-            _by_four(w, rows, lambda row: tile(four, row), rest, tile)
+        rest = {rows: of[rows] for rows in (3, 2, 1)}
+        if eights and has_wide_registers():
+            _by_eight(w, rows, lambda row: tile(of[8], row), lambda row: tile(of[4], row), rest, tile)
         else:
-            _by_eight(w, rows, lambda row: tile(eight, row), lambda row: tile(four, row), rest, tile)
+            _by_four(w, rows, lambda row: tile(of[4], row), rest, tile)
 
     return over
 
@@ -157,15 +136,21 @@ def over_two_blocks(of: dict[bool, dict[int, Routine]], one_block: Routine) -> R
     return over
 
 
-tiles = over_rows(tile_4, tile_3, tile_2, tile_1, tile_8)
-tiles_onto = over_rows(onto_4, onto_3, onto_2, onto_1, onto_8)  # sums continue from `out`
-tiles_twice = over_two_blocks(double_tiles[False], tiles)
-tiles_twice_onto = over_two_blocks(double_tiles[True], tiles_onto)
-bfloat16_tiles = over_rows(bfloat16_tile_4, bfloat16_tile_3, bfloat16_tile_2, bfloat16_tile_1)
-transposed_tiles = over_transposed_rows(transposed_tile_16, transposed_tile_8, tiles)
-transposed_bfloat16_tiles = over_transposed_rows(
-    transposed_bfloat16_tile_16, transposed_bfloat16_tile_8, bfloat16_tiles
-)
+# By how weights are stored and whether sums continue from `out`.
+block_tiles = {
+    (stored, onto): over_rows(of, eights=stored != "bfloat16")
+    for stored, tiles in row_tiles.items()
+    for onto, of in tiles.items()
+}
+two_block_tiles = {
+    (stored, onto): over_two_blocks(of, block_tiles[stored, onto])
+    for stored, tiles in double_tiles.items()
+    for onto, of in tiles.items()
+}
+transposed_tiles = {
+    stored: over_transposed_rows(of[16], of[8], block_tiles[stored, False])
+    for stored, of in transposed_row_tiles.items()
+}
 
 
 def over_quantised_rows(group: int, tiles: dict[int, Routine], by_three: Routine | None = None) -> Routine:
