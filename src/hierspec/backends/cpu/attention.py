@@ -28,6 +28,7 @@ from hierspec.backends.cpu.sharing import barrier, share, take
 QUERIES = 64  # rows of one text that attend together: they share the keys and values that come from memory
 _SHARED = 15  # so few rows of a long text are attended to by all threads: each then reads a part of keys and values
 _ITEMS = 3  # for each thread, at least, where large groups are split by rows
+_FLOAT = 4  # bytes
 
 
 @part
@@ -58,10 +59,12 @@ def _parts(groups, group, ends, all_work, threads, kv_heads):
     return min(wanted, (rows + UNROLLED - 1) // UNROLLED)
 
 
-def score_floats(heads: int, kv_heads: int, longest: int, threads: int) -> int:
-    """Floats of scratch memory: scores of few rows for all positions, or a segment's for the rows of each thread."""
+def score_floats(heads: int, kv_heads: int, head_size: int, longest: int, threads: int) -> int:
+    """Floats of scratch memory: scores of few rows for all positions; or for each thread a segment's for its rows, and
+    keys or values of the segment."""
     step, together = score_step.py_func, heads * _most_shared.py_func(threads, kv_heads)
-    return int(max(together * step(longest), threads * heads // kv_heads * QUERIES * step(SEGMENT)))
+    own = heads // kv_heads * QUERIES * step(SEGMENT) + SEGMENT * head_size
+    return int(max(together * step(longest), threads * own))
 
 
 @compiled(
@@ -84,7 +87,7 @@ def run_attention(
     )  # fmt: skip
     scale, scores, totals = borrowed(scale), borrowed(scores), borrowed(totals)
     sums, attended, code = borrowed(sums), borrowed(attended), borrowed(code)
-    heads, kv_heads, _, _, _, _ = shape
+    heads, kv_heads, head_size, _, _, number_bytes = shape
     room, count = scores[0, 0], len(groups) - 1
     none, alone = np.int64(0), np.int64(1)  # numba would compile callees again for plain numbers
     all_work, items = np.int64(0), np.int64(0)
@@ -100,14 +103,16 @@ def run_attention(
             attend(
                 thread, threads, sync, none, kv_heads, lowest, start, end, end, first_row, last_row, layer, window,
                 shape, queries, positions, arena, tables[group_texts[group]], ends, path_starts, paths, scale, room,
-                totals, sums, attended, code,
+                none, totals, sums, attended, code,
             )  # fmt: skip
     if not items:
         return
     # An item is one KV head of a part of a group: no barriers inside, and one segment at a time, which stays in the
     # cache of its thread.
-    floats = heads // kv_heads * QUERIES * score_step(SEGMENT)
+    floats, wide = heads // kv_heads * QUERIES * score_step(SEGMENT), none
     own_room, turn = room[thread * floats : (thread + 1) * floats], none
+    if number_bytes < _FLOAT:
+        wide = room[threads * floats + thread * SEGMENT * head_size :].ctypes.data
     taken, until, turn = take(sync, thread, threads, items, turn)
     while taken < until:
         before = np.int64(0)  # items of earlier groups
@@ -122,7 +127,7 @@ def run_attention(
                     attend(
                         none, alone, sync, head, head + 1, lowest, start, min(start + SEGMENT, end), end,
                         first_row, last_row, layer, window, shape, queries, positions, arena,
-                        tables[group_texts[group]], ends, path_starts, paths, scale, own_room, totals, sums,
+                        tables[group_texts[group]], ends, path_starts, paths, scale, own_room, wide, totals, sums,
                         attended, code,
                     )  # fmt: skip
             before += kv_heads * parts

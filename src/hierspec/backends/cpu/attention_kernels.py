@@ -29,6 +29,11 @@ class VectorCode(IntEnum):
     TILES_TWICE_ONTO = 5  # the same, added to `out`
     DOT = 6  # (query, key, size, out)
     ADD_VALUE = 7  # (address of a weight, value, out)
+    WIDEN = 8  # (numbers, count of 16, out): to float32
+    WIDE_TILES = 9  # TILES and the three after it, for numbers in float32
+    WIDE_TILES_ONTO = 10
+    WIDE_TILES_TWICE = 11
+    WIDE_TILES_TWICE_ONTO = 12
 
 
 def _place_key(stored: str) -> Routine:
@@ -87,6 +92,14 @@ def _add_value(stored: str) -> Routine:
     return add_value
 
 
+def _widen(stored: str) -> Routine:
+    @routine(3)
+    def widen(w: VectorWriter, numbers: Any, count: Any, out: Any) -> None:
+        w.repeat(count, lambda i: w.store(load_stored(w, numbers, i, stored), out, w.times(i, LANES)))
+
+    return widen
+
+
 @cache
 def vector_library(stored: str) -> RoutineLibrary:
     routines = {
@@ -98,6 +111,11 @@ def vector_library(stored: str) -> RoutineLibrary:
         VectorCode.TILES_TWICE_ONTO: two_block_tiles[stored, True],
         VectorCode.DOT: _dot(stored),
         VectorCode.ADD_VALUE: _add_value(stored),
+        VectorCode.WIDEN: _widen(stored),
+        VectorCode.WIDE_TILES: block_tiles["float32", False],
+        VectorCode.WIDE_TILES_ONTO: block_tiles["float32", True],
+        VectorCode.WIDE_TILES_TWICE: two_block_tiles["float32", False],
+        VectorCode.WIDE_TILES_TWICE_ONTO: two_block_tiles["float32", True],
     }
     return library(f"attention_{stored}", {code.name.lower(): routines[code] for code in VectorCode})
 

@@ -27,7 +27,8 @@ _FLOAT = 4  # bytes
 # numba takes constants, not enumerations.
 _TILES, _TILES_ONTO = int(VectorCode.TILES), int(VectorCode.TILES_ONTO)
 _TILES_TWICE, _TILES_TWICE_ONTO = int(VectorCode.TILES_TWICE), int(VectorCode.TILES_TWICE_ONTO)
-_DOT, _ADD_VALUE = int(VectorCode.DOT), int(VectorCode.ADD_VALUE)
+_DOT, _ADD_VALUE, _WIDEN = int(VectorCode.DOT), int(VectorCode.ADD_VALUE), int(VectorCode.WIDEN)
+_TO_WIDE = int(VectorCode.WIDE_TILES) - _TILES  # from routines for stored numbers to those for float32
 
 
 @part
@@ -61,11 +62,13 @@ def score_step(positions):
 @part
 def attend(
     thread, threads, sync, first_head, last_head, lowest, start, stop, end, first_row, last_row, layer, window, shape,
-    queries, positions, arena, table, ends, path_starts, paths, scale, scores, totals, sums, attended, code,
+    queries, positions, arena, table, ends, path_starts, paths, scale, scores, wide, totals, sums, attended, code,
 ):  # fmt: skip
     """Attention of some rows of one text, for KV heads first_head .. last_head, to the positions start .. stop.
 
     These are some segments of what the rows see, which is lowest .. end; calls for the earlier ones came before.
+    `wide` is 0, or the address of scratch memory for the keys or values of one head and segment in float32: many rows
+    then share one conversion.
 
     `scores` has for each KV head, row and query head the scores of all positions, then their exponentials, and behind
     the last position a factor for each segment. `totals` [rows, 2 * heads] has the largest score and the sum of
@@ -80,9 +83,13 @@ def attend(
         common = max(common, ends[row])
     begin = lowest // SEGMENT * SEGMENT
     low, high = max(min(lowest, common) // LANES * LANES, start), min(stop, common)
+    if wide:
+        for block in range(low // LANES, (high + LANES - 1) // LANES):
+            target = wide + (block * LANES - low) * shape[2] * _FLOAT
+            call_routine(code[_WIDEN], (key_block(arena, table, block, layer, first_head, shape), shape[2], target))
     _score(
         thread, threads, sync, first_head, last_head, low, high, start, stop, first_row, last_row, layer, shape,
-        queries, arena, table, scores, code,
+        queries, arena, table, scores, wide, code,
     )  # fmt: skip
     barrier(sync, threads)
 
@@ -107,6 +114,10 @@ def attend(
         first, last, turn = take(sync, thread, threads, (last_head - first_head) * rows, turn)
     barrier(sync, threads)
 
+    if wide:
+        _widen_values(
+            low, min(stop, common // LANES * LANES), start, layer, first_head, shape, arena, table, wide, code
+        )
     pairs, turn = (shape[2] // LANES + 1) // 2, np.int64(0)
     first, last, turn = take(sync, thread, threads, (last_head - first_head) * pairs, turn)
     while first < last:
@@ -115,7 +126,7 @@ def attend(
             _add_values(
                 first_head + number, chunk, min(2, shape[2] // LANES - chunk), begin, low, start, stop, end, common,
                 first_row, last_row, layer, shape, arena, table, ends, path_starts, paths,
-                scores[number * rows * step : (number + 1) * rows * step], totals, sums, attended, code,
+                scores[number * rows * step : (number + 1) * rows * step], wide, totals, sums, attended, code,
             )  # fmt: skip
         first, last, turn = take(sync, thread, threads, (last_head - first_head) * pairs, turn)
     barrier(sync, threads)
@@ -124,7 +135,7 @@ def attend(
 @part
 def _score(
     thread, threads, sync, first_head, last_head, low, high, start, stop, first_row, last_row, layer, shape, queries,
-    arena, table, scores, code,
+    arena, table, scores, wide, code,
 ):  # fmt: skip
     """Scores for the text's tokens low .. high, two blocks of 16 keys at once where there are two."""
     heads, kv_heads, head_size, _, _, _ = shape
@@ -139,7 +150,14 @@ def _score(
             keys = key_block(arena, table, block, layer, head, shape)
             q = queries[head, first_row].ctypes.data
             out = scores.ctypes.data + (number * rows * step + block * LANES - start) * _FLOAT
-            if done + 1 < blocks:
+            if wide:
+                keys, offset, ahead = wide + done * LANES * head_size * _FLOAT, LANES * head_size * _FLOAT, np.int64(0)
+                if done + 1 < blocks:
+                    given = (q, head_size, rows, keys, offset, head_size, out, step, LANES * _FLOAT, ahead)
+                    call_routine(code[_TILES_TWICE + _TO_WIDE], given)
+                else:
+                    call_routine(code[_TILES + _TO_WIDE], (q, head_size, rows, keys, head_size, out, step))
+            elif done + 1 < blocks:
                 offset = key_block(arena, table, block + 1, layer, head, shape) - keys
                 ahead = key_block(arena, table, block + 2, layer, head, shape) - keys if done + 2 < blocks else 0
                 call_routine(
@@ -215,7 +233,7 @@ def _factors_at(start, stop):
 @part
 def _add_values(
     head, chunk, chunks, begin, low, start, stop, end, common, first_row, last_row, layer, shape, arena, table, ends,
-    path_starts, paths, scores, totals, sums, attended, code,
+    path_starts, paths, scores, wide, totals, sums, attended, code,
 ):  # fmt: skip
     """Adds the values of positions start .. stop to the sums of a KV head: one or two chunks of 16 numbers, all rows.
 
@@ -236,7 +254,7 @@ def _add_values(
                     scale_lanes(target, scores[number * step + factor :].ctypes.data)
         _add_common(
             head, chunk, chunks, max(segment, low), min(past, together), start, rows, step, layer, shape, arena, table,
-            scores, out, code,
+            scores, wide, out, code,
         )  # fmt: skip
         _add_rest(
             head, chunk, chunks, segment, max(segment, low, together), past, start, first_row, last_row, step, layer,
@@ -252,11 +270,32 @@ def _add_values(
 
 
 @part
+def _widen_values(since, until, start, layer, head, shape, arena, table, wide, code):
+    """The values of the text's tokens since .. until in float32: [head_size / 16, SEGMENT, 16]."""
+    while since < until:
+        page, slot = table[since // PAGE], since % PAGE
+        count = min(until - since, PAGE - slot)
+        for chunk in range(shape[2] // LANES):
+            target = wide + (chunk * SEGMENT + since - start) * LANES * _FLOAT
+            call_routine(code[_WIDEN], (values_at(arena, page, layer, head, chunk, slot, shape), count, target))
+        since += count
+
+
+@part
 def _add_common(
-    head, chunk, chunks, since, until, start, rows, step, layer, shape, arena, table, scores, out, code
+    head, chunk, chunks, since, until, start, rows, step, layer, shape, arena, table, scores, wide, out, code
 ):  # fmt: skip
     """Adds the values of the text's tokens since .. until, for all rows together, one page after the other."""
     head_size = shape[2]
+    if wide and since < until:
+        values, x = wide + (chunk * SEGMENT + since - start) * LANES * _FLOAT, scores[since - start :].ctypes.data
+        count, offset, ahead = until - since, SEGMENT * LANES * _FLOAT, np.int64(0)
+        if chunks == 2:
+            given = (x, step, rows, values, offset, count, out, head_size, LANES * _FLOAT, ahead)
+            call_routine(code[_TILES_TWICE_ONTO + _TO_WIDE], given)
+        else:
+            call_routine(code[_TILES_ONTO + _TO_WIDE], (x, step, rows, values, count, out, head_size))
+        return
     while since < until:
         page, slot = table[since // PAGE], since % PAGE
         count = min(until - since, PAGE - slot)

@@ -304,7 +304,7 @@ class Scratch:
         if self._tile_attention:
             self._for_segments(longest, groups)
         elif longest > self._longest:
-            floats = score_floats(config.heads, config.kv_heads, 2 * longest, threads)
+            floats = score_floats(config.heads, config.kv_heads, config.head_size, 2 * longest, threads)
             self._scores = _aligned_floats(1, floats)[None]
             self._longest = 2 * longest
         return self
