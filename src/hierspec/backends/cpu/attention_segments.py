@@ -109,8 +109,8 @@ def attend(
             own_begin, own_end = _first_seen(row, window, positions), _past_path(row, ends, path_starts)
             _exponentiate(own_begin, own_end, start, stop, scale, mine, total)
             # Rows share one product with the values. What a row does not see gets weight zero, which adds nothing.
-            mine[low - start : max(low, min(own_begin, stop)) - start] = 0
-            mine[max(low, min(own_end, high)) - start : max(low, high) - start] = 0
+            _fill(mine, low - start, min(own_begin, stop) - start, 0)
+            _fill(mine, max(low, own_end) - start, high - start, 0)
         first, last, turn = take(sync, thread, threads, (last_head - first_head) * rows, turn)
     barrier(sync, threads)
 
@@ -209,6 +209,13 @@ def _score_path(row, head, query, start, stop, layer, shape, arena, ends, path_s
 
 
 @part
+def _fill(numbers, first, last, value):
+    """numbers[first:last] = value, faster where that is little or nothing."""
+    for i in range(first, last):
+        numbers[i] = value
+
+
+@part
 def _exponentiate(own_begin, own_end, start, stop, scale, mine, total):
     """Turns a row's scores into exponentials, with a factor for what was summed before each segment."""
     factors = _factors_at(start, stop)
@@ -216,8 +223,8 @@ def _exponentiate(own_begin, own_end, start, stop, scale, mine, total):
         since, until, factor = max(segment, own_begin) - start, min(segment + SEGMENT, own_end) - start, np.float32(1)
         if since < until:
             first, last = since // LANES, (until + LANES - 1) // LANES
-            mine[first * LANES : since] = -np.inf
-            mine[until : last * LANES] = -np.inf
+            _fill(mine, first * LANES, since, -np.inf)
+            _fill(mine, until, last * LANES, -np.inf)
             factor = add_segment(
                 mine.ctypes.data + first * LANES * _FLOAT, last - first, scale.ctypes.data, total.ctypes.data
             )

@@ -14,7 +14,6 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from hierspec.backends.cpu.exponentials import reduce_lanes
 from hierspec.backends.cpu.features import has_wide_registers, is_arm
 from hierspec.backends.cpu.llvm import (
     FLOAT_BYTES,
@@ -198,18 +197,15 @@ def add_segment(w: VectorWriter, values: Any, count: Any, scale: Any, state: Any
     def block(pair: Any, which: int) -> Any:
         return b.mul(b.add(b.mul(pair, i64(2)), i64(which)), i64(LANES))
 
-    def larger(x: Any, y: Any) -> Any:
-        return w.call("llvm.maxnum.v16f32", x, y)
-
     def larger_of(pair: Any, carried: list[Any], blocks: int = 2) -> list[Any]:
         # Two independent chains: a single one would wait for its own results.
-        both = [larger(w.load(values, block(pair, which)), carried[which]) for which in range(blocks)]
+        both = [w.larger(w.load(values, block(pair, which)), carried[which]) for which in range(blocks)]
         return [*both, *carried[blocks:]]
 
     before = w.splat(w.load_float(state, i64(0)))
     maxima = w.loop_perhaps(pairs, [before, splat_f32(float("-inf"))], larger_of)
     maxima = w.loop_perhaps(odd, maxima, lambda _, carried: larger_of(pairs, carried, 1))
-    highest = reduce_lanes(w, "fmax", larger(*maxima))
+    highest = w.fold(w.larger(*maxima), w.larger)
     largest, factor = w.splat(highest), w.splat(w.load_float(scale, i64(1)))
     [change] = w.powers_of_two([b.fmul(b.fsub(before, largest), factor)])
     change = b.extract_element(change, ir.Constant(I32, 0))

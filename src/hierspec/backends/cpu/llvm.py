@@ -12,6 +12,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from hierspec.backends.cpu.features import is_arm
+
 LANES = 16
 FLOAT_BYTES = 4
 UNROLLED = 4  # inputs of a product per iteration; sizes are multiples of 16
@@ -60,6 +62,12 @@ class VectorWriter:
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
         return self.call("llvm.fma.v16f32", x, y, z)
+
+    def larger(self, x: Any, y: Any) -> Any:
+        """The larger one of each lane, or y where x is no number. y must be one: then it is a single instruction."""
+        if is_arm():
+            return self.call(f"llvm.maxnum.v{x.type.count}f32", x, y)
+        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
 
     def at(self, address: Any, index: Any, size: int = FLOAT_BYTES) -> Any:
         """Pointer to item `index`, where items have `size` bytes. The address is an integer or a pointer."""
@@ -232,7 +240,7 @@ class VectorWriter:
         All vectors take each step together, because a CPU looks only so far ahead for independent instructions.
         """
         b = self.b
-        bounded = [self.call("llvm.maxnum.v16f32", x, splat_f32(-127.0)) for x in vectors]
+        bounded = [self.larger(x, splat_f32(-127.0)) for x in vectors]
         # Adding a float whose last bit counts ones rounds x; the last bits of the sum are the integer, which then goes
         # into the exponent.
         magic = splat_f32(float(3 << 22))
