@@ -15,7 +15,7 @@ import numpy as np
 
 from hierspec.backends.cpu.attention_kernels import VectorCode
 from hierspec.backends.cpu.compiled import part
-from hierspec.backends.cpu.kernels import add_segment, scale_lanes, zero_lanes
+from hierspec.backends.cpu.kernels import add_segment, divide_lanes, scale_lanes, zero_lanes
 from hierspec.backends.cpu.kv_pages import PAGE, key_at, key_block, run_of_slots, values_at
 from hierspec.backends.cpu.llvm import LANES, UNROLLED
 from hierspec.backends.cpu.routines import call_routine
@@ -98,19 +98,30 @@ def attend(
     turn = np.int64(0)
     first, last, turn = take(sync, thread, threads, (last_head - first_head) * rows, turn)
     while first < last:
+        # Divided once, then counted up: 64-bit divisions take as long as the exponentials of many positions.
+        head, row, number = first_head + first // rows, first_row + first % rows // group, first % group
         for item in range(first, last):
-            head, row, number = first_head + item // rows, first_row + item % rows // group, item % group
-            mine, at = scores[item * step : (item + 1) * step], 2 * (head * group + number)
-            total = totals[row, at : at + 2]
-            query = queries[head, row, number * shape[2] :].ctypes.data
-            _score_path(row, head, query, start, stop, layer, shape, arena, ends, path_starts, paths, mine, code)
+            first_score, at = item * step, 2 * (head * group + number)
+            if path_starts[row] < path_starts[row + 1]:
+                query = queries[head, row, number * shape[2] :].ctypes.data
+                _score_path(
+                    row, head, query, start, stop, layer, shape, arena, ends, path_starts, paths, scores, first_score,
+                    code,
+                )  # fmt: skip
             if start == begin:
-                total[0], total[1] = -np.inf, 0
+                totals[row, at], totals[row, at + 1] = -np.inf, 0
             own_begin, own_end = _first_seen(row, window, positions), _past_path(row, ends, path_starts)
-            _exponentiate(own_begin, own_end, start, stop, scale, mine, total)
+            total = totals.ctypes.data + (row * totals.shape[1] + at) * _FLOAT
+            _exponentiate(own_begin, own_end, start, stop, scale.ctypes.data, scores, first_score, total)
             # Rows share one product with the values. What a row does not see gets weight zero, which adds nothing.
-            _fill(mine, low - start, min(own_begin, stop) - start, 0)
-            _fill(mine, max(low, own_end) - start, high - start, 0)
+            zero = first_score - start  # where position 0 would be
+            _fill(scores, zero + low, zero + min(own_begin, stop), 0)
+            _fill(scores, zero + max(low, own_end), zero + high, 0)
+            number += 1
+            if number == group:
+                number, row = 0, row + 1
+                if row == last_row:
+                    row, head = first_row, head + 1
         first, last, turn = take(sync, thread, threads, (last_head - first_head) * rows, turn)
     barrier(sync, threads)
 
@@ -144,8 +155,8 @@ def _score(
     pairs, turn = (blocks + 1) // 2, np.int64(0)
     first, last, turn = take(sync, thread, threads, (last_head - first_head) * pairs, turn)
     while first < last:
-        for item in range(first, last):
-            number, done = item // pairs, item % pairs * 2
+        number, done = first // pairs, first % pairs * 2
+        for _ in range(first, last):
             head, block = first_head + number, low // LANES + done
             keys = key_block(arena, table, block, layer, head, shape)
             q = queries[head, first_row].ctypes.data
@@ -166,6 +177,9 @@ def _score(
                 )
             else:
                 call_routine(code[_TILES], (q, head_size, rows, keys, head_size, out, step))
+            done += 2
+            if done >= blocks:
+                number, done = number + 1, 0
         first, last, turn = take(sync, thread, threads, (last_head - first_head) * pairs, turn)
 
 
@@ -188,22 +202,24 @@ def _path_part(row, start, stop, ends, path_starts):
 
 
 @part
-def _score_path(row, head, query, start, stop, layer, shape, arena, ends, path_starts, paths, mine, code):
+def _score_path(
+    row, head, query, start, stop, layer, shape, arena, ends, path_starts, paths, scores, first_score, code
+):  # fmt: skip
     """A row's scores for the nodes of its path, with the query at this address."""
     head_size = shape[2]
     node, past, position = _path_part(row, start, stop, ends, path_starts)
-    if node < past:
-        sixteen = np.empty(LANES, np.float32)
+    sixteen = np.empty(LANES, np.float32)
     while node < past:
         page, slot, run = paths[node] // PAGE, paths[node] % PAGE, run_of_slots(paths, node, past, LANES)
+        index = first_score + position - start
         if run == 1:
             key = key_at(arena, page, layer, head, slot, shape)
-            call_routine(code[_DOT], (query, key, head_size, mine[position - start :].ctypes.data))
+            call_routine(code[_DOT], (query, key, head_size, scores.ctypes.data + index * _FLOAT))
         else:  # all 16 lanes take as long as one
             keys = key_at(arena, page, layer, head, slot // LANES * LANES, shape)
             call_routine(code[_TILES], (query, 0, 1, keys, head_size, sixteen.ctypes.data, 0))
             for i in range(run):
-                mine[position + i - start] = sixteen[slot % LANES + i]
+                scores[index + i] = sixteen[slot % LANES + i]
         node += run
         position += run
 
@@ -216,19 +232,18 @@ def _fill(numbers, first, last, value):
 
 
 @part
-def _exponentiate(own_begin, own_end, start, stop, scale, mine, total):
+def _exponentiate(own_begin, own_end, start, stop, scale, scores, first_score, total):
     """Turns a row's scores into exponentials, with a factor for what was summed before each segment."""
-    factors = _factors_at(start, stop)
-    for segment in range(start, stop, SEGMENT):
-        since, until, factor = max(segment, own_begin) - start, min(segment + SEGMENT, own_end) - start, np.float32(1)
+    at, factors = first_score - start, first_score + _factors_at(start, stop)
+    for number in range((stop - start + SEGMENT - 1) // SEGMENT):
+        segment = start + number * SEGMENT
+        since, until, factor = max(segment, own_begin), min(segment + SEGMENT, own_end), np.float32(1)
         if since < until:
-            first, last = since // LANES, (until + LANES - 1) // LANES
-            _fill(mine, first * LANES, since, -np.inf)
-            _fill(mine, until, last * LANES, -np.inf)
-            factor = add_segment(
-                mine.ctypes.data + first * LANES * _FLOAT, last - first, scale.ctypes.data, total.ctypes.data
-            )
-        mine[factors + (segment - start) // SEGMENT] = factor
+            first, last = since // LANES * LANES, (until + LANES - 1) // LANES * LANES
+            _fill(scores, at + first, at + since, -np.inf)
+            _fill(scores, at + until, at + last, -np.inf)
+            factor = add_segment(scores.ctypes.data + (at + first) * _FLOAT, (last - first) // LANES, scale, total)
+        scores[factors + number] = factor
 
 
 @part
@@ -269,11 +284,12 @@ def _add_values(
         )  # fmt: skip
     if stop == end:
         for row in range(first_row, last_row):
-            for number in range(group):
-                q_head, lane = head * group + number, number * head_size
-                total = totals[row, 2 * q_head + 1]
-                for i in range(chunk * LANES, (chunk + chunks) * LANES):
-                    attended[row, q_head * head_size + i] = sums[head, row, lane + i] / total
+            for q_head in range(head * group, (head + 1) * group):
+                total = totals[row, 2 * q_head + 1 :].ctypes.data
+                target = attended[row, q_head * head_size + chunk * LANES :].ctypes.data
+                for line in range(0, chunks * LANES * _FLOAT, LANES * _FLOAT):
+                    divide_lanes(out + line, total, target + line)
+                out += row_bytes
 
 
 @part

@@ -302,6 +302,12 @@ def scale_lanes(w: VectorWriter, target: Any, factor: Any) -> None:
     w.store(w.b.fmul(w.load(target, i64(0)), w.splat(w.load_float(factor, i64(0)))), target, i64(0))
 
 
+@kernel(3)
+def divide_lanes(w: VectorWriter, source: Any, divisor: Any, target: Any) -> None:
+    """target[0:16] = source[0:16] / divisor, the float at this address."""
+    w.store(w.b.fdiv(w.load(source, i64(0)), w.splat(w.load_float(divisor, i64(0)))), target, i64(0))
+
+
 @kernel(2)
 def store_integer(w: VectorWriter, target: Any, number: Any) -> None:
     w.b.store(number, w.at(target, i64(0)), align=8)

@@ -65,33 +65,38 @@ def _place_heads(
     every, group, size = heads + 2 * kv_heads, heads // kv_heads, head_size * _FLOAT
     # Addresses, not slices: numba counts references to those, and each count waits for all stores before it.
     every_head, cosines, sines = qkv.ctypes.data, cos.ctypes.data, sin.ctypes.data
-    for item in range(first, last):
-        row, head = first_row + item % rows, item // rows
+    row, head = first_row + first % rows, first // rows  # divided once, then counted up: divisions take long
+    kv_head, number = head // group, head % group
+    for _ in range(first, last):
         x, angle = every_head + (row * every + head) * size, row * size // 2
-        is_value = head >= heads + kv_heads
+        is_query, is_value = head < heads, head >= heads + kv_heads
         if not is_value:
             if head_norms.size:
-                norm = head_norms.ctypes.data + (2 * layer + (0 if head < heads else 1)) * size
+                norm = head_norms.ctypes.data + (2 * layer + (0 if is_query else 1)) * size
                 call_routine(code[_NORMALISE], (x, norm, head_size, eps.ctypes.data, x))
             if rotary[layer]:
                 rotate(x, cosines + angle, sines + angle, head_size // 2)
-        if head < heads:
-            if len(queries):
-                of_row = head // group * queries.shape[1] + row
-                target = queries.ctypes.data + (of_row * group + head % group) * size
-                for start in range(0, size, LANES * _FLOAT):
-                    copy_lanes(x + start, target + start)
-            continue
-        if len(drafted) and drafted[row]:
-            # Positions that a row must not see get weight zero, and zero times NaN is NaN: a NaN draft would spoil
-            # other rows. Its own row still ends as NaN, because the layers add to its NaN state.
+        if is_query and len(queries):
+            of_row = kv_head * queries.shape[1] + row
+            target = queries.ctypes.data + (of_row * group + number) * size
             for start in range(0, size, LANES * _FLOAT):
-                zero_nan(x + start)
-        kv_head = (head - heads) % kv_heads
-        if len(queries):
-            place(x, is_value, slots[row], layer, kv_head, shape, arena, attention_code)
-        else:
-            place_rounded(x, is_value, slots[row], layer, kv_head, shape, arena, attention_code)
+                copy_lanes(x + start, target + start)
+        if not is_query:
+            if len(drafted) and drafted[row]:
+                # Positions that a row must not see get weight zero, and zero times NaN is NaN: a NaN draft would spoil
+                # other rows. Its own row still ends as NaN, because the layers add to its NaN state.
+                for start in range(0, size, LANES * _FLOAT):
+                    zero_nan(x + start)
+            to_head = head - heads - (kv_heads if is_value else 0)
+            if len(queries):
+                place(x, is_value, slots[row], layer, to_head, shape, arena, attention_code)
+            else:
+                place_rounded(x, is_value, slots[row], layer, to_head, shape, arena, attention_code)
+        row += 1
+        if row == first_row + rows:
+            row, head, number = first_row, head + 1, number + 1
+            if number == group:
+                kv_head, number = kv_head + 1, 0
 
 
 # Arguments of `run_layers`: its weights, and its scratch memory with what follows up to the taps.
