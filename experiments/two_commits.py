@@ -1,8 +1,9 @@
 """Is one checkout slower than another? Both answer the same prompts in turn, in two processes, one at a time.
 
 Each pair of answers is timed back to back, the order changing from pair to pair, so that a slow minute hits both. The
-texts must be the same. With --widths, passes over so many tokens are timed in turn too. The last line is one JSON
-document. It made docs/results/house-speed.json and docs/results/two-commits-vnni.json.
+texts should be the same; where a change of numbers lets them differ, the ratio of tokens per second still counts. With
+--widths, passes over so many tokens are timed in turn too. The last line is one JSON document. It made
+docs/results/house-speed.json, docs/results/two-commits-vnni.json and docs/results/two-commits-sharing-vnni.json.
 
 example:
   git worktree add ../before COMMIT
@@ -81,6 +82,7 @@ class Checkout:
 def compare(before: Checkout, after: Checkout, prompts: list[str], plan: str, max_tokens: int) -> dict[str, Any]:
     times: dict[str, list[float]] = {"before": [], "after": []}
     firsts: dict[str, list[float]] = {"before": [], "after": []}
+    written = {"before": 0, "after": 0}
     same = 0
     for number, prompt in enumerate([prompts[0], *prompts]):  # the first prompt twice: once to warm up
         pair = [("before", before), ("after", after)]
@@ -91,13 +93,15 @@ def compare(before: Checkout, after: Checkout, prompts: list[str], plan: str, ma
             if number:
                 times[name].append(answer["seconds"])
                 firsts[name].append(answer["first_seconds"])
+                written[name] += len(answer["tokens"])
         same += number > 0 and texts[0] == texts[1]
     return {
         "prompts": len(prompts),
         "identical": same,
-        "speed_ratio": round(sum(times["before"]) / sum(times["after"]), 4),
+        "speed_ratio": round(written["after"] / sum(times["after"]) / (written["before"] / sum(times["before"])), 4),
         "median_ratio": round(_ratio(times), 4),
         "prefill_ratio": round(sum(firsts["before"]) / sum(firsts["after"]), 4),
+        "tokens": written,
         "seconds": {name: round(sum(seconds), 3) for name, seconds in times.items()},
     }
 

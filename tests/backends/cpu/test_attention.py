@@ -89,7 +89,16 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 shapes = st.sampled_from(
-    [(1, 1, 16, 0), (2, 3, 64, 0), (2, 3, 32, 50), (1, 7, 48, 3), (3, 2, 128, 0), (1, 20, 16, 270), (2, 4, 80, 300)]
+    [
+        (1, 1, 16, 0),
+        (2, 3, 64, 0),
+        (2, 3, 32, 50),
+        (1, 7, 48, 3),
+        (2, 2, 96, 0),
+        (3, 2, 128, 0),
+        (1, 20, 16, 270),
+        (2, 4, 80, 300),
+    ]
 )
 
 
@@ -213,6 +222,24 @@ def test_probabilities_are_powers_rounded_to_bfloat16():
         assert found[exact == largest].tolist() == [1.0] * (exact == largest).sum()
         assert (abs(found - right) <= (2**-8 + 1e-4) * right + 2.0**-126).all()
         assert not found[exact == -np.inf].any()
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_texts_may_outgrow_the_scratch_memory(stored):
+    """Which is for 2,048 positions at first, and then for twice what was needed."""
+    text, shape = tokens(1, 4700), (2, 3, 64, 0)
+    config, weights = model(*shape)
+    packed = pack_in_memory(config, weights, KINDS["float32"])
+    new = CpuDecoder(backend(2), backend(2).team, config, weights, packed, stored)
+    in_pieces = states_in_steps(new, text, [2040, 5, 20, 2630, 1, 4])
+    assert same_bits(states_in_steps(decoder(stored, 1, *shape), text, [4700]), in_pieces)
+
+
+def test_a_batch_may_have_no_rows():
+    of = decoder("float32", 2, 2, 3, 64, 0)
+    none, starts = np.empty(0, np.int64), np.zeros(2, np.int64)
+    firsts, texts = of.groups(Batch(none, none, starts, none[None], none, starts[:1], none, none))
+    assert (len(firsts), len(texts)) == (1, 0)
 
 
 @pytest.mark.parametrize("stored", STORED)

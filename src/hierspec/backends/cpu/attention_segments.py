@@ -93,38 +93,13 @@ def attend(
     )  # fmt: skip
     barrier(sync, threads)
 
-    group, step = shape[0] // shape[1], score_step(stop - start)
-    rows = (last_row - first_row) * group  # of a product
-    turn = np.int64(0)
-    first, last, turn = take(sync, thread, threads, (last_head - first_head) * rows, turn)
-    while first < last:
-        # Divided once, then counted up: 64-bit divisions take as long as the exponentials of many positions.
-        head, row, number = first_head + first // rows, first_row + first % rows // group, first % group
-        for item in range(first, last):
-            first_score, at = item * step, 2 * (head * group + number)
-            if path_starts[row] < path_starts[row + 1]:
-                query = queries[head, row, number * shape[2] :].ctypes.data
-                _score_path(
-                    row, head, query, start, stop, layer, shape, arena, ends, path_starts, paths, scores, first_score,
-                    code,
-                )  # fmt: skip
-            if start == begin:
-                totals[row, at], totals[row, at + 1] = -np.inf, 0
-            own_begin, own_end = _first_seen(row, window, positions), _past_path(row, ends, path_starts)
-            total = totals.ctypes.data + (row * totals.shape[1] + at) * _FLOAT
-            _exponentiate(own_begin, own_end, start, stop, scale.ctypes.data, scores, first_score, total)
-            # Rows share one product with the values. What a row does not see gets weight zero, which adds nothing.
-            zero = first_score - start  # where position 0 would be
-            _fill(scores, zero + low, zero + min(own_begin, stop), 0)
-            _fill(scores, zero + max(low, own_end), zero + high, 0)
-            number += 1
-            if number == group:
-                number, row = 0, row + 1
-                if row == last_row:
-                    row, head = first_row, head + 1
-        first, last, turn = take(sync, thread, threads, (last_head - first_head) * rows, turn)
+    _exponentiate_rows(
+        thread, threads, sync, first_head, last_head, begin, low, high, start, stop, first_row, last_row, layer, window,
+        shape, queries, positions, arena, ends, path_starts, paths, scale, scores, totals, code,
+    )  # fmt: skip
     barrier(sync, threads)
 
+    step, rows = score_step(stop - start), (last_row - first_row) * (shape[0] // shape[1])
     if wide:
         _widen_values(
             low, min(stop, common // LANES * LANES), start, layer, first_head, shape, arena, table, wide, code
@@ -162,9 +137,9 @@ def _score(
             q = queries[head, first_row].ctypes.data
             out = scores.ctypes.data + (number * rows * step + block * LANES - start) * _FLOAT
             if wide:
-                keys, offset, ahead = wide + done * LANES * head_size * _FLOAT, LANES * head_size * _FLOAT, np.int64(0)
+                keys, offset = wide + done * LANES * head_size * _FLOAT, LANES * head_size * _FLOAT
                 if done + 1 < blocks:
-                    given = (q, head_size, rows, keys, offset, head_size, out, step, LANES * _FLOAT, ahead)
+                    given = (q, head_size, rows, keys, offset, head_size, out, step, LANES * _FLOAT, 0)
                     call_routine(code[_TILES_TWICE + _TO_WIDE], given)
                 else:
                     call_routine(code[_TILES + _TO_WIDE], (q, head_size, rows, keys, head_size, out, step))
@@ -181,6 +156,43 @@ def _score(
             if done >= blocks:
                 number, done = number + 1, 0
         first, last, turn = take(sync, thread, threads, (last_head - first_head) * pairs, turn)
+
+
+@part
+def _exponentiate_rows(
+    thread, threads, sync, first_head, last_head, begin, low, high, start, stop, first_row, last_row, layer, window,
+    shape, queries, positions, arena, ends, path_starts, paths, scale, scores, totals, code,
+):  # fmt: skip
+    """Completes the scores of each row and query head with those of its path, and turns them into exponentials."""
+    group, step = shape[0] // shape[1], score_step(stop - start)
+    rows, turn = (last_row - first_row) * group, np.int64(0)
+    first, last, turn = take(sync, thread, threads, (last_head - first_head) * rows, turn)
+    while first < last:
+        # Divided once, then counted up: 64-bit divisions take as long as the exponentials of many positions.
+        head, row, number = first_head + first // rows, first_row + first % rows // group, first % group
+        for item in range(first, last):
+            first_score, at = item * step, 2 * (head * group + number)
+            if path_starts[row] < path_starts[row + 1]:
+                query = queries[head, row, number * shape[2] :].ctypes.data
+                _score_path(
+                    row, head, query, start, stop, layer, shape, arena, ends, path_starts, paths, scores, first_score,
+                    code,
+                )  # fmt: skip
+            if start == begin:
+                totals[row, at], totals[row, at + 1] = -np.inf, 0
+            own_begin, own_end = _first_seen(row, window, positions), _past_path(row, ends, path_starts)
+            total = totals.ctypes.data + (row * totals.shape[1] + at) * _FLOAT
+            _exponentiate(own_begin, own_end, start, stop, scale.ctypes.data, scores, first_score, total)
+            # Rows share one product with the values. What a row does not see gets weight zero, which adds nothing.
+            zero = first_score - start  # where position 0 would be
+            _fill(scores, zero + low, zero + min(own_begin, stop), 0)
+            _fill(scores, zero + max(low, own_end), zero + high, 0)
+            number += 1
+            if number == group:
+                number, row = 0, row + 1
+                if row == last_row:
+                    row, head = first_row, head + 1
+        first, last, turn = take(sync, thread, threads, (last_head - first_head) * rows, turn)
 
 
 @part
@@ -312,9 +324,9 @@ def _add_common(
     head_size = shape[2]
     if wide and since < until:
         values, x = wide + (chunk * SEGMENT + since - start) * LANES * _FLOAT, scores[since - start :].ctypes.data
-        count, offset, ahead = until - since, SEGMENT * LANES * _FLOAT, np.int64(0)
+        count, offset = until - since, SEGMENT * LANES * _FLOAT
         if chunks == 2:
-            given = (x, step, rows, values, offset, count, out, head_size, LANES * _FLOAT, ahead)
+            given = (x, step, rows, values, offset, count, out, head_size, LANES * _FLOAT, 0)
             call_routine(code[_TILES_TWICE_ONTO + _TO_WIDE], given)
         else:
             call_routine(code[_TILES_ONTO + _TO_WIDE], (x, step, rows, values, count, out, head_size))

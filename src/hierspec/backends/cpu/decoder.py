@@ -181,7 +181,7 @@ class CpuDecoder:
         """Groups of rows that attend together: their first rows and the end, and the text of each group."""
         starts = batch.text_starts
         if not len(batch.paths):
-            if len(starts) == 2 and starts[1] <= self.rows_together:  # most passes: one text, few rows
+            if len(starts) == 2 and 0 < starts[1] <= self.rows_together:  # most passes: one text, few rows
                 return starts, _FIRST_TEXT
             return _groups(starts, np.arange(len(starts) - 1), [self.rows_together] * (len(starts) - 1))
         # Rows with paths are in groups of their own: they share the tokens before their paths.
