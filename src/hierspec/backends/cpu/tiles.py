@@ -99,9 +99,8 @@ def _over_wide(w: VectorWriter, rows: Any, sixteen: Callable[[Any], None], eight
     return w.plus(row, eights, 8)
 
 
-def over_two_blocks(of: dict[bool, dict[int, Routine]], one_block: Routine) -> Routine:
-    """Two blocks of 16 outputs for all rows: up to 8 rows in tiles `of[True]`, which prefetch what is `ahead`, the
-    others in tiles `of[False]`.
+def over_two_blocks(prefetching: dict[int, Routine], further: dict[int, Routine], one_block: Routine) -> Routine:
+    """Two blocks of 16 outputs for all rows: up to 8 rows in tiles that prefetch what is `ahead`, then `further` ones.
 
     Where 16 lanes are several registers, few rows of one block fill the multipliers: there it is `one_block`, twice.
     """
@@ -121,17 +120,16 @@ def over_two_blocks(of: dict[bool, dict[int, Routine]], one_block: Routine) -> R
             inputs, sums = w.plus(x, row, x_step, _FLOAT), w.plus(out, row, out_step, _FLOAT)
             of(w, inputs, x_step, weights, weights_offset, size, sums, out_step, out_offset, ahead)
 
-        def by(tiles: dict[int, Routine], done: Any) -> None:
-            rest = {rows: tiles[rows] for rows in (3, 2, 1)}
-            _by_eight(w, rows, lambda row: tile(tiles[8], row), lambda row: tile(tiles[4], row), rest, tile, done)
+        def rest(tiles: dict[int, Routine]) -> dict[int, Routine]:
+            return {rows: tiles[rows] for rows in (3, 2, 1)}
 
-        first_eight = w.b.icmp_signed(">=", rows, i64(8))
-        with w.b.if_else(first_eight) as (many, few):
+        with w.b.if_else(w.b.icmp_signed(">=", rows, i64(8))) as (many, few):
             with many:
-                tile(of[True][8], i64(0))
-                by(of[False], i64(8))
+                tile(prefetching[8], i64(0))
+                eight, four = (partial(tile, further[rows]) for rows in (8, 4))
+                _by_eight(w, rows, eight, four, rest(further), tile, i64(8))
             with few:
-                by(of[True], i64(0))
+                _by_four(w, rows, partial(tile, prefetching[4]), rest(prefetching), tile)
 
     return over
 
@@ -143,7 +141,7 @@ block_tiles = {
     for onto, of in tiles.items()
 }
 two_block_tiles = {
-    (stored, onto): over_two_blocks(of, block_tiles[stored, onto])
+    (stored, onto): over_two_blocks(of[True], of[False], block_tiles[stored, onto])
     for stored, tiles in double_tiles.items()
     for onto, of in tiles.items()
 }
