@@ -168,7 +168,7 @@ def _exponentiate_rows(
     rows, turn = (last_row - first_row) * group, np.int64(0)
     first, last, turn = take(sync, thread, threads, (last_head - first_head) * rows, turn)
     while first < last:
-        # Divided once, then counted up: 64-bit divisions take as long as the exponentials of many positions.
+        # Divided once, then counted up: 64-bit divisions are slow.
         head, row, number = first_head + first // rows, first_row + first % rows // group, first % group
         for item in range(first, last):
             first_score, at = item * step, 2 * (head * group + number)

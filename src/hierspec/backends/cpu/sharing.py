@@ -22,7 +22,7 @@ def barrier(sync, threads):
     count, generation, broken = start + 8 * ARRIVED, start + 8 * GENERATION, start + 8 * BROKEN
     mine = read_atomically(generation)
     if add_atomically(count, 1) + 1 == threads:
-        for owner in range(threads):  # what follows the barrier is taken anew
+        for owner in range(threads):  # the next loop starts with nothing taken
             sync[TAKEN + owner * LINE] = 0
         add_atomically(count, -threads)
         add_atomically(generation, 1)
