@@ -1,4 +1,4 @@
-"""Attention in float32: which rows of a pass attend together, and which thread does what.
+"""Attention by vectors: which rows of a pass attend together, and which thread does what.
 
 `attention_segments.py` computes it.
 """

@@ -1,4 +1,4 @@
-"""Attention in float32 of some rows of one text to some segments of it: scores, softmax, weighted sums of values.
+"""Attention by vectors of some rows of one text to some segments of it: scores, softmax, weighted sums of values.
 
 Keys and values are laid out like packed weights (`kv_pages.py`), so scores and weighted sums are products, and the same
 tile kernels compute them. The rows of such a product are all query heads that share a KV head, for all rows of the
@@ -126,32 +126,27 @@ def _score(
     """Scores for the text's tokens low .. high, two blocks of 16 keys at once where there are two."""
     heads, kv_heads, head_size, _, _, _ = shape
     rows, step = (last_row - first_row) * (heads // kv_heads), score_step(stop - start)
-    blocks = max(np.int64(0), (high - low + LANES - 1) // LANES)
+    blocks, to_wide = max(np.int64(0), (high - low + LANES - 1) // LANES), _TO_WIDE if wide else 0
     pairs, turn = (blocks + 1) // 2, np.int64(0)
     first, last, turn = take(sync, thread, threads, (last_head - first_head) * pairs, turn)
     while first < last:
         number, done = first // pairs, first % pairs * 2
         for _ in range(first, last):
             head, block = first_head + number, low // LANES + done
-            keys = key_block(arena, table, block, layer, head, shape)
+            keys, offset, ahead = wide + done * LANES * head_size * _FLOAT, LANES * head_size * _FLOAT, np.int64(0)
+            if not wide:
+                keys = key_block(arena, table, block, layer, head, shape)
+                if done + 1 < blocks:
+                    offset = key_block(arena, table, block + 1, layer, head, shape) - keys
+                if done + 2 < blocks:
+                    ahead = key_block(arena, table, block + 2, layer, head, shape) - keys
             q = queries[head, first_row].ctypes.data
             out = scores.ctypes.data + (number * rows * step + block * LANES - start) * _FLOAT
-            if wide:
-                keys, offset = wide + done * LANES * head_size * _FLOAT, LANES * head_size * _FLOAT
-                if done + 1 < blocks:
-                    given = (q, head_size, rows, keys, offset, head_size, out, step, LANES * _FLOAT, 0)
-                    call_routine(code[_TILES_TWICE + _TO_WIDE], given)
-                else:
-                    call_routine(code[_TILES + _TO_WIDE], (q, head_size, rows, keys, head_size, out, step))
-            elif done + 1 < blocks:
-                offset = key_block(arena, table, block + 1, layer, head, shape) - keys
-                ahead = key_block(arena, table, block + 2, layer, head, shape) - keys if done + 2 < blocks else 0
-                call_routine(
-                    code[_TILES_TWICE],
-                    (q, head_size, rows, keys, offset, head_size, out, step, LANES * _FLOAT, ahead),
-                )
+            if done + 1 < blocks:
+                given = (q, head_size, rows, keys, offset, head_size, out, step, LANES * _FLOAT, ahead)
+                call_routine(code[_TILES_TWICE + to_wide], given)
             else:
-                call_routine(code[_TILES], (q, head_size, rows, keys, head_size, out, step))
+                call_routine(code[_TILES + to_wide], (q, head_size, rows, keys, head_size, out, step))
             done += 2
             if done >= blocks:
                 number, done = number + 1, 0
@@ -320,30 +315,24 @@ def _widen_values(since, until, start, layer, head, shape, arena, table, wide, c
 def _add_common(
     head, chunk, chunks, since, until, start, rows, step, layer, shape, arena, table, scores, wide, out, code
 ):  # fmt: skip
-    """Adds the values of the text's tokens since .. until, for all rows together, one page after the other."""
-    head_size = shape[2]
-    if wide and since < until:
-        values, x = wide + (chunk * SEGMENT + since - start) * LANES * _FLOAT, scores[since - start :].ctypes.data
-        count, offset = until - since, SEGMENT * LANES * _FLOAT
-        if chunks == 2:
-            given = (x, step, rows, values, offset, count, out, head_size, LANES * _FLOAT, 0)
-            call_routine(code[_TILES_TWICE_ONTO + _TO_WIDE], given)
-        else:
-            call_routine(code[_TILES_ONTO + _TO_WIDE], (x, step, rows, values, count, out, head_size))
-        return
+    """Adds the values of the text's tokens since .. until, for all rows together: one page after the other, or all of
+    them at once where they were widened."""
+    head_size, to_wide = shape[2], _TO_WIDE if wide else 0
     while since < until:
-        page, slot = table[since // PAGE], since % PAGE
-        count = min(until - since, PAGE - slot)
-        values, x = values_at(arena, page, layer, head, chunk, slot, shape), scores[since - start :].ctypes.data
-        if chunks == 2:
+        count, x = until - since, scores[since - start :].ctypes.data
+        values, offset = wide + (chunk * SEGMENT + since - start) * LANES * _FLOAT, SEGMENT * LANES * _FLOAT
+        ahead = np.int64(0)
+        if not wide:
+            page, slot = table[since // PAGE], since % PAGE
+            count, offset = min(count, PAGE - slot), PAGE * LANES * shape[5]
+            values = values_at(arena, page, layer, head, chunk, slot, shape)
             following = page if since + count >= until else table[since // PAGE + 1]
             ahead = values_at(arena, following, layer, head, chunk, 0, shape) - values
-            call_routine(
-                code[_TILES_TWICE_ONTO],
-                (x, step, rows, values, PAGE * LANES * shape[5], count, out, head_size, LANES * _FLOAT, ahead),
-            )
+        if chunks == 2:
+            given = (x, step, rows, values, offset, count, out, head_size, LANES * _FLOAT, ahead)
+            call_routine(code[_TILES_TWICE_ONTO + to_wide], given)
         else:
-            call_routine(code[_TILES_ONTO], (x, step, rows, values, count, out, head_size))
+            call_routine(code[_TILES_ONTO + to_wide], (x, step, rows, values, count, out, head_size))
         since += count
 
 
