@@ -38,6 +38,8 @@ for line in sys.stdin:
     ask = json.loads(line)
     if "width" in ask:
         context, tokens = ask["context"], text[ask["context"] : ask["context"] + ask["width"]]
+        if len(tokens) < ask["width"]:
+            sys.exit(f"{context} tokens and {ask['width']} more do not fit the model's context of {len(text)}.")
         if context not in timers:
             from hierspec.scorers.timing import PassTimer  # old checkouts lack it
             timers[context] = PassTimer(model.scorer(model.config.layers), text[:context])
@@ -126,6 +128,13 @@ def _ratio(times: dict[str, list[float]]) -> float:
     return statistics.median(old / new for old, new in zip(times["before"], times["after"], strict=True))
 
 
+def _counts(listed: str) -> list[int]:
+    counts = [int(part) if part.strip().isdecimal() else 0 for part in listed.split(",")]
+    if not all(counts):
+        raise argparse.ArgumentTypeError(f"{listed!r} is not a list of numbers from 1 up, such as 1,8,64")
+    return counts
+
+
 def main(command: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="a checkout")
@@ -137,8 +146,10 @@ def main(command: list[str] | None = None) -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--plans", default="plain,lookup,draft,auto")
     parser.add_argument("--weights", default="auto,int8")
-    parser.add_argument("--widths", default="", help="tokens of passes to time, such as 1,8,64 (default: none)")
-    parser.add_argument("--contexts", default="128,1024", help="tokens before them")
+    parser.add_argument(
+        "--widths", type=_counts, default=[], help="tokens of passes to time, such as 1,8,64 (default: none)"
+    )
+    parser.add_argument("--contexts", type=_counts, default=[128, 1024], help="tokens before them")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args(command)
     for folder in (arguments.before, arguments.after):
@@ -168,9 +179,8 @@ def main(command: list[str] | None = None) -> None:
             print(f"{weights:5} {plan:8} {figures['speed_ratio']:.3f} x {figures['identical']}/{figures['prompts']} "
                   f"identical, {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)  # fmt: skip
         if arguments.widths:
-            widths, contexts = ([int(number) for number in given.split(",")]
-                                for given in (arguments.widths, arguments.contexts))  # fmt: skip
-            result["weights"].setdefault(weights, {})["passes"] = compare_passes(pair[0], pair[1], widths, contexts)
+            passes = compare_passes(pair[0], pair[1], arguments.widths, arguments.contexts)
+            result["weights"].setdefault(weights, {})["passes"] = passes
         for checkout in pair:
             checkout.close()
     document = json.dumps(result)
