@@ -17,11 +17,13 @@ from hierspec.checkpoints.load import Checkpoint
 from hierspec.core.errors import HierspecError
 from hierspec.core.foresight import Foresight
 from hierspec.core.hierarchy import Hierarchy, Tier
-from hierspec.core.interfaces import Scorer
+from hierspec.core.interfaces import RoundScorer, Scorer
 from hierspec.core.plan import Plan, TierPlan
+from hierspec.pacing.round_trees import ACCEPTED_GREEDY, ACCEPTED_SAMPLED, round_tree
 from hierspec.scorers.alignment import ALIGNING
 from hierspec.scorers.base import ModelScorer, StateScorer
 from hierspec.scorers.catalogue import PACKED_SMALL, ScorerCatalogue
+from hierspec.scorers.drafters import FeatureScorer
 from hierspec.scorers.skipping import skipping_scorer
 from hierspec.scorers.synthetic import Synthetics
 
@@ -158,6 +160,7 @@ class Assembler:
         """One tier; `timed` are the scorers of all tiers, whose passes may have to be timed."""
         settings = plan.tiers[level - 1] if level else plan
         gather, candidates = (settings.gather, settings.candidates) if isinstance(settings, TierPlan) else (1, 1)
+        rounds = None if level else self._rounds(plan, timed)
         return Tier(
             scorer,
             gather,
@@ -165,6 +168,24 @@ class Assembler:
             settings.budget,
             settings.merge,
             candidates,
-            self._paces.pace(plan, level, timed),
+            self._paces.pace(plan, level, timed, rounds is not None),
             self._foresights.setdefault(plan.tiers[level - 1], Foresight()) if level else Foresight(),
+            rounds,
         )
+
+    def _rounds(self, plan: Plan, scorers: list[StateScorer]) -> RoundScorer | None:
+        """The target and the only tier below it in one call, if the plan leaves to the pace what is drafted."""
+        if self._target is None or len(plan.tiers) != 1 or not plan.adapt or plan.rule != "coupled":
+            return None
+        [tier] = plan.tiers
+        target, drafter = scorers[0], scorers[1]
+        if tier.until != "worth" or tier.stores or tier.agrees is not None:
+            return None
+        if not (isinstance(target, ModelScorer) and isinstance(drafter, FeatureScorer)):
+            return None
+        above, own = self._paces.costs(plan, 0, scorers), self.costs.costs(drafter)
+        greedy, sampled = (
+            round_tree(above, own, plan.budget, tier.gather, tier.candidates, rate)
+            for rate in (ACCEPTED_GREEDY, ACCEPTED_SAMPLED)
+        )
+        return self._target.rounds(target, drafter, greedy, sampled)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from hierspec.checkpoints.config import DecoderConfig
-from hierspec.core.interfaces import Answer, Ask
+from hierspec.core.draft_tree import DraftTree
+from hierspec.core.interfaces import Answer, Ask, RequestView
 from hierspec.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -207,6 +208,49 @@ class PassWriter(Protocol):
         """
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class RoundRows:
+    """A text for a round of drafting and verifying. Every token but the last is computed in both memories."""
+
+    memory: Memory  # of the checkpoint
+    table: np.ndarray  # [pages]: as in `Batch`
+    slots: np.ndarray  # by position, with room for what further rounds write
+    taps: tuple[int, ...]  # taps of that memory to use as features
+    drafts: Memory  # of the drafter's layers
+    draft_table: np.ndarray
+    draft_slots: np.ndarray  # by entry, with the same room
+    skipped: int  # positions before the drafter's first entry
+    norm: Tensor | None  # before the checkpoint's head, if not its own
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DraftedRound:
+    """What a round drafted and verified."""
+
+    drafts: np.ndarray  # [nodes]: the drafted tokens, in the order of the tree
+    leads: np.ndarray  # [nodes]: how far the best pick at this node's place was ahead of the next
+    picks: np.ndarray  # [1 + nodes]: the checkpoint's picks after the text and after each node
+    accepted: tuple[int, ...]  # nodes
+
+
+class RoundWriter(Protocol):
+    """Drafts, verifies and moves what is accepted behind the text, in one call. Only for requests that run alone."""
+
+    tree: DraftTree
+    reread: int  # last tokens of a text that the drafter reads again in each round
+
+    def takes(self, request: RequestView, position: int) -> bool:
+        """Whether it supports the request's sampling options, and a round after this last position fits in passes."""
+
+    def begun(self, request: RequestView, position: int) -> bool:
+        """Whether the device is at work already on the request's round after this position."""
+
+    def write(self, ask: Ask, rows: RoundRows, extra: ExtraRows, goes_on: bool) -> DraftedRound:
+        """One round after the ask's context. With `goes_on` the device may begin the next one before it is asked for;
+        what it drafts then is lost if something else is asked.
+        """
+
+
 class Backend(Protocol):
     """One way to run layers on one device."""
 
@@ -261,6 +305,9 @@ class Backend(Protocol):
 
     def pass_writer(self, decoder: Decoder) -> PassWriter | None:
         """A writer for passes of this decoder; None if the backend has no fused call."""
+
+    def round_writer(self, drafts: DraftWriter, passes: PassWriter, tree: DraftTree) -> RoundWriter | None:
+        """A writer of whole rounds with these two; None if the backend has no such call."""
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
         """Answers to all asks of a pass, from logits [rows, vocabulary]: 1 + nodes rows for each ask, in order.

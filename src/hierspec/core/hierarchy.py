@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -23,6 +23,7 @@ from hierspec.core.interfaces import (
     Pace,
     RequestView,
     Round,
+    RoundScorer,
     Scorer,
     Store,
     Written,
@@ -64,6 +65,9 @@ class FixedPace:
     def route(self, round: Round) -> Block | None:
         return Block()
 
+    def goes_on(self, round: Round) -> bool:
+        return False
+
     def choose(self, round: Round) -> Proposal:
         merged = NOTHING
         for proposal in round.proposals:
@@ -92,6 +96,7 @@ class Tier:
     candidates: int = 1  # tokens handed up per position: the one written, then runners-up
     pace: Pace = FIXED  # decides what is worth its time
     foresight: Foresight = field(default_factory=Foresight, compare=False)  # how far it may write ahead
+    rounds: RoundScorer | None = None  # the scorer and the next tier in one call, where a device can do that
 
 
 @dataclass(frozen=True)
@@ -148,12 +153,21 @@ class Hierarchy:
                 if request.constraint is not None and (level or tier.stores or len(self.tiers) > 1):
                     ask_grammar(request.constraint, round)
                 _ask_stores(tier, round)
+                if tier.rounds is not None and by_picks and request.output and request.running_requests == 1:
+                    round.in_one_call = round.room > 0 and tier.rounds.takes(request, len(here) - 1)
                 lower = self._route(round)
-            if lower is not None:
+            whole = None if tier.rounds is None else self._whole_round(tier.rounds, round, lower, stats)
+            if whole is not None:
+                lower = lower or Block()
+            elif lower is not None:
                 drafted = yield from self.extend(level + 1 + lower.skipped, here, round.room, lower, request)
                 self._add_draft(drafted, round)
-            round.draft = draft = pace.choose(round) if round.may_draft else NOTHING
-            if not answers:
+            round.draft = draft = pace.choose(round) if round.may_draft and whole is None else NOTHING
+            if whole is not None:
+                assert lower is not None
+                answer = self._take_round((yield whole), lower, round)
+                draft = round.draft
+            elif not answers:
                 # Only for a single request: several share passes only while each takes one step at a time. And not for
                 # the first token of a text: somebody waits for it.
                 alone, ahead = request.running_requests == 1 and bool(level or request.output), None
@@ -168,7 +182,8 @@ class Hierarchy:
                 answers += [*reversed(first.ahead), first]
             else:
                 request.spent += request.pass_seconds
-            answer = answers.pop()
+            if whole is None:
+                answer = answers.pop()
             plain = not (level or draft or logits or answer.picks is None)
             stopped = self._write_own(round, answer) if plain else self._write(round, answer)
             foresight = tier.foresight if level and bottom else None
@@ -202,6 +217,44 @@ class Hierarchy:
             draft = round.request.constraint.pruned(written_in(round), draft)
         round.proposals.insert(0, draft)
         round.drafted, round.seconds = block, block.seconds
+
+    def _whole_round(self, rounds: RoundScorer, round: Round, lower: Block | None, stats: TierStats) -> Ask | None:
+        """An ask that drafts and verifies in one call; None if this round is drafted tier by tier.
+
+        If a device is at work on such a round already, its draft is as good as free.
+        """
+        request, tier, could = round.request, self.tiers[round.level], round.in_one_call
+        round.in_one_call = could and lower is not None
+        if not (
+            round.in_one_call or (round.may_draft and round.room > 0 and rounds.begun(request, len(round.context) - 1))
+        ):
+            return None
+        goes_on = round.room > 2 * rounds.depth + 1 and tier.pace.goes_on(round)
+        return Ask(rounds, round.context, NOTHING, request, tier.candidates, False, stats, goes_on=goes_on)
+
+    def _take_round(self, answer: Answer, lower: Block, round: Round) -> Answer:
+        """Note what a whole round has drafted, as if the lower tier had handed it up.
+
+        Returns the answer about the draft, without nodes for which the text has no room.
+        """
+        draft, stats = answer.draft, round.request.stats.tiers[round.level + 1]
+        round.in_one_call = bool(draft.tokens)
+        if not draft.tokens:
+            return answer
+        round.missed = max(len(round.context) - stats.reach, 0)
+        chain = answer.chain[: round.room]
+        stats.calls += 1
+        stats.written += len(answer.chain)
+        stats.reach = len(round.context) + len(answer.chain)
+        if len(chain) < len(answer.chain):
+            kept = [node for node, depth in enumerate(draft.depths()) if depth < round.room]
+            draft = draft.subtree(kept)
+            assert answer.picks is not None
+            answer = replace(answer, picks=answer.picks[[0, *(1 + node for node in kept)]], draft=draft)
+        lower.written += chain
+        round.proposals.insert(0, draft)
+        round.drafted, round.draft = lower, draft
+        return answer
 
     def _write_own(self, round: Round, answer: Answer) -> bool:
         """`_write` for one row of picks without a draft, but faster: it runs for every token of plain decoding, and for

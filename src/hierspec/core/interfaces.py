@@ -65,6 +65,8 @@ class Ask:
     # [n, lead classes] bool: the scorer may go on from its own picks, for at most n more tokens. Row i says after which
     # classes of the least lead so far it goes on after token i.
     ahead: np.ndarray | None = None
+    # In an ask to the scorer of whole rounds (`Tier.rounds`): whether the next round will most likely be one as well.
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,9 @@ class Answer:
     # Of an answer with one row: for the first runners-up, the tokens that the scorer would write after each, and how
     # far each of those is ahead of the next best.
     branches: tuple[tuple[tuple[int, float], ...], ...] = ()
+    # Of a whole round: what was drafted, which the rows are about, and what of it the drafter calls its best tokens.
+    draft: Proposal = NOTHING
+    chain: tuple[Written, ...] = ()
 
 
 class Scorer(Protocol):
@@ -100,6 +105,20 @@ class Scorer(Protocol):
     def release(self, request: RequestView) -> None:
         """The request has ended; what is cached for it may go."""
         return
+
+
+class RoundScorer(Scorer, Protocol):
+    """A scorer and the drafter below it, in one call: drafts after the context, and scores that draft."""
+
+    @property
+    def depth(self) -> int:
+        """Tokens that it may draft in a row."""
+
+    def takes(self, request: RequestView, position: int) -> bool:
+        """Whether it can draft and verify after this position with the request's sampling options."""
+
+    def begun(self, request: RequestView, position: int) -> bool:
+        """Whether it is at work already on this request's round after its token at this position."""
 
 
 class Store(Protocol):
@@ -218,6 +237,10 @@ class Round:
     appraised: Proposal | None = None  # the best tree of the stores' proposals, where `route` needed it
     draft: Proposal = NOTHING  # what is verified
     tokens: list[int] = field(default_factory=list)  # what was written
+    # Whether the lower tier's draft is made and verified by one call: at first whether it can be, then what `route`
+    # decides, and what was done.
+    in_one_call: bool = False
+    missed: int = 0  # tokens that the lower tier had to read first in that call
     seconds: float = 0.0  # expected time of this pass and of the lower tiers' passes
     ended: float = 0.0  # the request's `spent` when the round ended
 
@@ -242,6 +265,12 @@ class Pace(Protocol):
 
     def route(self, round: Round) -> Block | None:
         """Who drafts: the block that a tier below should write; None: nobody."""
+
+    def goes_on(self, round: Round) -> bool:
+        """Whether the next round will most likely be drafted in one call, if this one is (`Round.in_one_call`).
+
+        Such a draft has a fixed shape, and nothing else is verified beside it.
+        """
 
     def choose(self, round: Round) -> Proposal:
         """Which drafts are verified: one tree of the round's proposals. Sampled tokens must stay."""

@@ -125,7 +125,7 @@ class WhileWorthwhile:
         `other_gain` is what that pass should gain from other drafts: tokens, less the price of its time. This tier
         would have to prefill `to_prefill` tokens first, and at most `room` are still to be written.
         """
-        if self.hopeless(load) or self._too_late(load, to_prefill, room):
+        if self.hopeless(load) or self.too_late(load, to_prefill, room):
             return False
         if self._exploring or self._on_trial():
             return True
@@ -149,7 +149,7 @@ class WhileWorthwhile:
         more drafts can tell.
         """
         self._exploring = _EXPLORED
-        if not self.hopeless(load) and not self._too_late(load, to_prefill, room):
+        if not self.hopeless(load) and not self.too_late(load, to_prefill, room):
             return True
         self._exploring = 0
         return False
@@ -162,7 +162,7 @@ class WhileWorthwhile:
         """Whether not even a good draft could pay under this load."""
         return load.requests > 1 and self._speed() * self._extra_seconds(0, load) > _GOOD_DRAFT
 
-    def _too_late(self, load: Load, to_prefill: int, room: int) -> bool:
+    def too_late(self, load: Load, to_prefill: int, room: int) -> bool:
         """Whether prefill takes longer than drafting could save in the rest of the text."""
         if not to_prefill or self.prefill == NO_PREFILL:
             return False

@@ -100,6 +100,10 @@ class Stages:
         """As `Switch.explores`, for lower tiers."""
         (self._tiers or self._drafts).explores()
 
+    def goes_on(self) -> bool:
+        """As `Switch.goes_on`, for lower tiers."""
+        return self._drafts.goes_on() and (self._tiers is None or self._tiers.goes_on())
+
     def rests(self) -> int:
         """As `Switch.rests`."""
         return self._drafts.rests()

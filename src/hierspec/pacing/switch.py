@@ -147,6 +147,10 @@ class Switch:
             self._break, self._longest = _BREAKS[0], self._runs.first
             self._begin_trial()
 
+    def goes_on(self) -> bool:
+        """Whether the round after this one, which drafts, will most likely draft too."""
+        return self._on and self._left > 1
+
     def rests(self) -> int:
         """For how many rounds, including one that begins now without drafts, nothing will be drafted for certain."""
         if self._on:

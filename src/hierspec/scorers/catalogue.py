@@ -16,11 +16,13 @@ from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
 from hierspec.checkpoints.eagle import Eagle3Branch, read_eagle
 from hierspec.checkpoints.packs import FEATURE, SMALL, Branch, FeatureBranch, Pack
+from hierspec.core.draft_tree import DraftTree
 from hierspec.core.errors import HierspecError
 from hierspec.scorers.base import Head, ModelScorer, StateScorer, WholeHead
 from hierspec.scorers.drafters import AdapterScorer, BranchScorer, FeatureScorer, Layer, SmallScorer
 from hierspec.scorers.eagle import EagleDecoder, EagleJoin, OwnHead
 from hierspec.scorers.pool import StaircasePool
+from hierspec.scorers.rounds import FeatureRounds
 from hierspec.scorers.shortlist import DraftHead
 
 PACKED_FEATURE, PACKED_SMALL = "feature", "small"  # as drafts: the pack's feature drafter and small model
@@ -35,6 +37,7 @@ class ScorerCatalogue:
         self.name, self.decoder, self.pool, self.pack = name, decoder, pool, pack
         self._scorers: dict[tuple[object, ...], StateScorer] = {}
         self._shortlists: dict[tuple[str, bytes], Shortlist] = {}  # by the format of weights and the tokens
+        self._rounds: dict[tuple[object, ...], FeatureRounds | None] = {}
         self._bytes = 0
 
     @cached_property
@@ -204,6 +207,23 @@ class ScorerCatalogue:
         scorer = self._scorers[key]
         assert isinstance(scorer, SmallScorer)
         return scorer
+
+    def rounds(
+        self, target: ModelScorer, drafter: FeatureScorer, greedy: DraftTree, sampled: DraftTree
+    ) -> FeatureRounds | None:
+        """The model and a feature drafter in one call that drafts and verifies; None if the backend has no such call.
+
+        Drafts have the shape of these trees, at temperature 0 and above it.
+        """
+        if target.writer is None or drafter.writer is None or not isinstance(drafter.head, DraftHead):
+            return None
+        key = target.name, drafter.kind, greedy, sampled
+        if key not in self._rounds:
+            make, writers = self.decoder.backend.round_writer, (drafter.writer, target.writer)
+            first, second = make(*writers, greedy), make(*writers, sampled)
+            rounds = None if first is None or second is None else FeatureRounds(target, drafter, first, second)
+            self._rounds[key] = rounds
+        return self._rounds[key]
 
     def head(
         self, norm: Tensor | None, small: bool, weights: str | None = None, tokens: np.ndarray | None = None

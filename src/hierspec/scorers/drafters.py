@@ -17,7 +17,8 @@ from torch import Tensor
 from hierspec.backends.base import Decoder, DraftRows, DraftWriter, Join
 from hierspec.core.interfaces import Answer, Ask, RequestView
 from hierspec.scorers.base import StateScorer
-from hierspec.scorers.climb import CHUNK, advance, batch_of, read, states_after
+from hierspec.scorers.climb import CHUNK, advance, batch_of, states_after
+from hierspec.scorers.climb import read as states_of
 from hierspec.scorers.pool import StaircasePool
 from hierspec.scorers.shortlist import DraftHead
 from hierspec.scorers.staircase import KEYS_ONLY, Staircase
@@ -73,7 +74,7 @@ class AdapterScorer(BranchScorer):
 
         def source(staircase: Staircase, entries: np.ndarray) -> Tensor:
             # Both staircases hold this context and this proposal, so their entries correspond.
-            return read(under[id(staircase)], tap, entries).to(self.layer.decoder.dtype, copy=True)
+            return states_of(under[id(staircase)], tap, entries).to(self.layer.decoder.dtype, copy=True)
 
         advance(self.layer.decoder, staircases, self.layer.decoder.config.layers, source)
         return states_after(staircases, 0)
@@ -131,13 +132,13 @@ class FeatureScorer(BranchScorer):
         """The answer in one call; None if more must be computed than the end of the text."""
         writer = self.writer
         assert writer is not None
-        [staircase], [text] = self._aligned([ask])
+        [staircase], [text] = self.aligned([ask])
         pending = np.flatnonzero(staircase.heights[: staircase.used] == 0)
         own = staircase.chain > text.count
         if not len(pending) or (own and len(pending) > 1) or pending[0] + len(pending) != staircase.chain:
             return None
         if len(pending) > writer.most_rows:
-            self._read(staircase, pending[:-1], text, writer)
+            self.read(staircase, pending[:-1], text, writer)
             pending = pending[-1:]
         first = int(pending[0])
         features = _slots(staircase, staircase.parents[pending]) if own else text.slots(pending)
@@ -160,7 +161,7 @@ class FeatureScorer(BranchScorer):
         self.layer.pool.add_computed(staircase, first, picked[:-1], self.layer.decoder.config.layers)
         return answer
 
-    def _read(self, staircase: Staircase, entries: np.ndarray, text: _Features, writer: DraftWriter) -> None:
+    def read(self, staircase: Staircase, entries: np.ndarray, text: _Features, writer: DraftWriter) -> None:
         """Compute only keys and values of these entries, since nobody needs their states.
 
         All of them follow features of the checkpoint.
@@ -171,7 +172,7 @@ class FeatureScorer(BranchScorer):
             staircase.heights[chunk] = KEYS_ONLY
 
     def states(self, asks: Sequence[Ask]) -> Tensor:
-        staircases, texts = self._aligned(asks)
+        staircases, texts = self.aligned(asks)
         features = {id(staircase): text for staircase, text in zip(staircases, texts, strict=True)}
 
         def source(staircase: Staircase, entries: np.ndarray) -> Tensor:
@@ -187,7 +188,7 @@ class FeatureScorer(BranchScorer):
             waiting = any(others for _, others in waves)
         return states_after(staircases, 0)
 
-    def _aligned(self, asks: Sequence[Ask]) -> tuple[list[Staircase], list[_Features]]:
+    def aligned(self, asks: Sequence[Ask]) -> tuple[list[Staircase], list[_Features]]:
         """The staircases of these asks and the features of their texts, computed where they were missing."""
         skipped = [int(self.skips_first and len(ask.context) > 1) for ask in asks]
         staircases = self.layer.pool.prepare(

@@ -92,6 +92,15 @@ class StaircasePool:
             self._change(self._running.get(request), self._prepare, request, context, proposal, pinned)
         return pinned
 
+    def reserve(self, staircase: Staircase, entries: int) -> None:
+        """Have room for so many entries of this staircase, which is in use."""
+        if entries > len(staircase.slots):
+            self._change(staircase, self._reserve, staircase, entries)
+
+    def _reserve(self, staircase: Staircase, entries: int) -> None:
+        self._make_room(staircase.pages_lacking(entries, staircase.used), [staircase])
+        staircase.reserve(entries)
+
     def recompute(self, staircase: Staircase, start: int) -> None:
         """Forget what was computed for the staircase's entries from `start` on."""
         self._change(staircase, staircase.recompute, start)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hierspec import compiling
-from hierspec.backends.base import Decoder, DraftWriter, Join, PassWriter, Shortlist
+from hierspec.backends.base import Decoder, DraftWriter, Join, PassWriter, RoundWriter, Shortlist
 from hierspec.backends.cpu import amx
 from hierspec.backends.cpu.answers import answer, answers
 from hierspec.backends.cpu.decoder import CpuDecoder
@@ -27,6 +27,7 @@ from hierspec.backends.cpu.product import BFLOAT16, BFLOAT16_AMX, FLOAT32
 from hierspec.backends.cpu.threads import ThreadTeam
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
+from hierspec.core.draft_tree import DraftTree
 from hierspec.core.interfaces import Answer, Ask
 from hierspec.progress import Progress, silent
 
@@ -129,6 +130,9 @@ class CpuBackend:
         if not isinstance(decoder, CpuDecoder) or decoder.embedding.dtype not in _EMBEDDINGS:
             return None
         return CpuPassWriter(decoder, self.team)
+
+    def round_writer(self, drafts: DraftWriter, passes: PassWriter, tree: DraftTree) -> RoundWriter | None:
+        return None
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
         return [answer(asks[0], logits, self.team)] if len(asks) == 1 else answers(asks, logits, self.team)

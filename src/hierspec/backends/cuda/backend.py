@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import Decoder, DraftWriter, Join, PassWriter, Shortlist
+from hierspec.backends.base import Decoder, DraftWriter, Join, PassWriter, RoundWriter, Shortlist
 from hierspec.backends.cuda.attention import LARGEST_GROUP
+from hierspec.backends.cuda.branches import MOST_BRANCHED
 from hierspec.backends.cuda.decoder import CudaDecoder
 from hierspec.backends.cuda.drafting import CudaDraftWriter
 from hierspec.backends.cuda.graphs import Graphs
@@ -19,8 +20,10 @@ from hierspec.backends.cuda.heads import CudaJoin, CudaShortlist
 from hierspec.backends.cuda.launching import Compiling, interpreted
 from hierspec.backends.cuda.passes import CudaPassWriter
 from hierspec.backends.cuda.pick import Picker
+from hierspec.backends.cuda.rounds import CudaRoundWriter
 from hierspec.backends.torch.backend import TorchBackend
 from hierspec.checkpoints.config import DecoderConfig
+from hierspec.core.draft_tree import DraftTree
 from hierspec.core.interfaces import Answer, Ask
 from hierspec.progress import Progress, silent
 
@@ -102,6 +105,13 @@ class CudaBackend:
 
     def pass_writer(self, decoder: Decoder) -> PassWriter | None:
         return CudaPassWriter(decoder) if isinstance(decoder, CudaDecoder) else None
+
+    def round_writer(self, drafts: DraftWriter, passes: PassWriter, tree: DraftTree) -> RoundWriter | None:
+        if not (isinstance(drafts, CudaDraftWriter) and isinstance(passes, CudaPassWriter)):
+            return None
+        if max(len(tree.continued(depth)) for depth in range(tree.depth)) > MOST_BRANCHED:
+            return None
+        return CudaRoundWriter(drafts, passes, tree)
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
         return self._picker.answers(asks, logits)

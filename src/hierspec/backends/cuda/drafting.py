@@ -64,23 +64,23 @@ class CudaDraftWriter:
         norm: Tensor | None,
         picker: Picker,
     ) -> None:
-        self._layers, self._first, self._then = layers, first, then
-        self._shortlist, self._norm, self._picker = shortlist, norm, picker
+        self.layers, self.first, self.then = layers, first, then
+        self.shortlist, self._norm, self._picker = shortlist, norm, picker
         device, (vocabulary, hidden) = layers.device, shortlist.table.shape
         self._x = torch.zeros((MOST_BRANCHED, hidden), dtype=torch.bfloat16, device=device)
-        self._state = torch.zeros((1, hidden), device=device)  # state of the last of several rows
-        self._logits = torch.full((MOST_BRANCHED, vocabulary), -math.inf, device=device)
+        self.state = torch.zeros((1, hidden), device=device)  # state of the last of several rows
+        self.logits = torch.full((MOST_BRANCHED, vocabulary), -math.inf, device=device)
         of_row = PARAMETERS * _WORDS + 2 + ROW_ARRAYS + _MOST_STEPS  # at most, the slots of its path included
         given = _MOST_STEPS * (MOST_BRANCHED * of_row + MOST_PIECES * FIELDS) + MOST_NUMBERS
         self._exchange = Exchange(rounded_up(given), _MOST_STEPS * MOST_BRANCHED * (_COUNTS[-1] + 1), device)
-        self._scratch = PickScratch(MOST_BRANCHED, _COUNTS[-1], vocabulary, device)
+        self.scratch = PickScratch(MOST_BRANCHED, _COUNTS[-1], vocabulary, device)
         self._extra: ExtraRows | None = None
         self._extras = torch.zeros(vocabulary + 1, dtype=torch.int32, device=device)
         self._extra_count = torch.zeros(1, dtype=torch.int32, device=device)
 
     def read(self, memory: Memory, batch: Batch, hidden: Tensor) -> None:
         assert isinstance(memory, CudaMemory)
-        layers, config, last = self._layers, self._layers.config, self._layers.config.layers - 1
+        layers, config, last = self.layers, self.layers.config, self.layers.config.layers - 1
         if last:
             layers.run(memory, batch, hidden, 0, last)
         layers.layer_rows += len(batch.positions)
@@ -94,7 +94,7 @@ class CudaDraftWriter:
             layers.launch_keys(memory, last, work.width, places, first_head=config.heads)
 
     def write(self, ask: Ask, rows: DraftRows, extra: ExtraRows) -> Answer:
-        memory, features, layers, count = rows.memory, rows.features, self._layers, len(rows.tokens)
+        memory, features, layers, count = rows.memory, rows.features, self.layers, len(rows.tokens)
         assert isinstance(memory, CudaMemory)
         assert isinstance(features, CudaMemory)
         # The fused kernel only takes the argmax of logits and noise; anything else is picked afterwards, one token per
@@ -112,8 +112,8 @@ class CudaDraftWriter:
         if later is None:  # so long a context that the rows of a pass do not fit
             tree, later, ahead = branched(0, 0), [], ()
         wanted = bucket(max(picks_wanted(ask), 2), _COUNTS) if picked else 0
-        self._use_extras(extra)
-        most = room_for(len(extra.tokens), len(self._shortlist.table)) if len(extra.tokens) else 0
+        self.use_extras(extra)
+        most = room_for(len(extra.tokens), len(self.shortlist.table)) if len(extra.tokens) else 0
         size = self._put(ask, rows, work, tree, later, slots, wanted)
         shape = work.width, work.pieces, work.tile, *((each.rows, each.pieces, each.tile) for each in later)
         numbers = layers.number_of(memory), layers.number_of(features)
@@ -124,7 +124,7 @@ class CudaDraftWriter:
         ask.request.catch_up()  # while the device computes
         if not picked:
             layers.layer_rows += count * layers.config.layers
-            return self._picker.answers([ask], self._logits[:1])[0]
+            return self._picker.answers([ask], self.logits[:1])[0]
         picks, leads = unpacked(self._exchange.wait(tree.rows * (wanted + 1)).reshape(tree.rows, wanted + 1))
         chain = [0, *tree.firsts]  # rows of the chain's tokens
         written = steps_wanted(ask, picks[chain, 0], leads[chain], ahead)
@@ -155,7 +155,7 @@ class CudaDraftWriter:
         return self._work_of(batch, memory)
 
     def _work_of(self, batch: Batch, memory: CudaMemory) -> Work:
-        config = self._layers.config
+        config = self.layers.config
         window = max(config.windows) if all(config.windows) else 0
         return work_of(batch, config.heads // config.kv_heads, window, memory.spare)
 
@@ -163,7 +163,7 @@ class CudaDraftWriter:
         self, rows: DraftRows, count: int, memory: CudaMemory, tree: Branched, slots: np.ndarray
     ) -> list[Work] | None:
         """The work of the passes after the first; None if the last and widest does not fit."""
-        config, length, works = self._layers.config, rows.first + count, list[Work]()
+        config, length, works = self.layers.config, rows.first + count, list[Work]()
         for number in reversed(range(len(tree.passes))):
             each = tree.passes[number]
             here = len(each.slots)
@@ -217,12 +217,12 @@ class CudaDraftWriter:
             at += len(part)
         return rounded_up(at)
 
-    def _use_extras(self, extra: ExtraRows) -> None:
+    def use_extras(self, extra: ExtraRows) -> None:
         """Makes these the extra tokens, at the addresses that graphs hold."""
         if extra is self._extra:
             return
         assert isinstance(extra.rows, Tensor)
-        self._logits.fill_(-math.inf)  # clear the logits of the previous extra tokens
+        self.logits.fill_(-math.inf)  # clear the logits of the previous extra tokens
         self._extras[: len(extra.rows)].copy_(extra.rows)
         self._extra_count.copy_(extra.rows[-1:])
         self._extra = extra
@@ -230,14 +230,14 @@ class CudaDraftWriter:
     def _launch(
         self, rows: DraftRows, work: Work, tree: Branched, later: Sequence[Work], wanted: int, most: int, size: int
     ) -> None:
-        layers, numbers, width, memory = self._layers, self._exchange.given, work.width, rows.memory
+        layers, numbers, width, memory = self.layers, self._exchange.given, work.width, rows.memory
         assert isinstance(memory, CudaMemory)
         assert isinstance(rows.features, CudaMemory)
         self._exchange.copy_in(size)
         hidden, at = layers.scratch.hidden, tree.rows * PARAMETERS * _WORDS
         keys = numbers[:at].view(torch.int64)
         tokens, slots, last = numbers[at : at + width], numbers[at + width : at + 2 * width], at + 2 * width
-        join, norms = self._then if rows.own else self._first
+        join, norms = self.then if rows.own else self.first
         states, taps = (memory, (0,)) if rows.own else (rows.features, rows.taps)
         join.launch(tokens, states.all_states, join.taps(taps), slots, join.floats(norms), hidden, width)
         places, _ = places_at(numbers, last + 2, width, work.pieces)
@@ -245,14 +245,14 @@ class CudaDraftWriter:
         layers.launch(memory, work, 0, layers.config.layers, places)
         state = hidden[:1]
         if width > 1:  # the number of real rows differs from call to call
-            gather_rows(numbers[last:], hidden, self._state, 1)
-            state = self._state
-        self._launch_head(state, 1, most)
+            gather_rows(numbers[last:], hidden, self.state, 1)
+            state = self.state
+        self.launch_head(state, 1, most)
         if not wanted:
             return
-        answered, scratch = self._exchange.answered, self._scratch.arrays
-        launch_picks(self._logits, keys, scratch, answered, 1, wanted)
-        join, norms = self._then
+        answered, scratch = self._exchange.answered, self.scratch.arrays
+        launch_picks(self.logits, keys, scratch, answered, 1, wanted)
+        join, norms = self.then
         last_layer = join.taps((0,))
         for each, first, of_pass in zip(tree.passes, tree.firsts, later, strict=True):
             here = len(each.slots)
@@ -261,17 +261,17 @@ class CudaDraftWriter:
             places, _ = places_at(numbers, at, of_pass.width, of_pass.pieces)
             at += len(of_pass.numbers)
             layers.launch(memory, of_pass, 0, layers.config.layers, places)
-            self._launch_head(hidden[:here], here, most)
+            self.launch_head(hidden[:here], here, most)
             out = answered[first * (wanted + 1) :]
-            launch_picks(self._logits, keys[first * PARAMETERS :], scratch, out, here, wanted)
+            launch_picks(self.logits, keys[first * PARAMETERS :], scratch, out, here, wanted)
         self._exchange.copy_out(tree.rows * (wanted + 1))
 
-    def _launch_head(self, states: Tensor, rows: int, most: int) -> None:
-        shortlist = self._shortlist
+    def launch_head(self, states: Tensor, rows: int, most: int) -> None:
+        shortlist = self.shortlist
         shortlist.launch_norm(states, self._norm, self._x, rows)
-        listed_product(self._x, shortlist.weight, shortlist.listed, self._logits, rows)
+        listed_product(self._x, shortlist.weight, shortlist.listed, self.logits, rows)
         if most:
-            gathered_product(self._x, shortlist.table, self._extras, self._extra_count, self._logits, rows, most)
+            gathered_product(self._x, shortlist.table, self._extras, self._extra_count, self.logits, rows, most)
 
 
 def _branches(

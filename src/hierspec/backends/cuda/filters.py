@@ -14,13 +14,18 @@ from torch import Tensor
 
 from hierspec.backends.cuda.graphs import on_device
 from hierspec.core.interfaces import Ask
+from hierspec.core.sampling import Sampling
 
 _ONE = 2.0**45  # a probability of one as an integer: sums over any vocabulary fit in 63 bits
 
 
 def changes_logits(ask: Ask) -> bool:
     """Whether the ask changes its logits by more than dividing them by the temperature."""
-    sampling = ask.request.sampling
+    return sampling_changes_logits(ask.request.sampling)
+
+
+def sampling_changes_logits(sampling: Sampling) -> bool:
+    """As `changes_logits`, of sampling options."""
     filtered = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
     return filtered or sampling.penalised or bool(sampling.logit_bias)
 

@@ -39,7 +39,7 @@ class CudaPassWriter:
     instead_of_small_heads = True  # a small model spends most of its time between kernels
 
     def __init__(self, decoder: CudaDecoder) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
         vocabulary, rows = len(decoder.head_weight), MOST_ROWS + _MOST_STEPS
         given = rows * PARAMETERS * _WORDS + MOST_ROWS + _MOST_STEPS * MOST_NUMBERS
         self._exchange = Exchange(rounded_up(given), rows * (_COUNTS[-1] + 1), decoder.device)
@@ -53,7 +53,7 @@ class CudaPassWriter:
         )
 
     def answers(self, asks: Sequence[Ask], rows: PassRows) -> list[Answer] | None:
-        decoder, memory, batch = self._decoder, rows.memory, rows.batch
+        decoder, memory, batch = self.decoder, rows.memory, rows.batch
         assert isinstance(memory, CudaMemory)
         config, count = decoder.config, len(batch.positions)
         group, windows = config.heads // config.kv_heads, config.windows[: rows.stop]
@@ -97,7 +97,7 @@ class CudaPassWriter:
         """The answer to an ask that continued by itself, cut to the steps that it wanted."""
         written = [work.rows - 1, *range(work.width, work.width + len(ahead))]  # one row for each token
         more = written[1 : steps_wanted(ask, picks[written, 0], leads[written], ahead)]
-        self._decoder.layer_rows += len(more) * stop
+        self.decoder.layer_rows += len(more) * stop
         later = tuple(_answer(ask, picks[row : row + 1], leads[row : row + 1]) for row in more)
         return Answer(first.picks, leads=first.leads, ahead=later)
 
@@ -129,7 +129,7 @@ class CudaPassWriter:
     def _launch(
         self, rows: PassRows, work: Work, later: int, pieces: int, wanted: int, size: int, gain: Tensor
     ) -> None:
-        decoder, memory, exchange = self._decoder, rows.memory, self._exchange
+        decoder, memory, exchange = self.decoder, rows.memory, self._exchange
         assert isinstance(memory, CudaMemory)
         hidden, given = decoder.scratch.hidden, exchange.given
         exchange.copy_in(size)
@@ -143,7 +143,7 @@ class CudaPassWriter:
             gather_rows(given[ends:], decoder.embedding, hidden, work.width)
         at = ends + work.width + len(work.numbers)
         decoder.launch(memory, work, rows.start, rows.stop, places, gain)
-        self._launch_picks(work.width, keys, exchange.answered, wanted)
+        self.launch_picks(work.width, keys, exchange.answered, wanted)
         for step in range(later):
             token = exchange.answered[(work.width + step - 1) * (wanted + 1) :]
             if not step:
@@ -154,13 +154,13 @@ class CudaPassWriter:
             row = work.width + step
             out = exchange.answered[row * (wanted + 1) :]
             decoder.launch(memory, one, 0, rows.stop, places, gain)
-            self._launch_picks(1, keys[row * PARAMETERS :], out, wanted)
+            self.launch_picks(1, keys[row * PARAMETERS :], out, wanted)
         exchange.copy_out((work.width + later) * (wanted + 1))
 
-    def _launch_picks(self, width: int, keys: Tensor, out: Tensor, wanted: int) -> None:
+    def launch_picks(self, width: int, keys: Tensor, out: Tensor, wanted: int) -> None:
         """Head and picks for states that have entered the norm before the head."""
-        logits = self._decoder.room_for_logits(width)
-        self._decoder.launch_head(width, logits)
+        logits = self.decoder.room_for_logits(width)
+        self.decoder.launch_head(width, logits)
         launch_picks(logits, keys, self._scratch.arrays, out, width, wanted)
 
 

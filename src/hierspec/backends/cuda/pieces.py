@@ -10,7 +10,7 @@ import numpy as np
 
 from hierspec.backends.cuda.attention import FIELDS, FIRST_PAGE, KEYS, SEEN
 from hierspec.backends.cuda.memory import PAGE
-from hierspec.compiled import compiled_brief
+from hierspec.compiled import compiled_brief, compiled_part
 
 ROW_ARRAYS = 7  # positions, slots, drafted, limits, lengths, path starts, own pieces, as in `Places`
 _PAGES_OF_BLOCK = KEYS // PAGE
@@ -105,3 +105,49 @@ def numbers_of(  # type: ignore[no-untyped-def]
     numbers[middle : middle + pieces.size] = pieces.ravel()
     numbers[end:] = paths
     return numbers, width, count
+
+
+CHAIN = 1 << 20  # codes of slots from here on: slots of the spare page, after its first; below: entries after the base
+
+
+@compiled_part
+def _slot(code, base, slots, spare):  # type: ignore[no-untyped-def]
+    return slots[base + code] if code < CHAIN else spare + 1 + code - CHAIN
+
+
+@compiled_brief
+def numbers_of_round(  # type: ignore[no-untyped-def]
+    out, at, base, slots, table, spare, together, window, widths, sizes, starts, offsets, codes, lengths, path_starts,
+    path_codes, drafted,
+):  # fmt: skip
+    """Writes the numbers of several passes over one text, one after the other, from `at` on; returns where they end.
+
+    Rows are given relative to the entry `base`: rows starts[i] .. starts[i + 1] are those of pass i.
+    """
+    tables = table.reshape(1, -1)
+    for number in range(len(widths)):
+        first, last = starts[number], starts[number + 1]
+        rows, here = last - first, np.empty(last - first, np.int64)
+        for row in range(rows):
+            here[row] = _slot(codes[first + row], base, slots, spare)
+        paths = np.empty(path_starts[last] - path_starts[first], np.int64)
+        for place in range(len(paths)):
+            paths[place] = _slot(path_codes[path_starts[first] + place], base, slots, spare)
+        numbers, _, _ = numbers_of(
+            base + offsets[first:last],
+            here,
+            drafted[first:last],
+            base + lengths[first:last],
+            path_starts[first : last + 1] - path_starts[first],
+            paths,
+            np.array([0, rows]),
+            tables,
+            together[number],
+            window,
+            spare,
+            (widths[number],),
+            (sizes[number],),
+        )
+        out[at : at + len(numbers)] = numbers
+        at += len(numbers)
+    return at

@@ -90,6 +90,21 @@ def _cut(batch: Batch, first: int, last: int) -> Batch:
     )
 
 
+def width_for(rows: int) -> int:
+    """Rows that kernels run for a pass over so many."""
+    return bucket(rows, _WIDTHS)
+
+
+def pieces_for(rows: int, pieces: int) -> int:
+    """Pieces that kernels run for a pass over so many rows with so many pieces."""
+    return bucket(pieces, _PIECES if rows == 1 else _PIECES_OF_MORE)
+
+
+def rows_of_a_tile(rows: int, highest: int) -> int:
+    """Rows per tile in a pass with this many rows of query heads, up to this position."""
+    return WIDE_ROWS if rows >= 2 * WIDE_ROWS and highest >= WIDE_FROM else ROWS
+
+
 def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
     """The work of a batch of at most MOST_ROWS rows.
 
@@ -97,8 +112,7 @@ def work_of(batch: Batch, group: int, window: int, spare: int) -> Work:
     a slot for padding rows.
     """
     rows = len(batch.positions)
-    wide = rows * group >= 2 * WIDE_ROWS and int(batch.positions.max()) >= WIDE_FROM
-    tile = WIDE_ROWS if wide else ROWS
+    tile = rows_of_a_tile(rows * group, int(batch.positions.max()))
     numbers, width, pieces = numbers_of(
         batch.positions,
         batch.slots,

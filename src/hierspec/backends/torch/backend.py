@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hierspec.backends.base import Decoder, DraftWriter, Join, PassWriter, Rows, Shortlist
+from hierspec.backends.base import Decoder, DraftWriter, Join, PassWriter, RoundWriter, Rows, Shortlist
 from hierspec.backends.torch.decoder import TorchDecoder
 from hierspec.backends.torch.heads import TorchJoin, TorchShortlist
 from hierspec.backends.torch.pick import answer
 from hierspec.checkpoints.config import DecoderConfig
+from hierspec.core.draft_tree import DraftTree
 from hierspec.core.interfaces import Answer, Ask
 from hierspec.progress import Progress, silent
 
@@ -65,6 +66,9 @@ class TorchBackend:
         return None
 
     def pass_writer(self, decoder: Decoder) -> PassWriter | None:
+        return None
+
+    def round_writer(self, drafts: DraftWriter, passes: PassWriter, tree: DraftTree) -> RoundWriter | None:
         return None
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
