@@ -197,6 +197,10 @@ class PassWriter(Protocol):
 
     instead_of_small_heads: bool  # whether this call is faster than separate calls with a shortlist as head
 
+    @property
+    def room_needed(self) -> int:
+        """Slots after a text for a call and one that is begun before it is asked for; 0 if none ever is."""
+
     def takes(self, asks: Sequence[Ask], rows: int) -> bool:
         """Whether `answers` supports these asks with this number of rows."""
 

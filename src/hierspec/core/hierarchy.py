@@ -171,21 +171,34 @@ class Hierarchy:
                 # Only for a single request: several share passes only while each takes one step at a time. And not for
                 # the first token of a text: somebody waits for it.
                 alone, ahead = request.running_requests == 1 and bool(level or request.output), None
+                plain = round.room if bottom and not level else 0  # tokens that will be written without drafts
                 if alone and bottom:
                     ahead = _ahead(tier, block) if level else _WHATEVER_LEADS[: max(round.room, 0)]
                 elif alone and by_picks and not level and not round.may_draft:
                     request.catch_up()  # the last round may end the break
-                    ahead = _WHATEVER_LEADS[: max(min(pace.rests(round) - 1, round.room), 0)]
+                    plain = max(min(pace.rests(round) - 1, round.room), 0)
+                    ahead = _WHATEVER_LEADS[:plain]
+                goes_on = ahead is not None and plain > 2 * _TARGET_AHEAD
                 first = yield Ask(
-                    tier.scorer, here, draft, request, tier.candidates, distributions, stats, leads, logits, ahead
+                    tier.scorer,
+                    here,
+                    draft,
+                    request,
+                    tier.candidates,
+                    distributions,
+                    stats,
+                    leads,
+                    logits,
+                    ahead,
+                    goes_on,
                 )
                 answers += [*reversed(first.ahead), first]
             else:
                 request.spent += request.pass_seconds
             if whole is None:
                 answer = answers.pop()
-            plain = not (level or draft or logits or answer.picks is None)
-            stopped = self._write_own(round, answer) if plain else self._write(round, answer)
+            simple = not (level or draft or logits or answer.picks is None)
+            stopped = self._write_own(round, answer) if simple else self._write(round, answer)
             foresight = tier.foresight if level and bottom else None
             ends = _end_round(pace, round, stopped, foresight, waits and round.may_draft)
             while level and answers and not ends:  # tokens that the scorer wrote ahead need no draft and no ask

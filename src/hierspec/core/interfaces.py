@@ -65,7 +65,8 @@ class Ask:
     # [n, lead classes] bool: the scorer may go on from its own picks, for at most n more tokens. Row i says after which
     # classes of the least lead so far it goes on after token i.
     ahead: np.ndarray | None = None
-    # In an ask to the scorer of whole rounds (`Tier.rounds`): whether the next round will most likely be one as well.
+    # Whether the next ask will most likely be one like this, so that a device may begin with it at once: after a whole
+    # round (`Tier.rounds`), or after all tokens that this one may write ahead.
     goes_on: bool = False
 
 

@@ -178,6 +178,8 @@ class ModelScorer(StateScorer):
             advance(self.decoder, staircases, start, among=asked)
         tokens = [staircase.tokens[staircase.chain - 1 : staircase.used] for staircase in staircases]
         alone = staircases[0] if len(staircases) == 1 and not asks[0].proposal.tokens else None
+        if alone is not None and asks[0].goes_on:
+            self.pool.reserve(alone, alone.chain + self.writer.room_needed)
         rows = PassRows(
             staircases[0].memory,
             joined_batch(list(zip(staircases, asked, strict=True))),

@@ -92,14 +92,21 @@ class StaircasePool:
             self._change(self._running.get(request), self._prepare, request, context, proposal, pinned)
         return pinned
 
-    def reserve(self, staircase: Staircase, entries: int) -> None:
-        """Have room for so many entries of this staircase, which is in use."""
+    def reserve(self, staircase: Staircase, entries: int) -> bool:
+        """Try to have room for so many entries of this staircase, without evicting what running requests use.
+
+        Returns whether there is room.
+        """
         if entries > len(staircase.slots):
             self._change(staircase, self._reserve, staircase, entries)
+        return entries <= len(staircase.slots)
 
     def _reserve(self, staircase: Staircase, entries: int) -> None:
-        self._make_room(staircase.pages_lacking(entries, staircase.used), [staircase])
-        staircase.reserve(entries)
+        lacking = staircase.pages_lacking(entries, staircase.used)
+        while self.pages.free < lacking and self._idle:
+            self._forget(self._idle[0])
+        if self.pages.free >= lacking:
+            staircase.reserve(entries)
 
     def recompute(self, staircase: Staircase, start: int) -> None:
         """Forget what was computed for the staircase's entries from `start` on."""

@@ -82,8 +82,8 @@ class FeatureRounds:
             drafter.read(staircase, pending[pending < count - skipped - 1], text, drafter.writer)
         # Two rounds may be under way, and the second needs room for its whole draft.
         entries = count + 2 * (writer.tree.depth + 1) + len(writer.tree.parents)
-        target.pool.reserve(low, entries)
-        drafter.layer.pool.reserve(staircase, entries)
+        if not (target.pool.reserve(low, entries) and drafter.layer.pool.reserve(staircase, entries)):
+            return None
         assert isinstance(drafter.head, DraftHead)
         assert isinstance(target.head, WholeHead)
         rows = RoundRows(

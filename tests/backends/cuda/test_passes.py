@@ -147,3 +147,32 @@ def test_steps_are_the_passes_of_single_rows(windows):
                 assert {piece[2] for piece in mine} >= {piece[2] for piece in theirs}
             else:
                 assert mine == theirs
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, seed=5)])
+def test_calls_begun_before_they_are_asked_for_give_the_same_tokens(model, both, sampling):
+    """Some are taken up; others are lost, since another context, request or proposal is asked for."""
+    scorer, reference = both
+    first = [5, 9, 40, 17]
+    [ask], [other] = (
+        asks_of(model, scorer, [first], NOTHING, sampling),
+        asks_of(model, reference, [first], NOTHING, sampling),
+    )
+    context, used = ask.context, 0
+    for each in (ask, other):
+        each.scorer.score([replace(each, context=each.context[:-1])])
+    for number, (proposal, steps) in enumerate([(NOTHING, 7), (NOTHING, 7), (Proposal.chain([7, 8]), 0), (NOTHING, 7),
+                                                (NOTHING, 2), (NOTHING, 7), (NOTHING, 7)]):  # fmt: skip
+        ahead = np.ones((steps, SUREST + 1), bool) if steps else None
+        begun = scorer.writer._begun
+        [answer] = scorer.score([replace(ask, context=context, proposal=proposal, ahead=ahead, goes_on=steps == 7)])
+        used += begun is not None and number in (1, 4, 6)
+        assert len(answer.ahead) == (3 if steps == 7 else steps)
+        for each in (answer, *answer.ahead):
+            [right] = reference.score([replace(other, context=context, proposal=proposal)])
+            same(each, right)
+            context = np.append(context, each.picks[0, 0]).astype(np.int32)
+        if number == 2:  # another text takes a turn
+            [stranger] = asks_of(model, scorer, [[6, 2, 11]], NOTHING, sampling)
+            scorer.score([stranger])
+    assert used >= 2

@@ -33,6 +33,7 @@ class CpuPassWriter:
     """`PassWriter` for one request at a time."""
 
     instead_of_small_heads = False  # a small model spends most of its time in the head
+    room_needed = 0  # it begins nothing before it is asked
 
     def __init__(self, decoder: CpuDecoder, team: ThreadTeam) -> None:
         self._decoder, self._team = decoder, team

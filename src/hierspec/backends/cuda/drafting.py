@@ -121,6 +121,7 @@ class CudaDraftWriter:
             ("draft", id(self), numbers, rows.own, rows.taps, shape, wanted, most, size),
             lambda: self._launch(rows, work, tree, later, wanted, most, size),
         )
+        self._exchange.launched()
         ask.request.catch_up()  # while the device computes
         if not picked:
             layers.layer_rows += count * layers.config.layers

@@ -107,7 +107,8 @@ class Inbox:
 class Exchange:
     """Numbers that a graph copies in at its start, and results that it copies out at its end.
 
-    The host memory for both is fixed, so only one call may be in flight: call `wait` before writing the next numbers.
+    The host memory for both is fixed, so only one call may use it at a time: call `wait` or `free` before writing the
+    numbers of the next one.
     """
 
     def __init__(self, given: int, answered: int, device: torch.device) -> None:
@@ -119,7 +120,9 @@ class Exchange:
         self._target = torch.zeros(answered, dtype=torch.int64, pin_memory=on_gpu)
         self.numbers: np.ndarray = self._source.numpy()
         self._answers: np.ndarray = self._target.numpy()
-        self._index = (device.index or 0) if on_gpu else None  # an index is faster to look up than a device
+        self._done = torch.cuda.Event() if on_gpu else None
+        self._waiting = False  # whether somebody must still wait for the last call
+        self._index = device.index or 0  # an index is faster to look up than a device
 
     def copy_in(self, size: int) -> None:
         """Part of a graph: copies the first `size` numbers to the device."""
@@ -129,10 +132,21 @@ class Exchange:
         """Part of a graph: copies the first `size` answers to the host."""
         self._target[:size].copy_(self.answered[:size], non_blocking=True)
 
+    def launched(self) -> None:
+        """The graph is launched: `wait` waits for it, and not for what is launched after it."""
+        if self._done is not None:
+            self._done.record(torch.cuda.current_stream(self._index))
+            self._waiting = True
+
+    def free(self) -> None:
+        """Makes sure that the last call is over, though nobody wants its answers."""
+        if self._done is not None and self._waiting:
+            self._done.synchronize()
+            self._waiting = False
+
     def wait(self, size: int) -> np.ndarray:
         """Waits for the first `size` answers and returns a copy of them."""
-        if self._index is not None:
-            torch.cuda.current_stream(self._index).synchronize()
+        self.free()
         return self._answers[:size].copy()
 
 
