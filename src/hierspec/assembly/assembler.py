@@ -54,6 +54,7 @@ class Assembler:
         self._target, self._host_target, self._hosted = target, HostTarget(vocabulary.size), hosted
         self._skipping: dict[tuple[int, ...], ModelScorer] = {}  # by the layers left out
         self._foresights: dict[TierPlan, Foresight] = {}
+        self._round_scorers: dict[Plan, RoundScorer | None] = {}
         self._learnt = learnt
         self._paces = PaceBook(self.costs, learnt.parts() if learnt is not None else None)
 
@@ -114,7 +115,7 @@ class Assembler:
         other = copy(self)
         other.stores, other.costs = self.stores.apart(), self.costs.apart()
         other._paces = PaceBook(other.costs, None if self._learnt is None else self._learnt.prior)
-        other._learnt, other._foresights = None, {}
+        other._learnt, other._foresights, other._round_scorers = None, {}, {}
         return other
 
     def adopt(self, name: str, part: Learning) -> None:
@@ -178,9 +179,15 @@ class Assembler:
         if self._target is None or len(plan.tiers) != 1 or not plan.adapt or plan.rule != "coupled":
             return None
         [tier] = plan.tiers
-        target, drafter = scorers[0], scorers[1]
         if tier.until != "worth" or tier.stores or tier.agrees is not None:
             return None
+        if plan not in self._round_scorers:  # once, since costs change a little all the time
+            self._round_scorers[plan] = self._new_rounds(plan, scorers)
+        return self._round_scorers[plan]
+
+    def _new_rounds(self, plan: Plan, scorers: list[StateScorer]) -> RoundScorer | None:
+        assert self._target is not None
+        [tier], [target, drafter] = plan.tiers, scorers
         if not (isinstance(target, ModelScorer) and isinstance(drafter, FeatureScorer)):
             return None
         above, own = self._paces.costs(plan, 0, scorers), self.costs.costs(drafter)

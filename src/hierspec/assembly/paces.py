@@ -18,11 +18,11 @@ from hierspec.pacing.appraisal import Appraiser
 from hierspec.pacing.asking import StoreChoice
 from hierspec.pacing.blocks import BlockPolicy, WhileWorthwhile, open_policy
 from hierspec.pacing.costs import FREE, NO_PREFILL, Costs, Prefill
+from hierspec.pacing.fused_rounds import FusedRounds
 from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.pace import AdaptivePace
 from hierspec.pacing.routing import Route, Router
 from hierspec.pacing.stages import Switches
-from hierspec.pacing.whole_rounds import WholeRounds
 from hierspec.scorers.base import ModelScorer, StateScorer
 
 ROUTES = "routes"  # prefix of the names of what routers learn
@@ -55,12 +55,12 @@ class PaceBook:
         self._appraisers: dict[tuple[str, str, bool], Appraiser] = {}  # by the scorer's name and kind; synthetic or not
         self._policies: dict[tuple[TierPlan, TierPlan | None], BlockPolicy] = {}  # by the tier and the one above it
         self._switches: dict[Plan, Switches] = {}
-        self._whole_rounds: dict[Plan, WholeRounds] = {}
+        self._fused_rounds: dict[Plan, FusedRounds] = {}
         self._store_choices: dict[tuple[Plan, int], StoreChoice] = {}  # by the plan and the level in it
         self._routers: dict[tuple[TierPlan | None, tuple[TierPlan, ...]], Router] = {}  # by the tier and those below
 
-    def pace(self, plan: Plan, level: int, scorers: Sequence[StateScorer], whole_rounds: bool = False) -> Pace:
-        """The pace of the plan's tier at this level. `whole_rounds`: it can be drafted for and verify in one call."""
+    def pace(self, plan: Plan, level: int, scorers: Sequence[StateScorer], fused_rounds: bool = False) -> Pace:
+        """The pace of the plan's tier at this level. `fused_rounds`: it can be drafted for and verify in one call."""
         adapt, until = (plan.tiers[level - 1].adapt, plan.tiers[level - 1].until) if level else (plan.adapt, "count")
         if not (adapt or plan.weighs or until != "count"):
             return FIXED
@@ -74,14 +74,14 @@ class PaceBook:
             self._router(plan, level, scorers),
             {level - 1 - above: self._policy(plan, level, above, scorers) for above in _drafts_for(plan, level)},
             self._lengths,
-            self._switch(plan, whole_rounds) if adapt and costs.heals and not level else None,
+            self._switch(plan, fused_rounds) if adapt and costs.heals and not level else None,
             self._store_choices.setdefault((plan, level), StoreChoice()),
-            self._whole_rounds.setdefault(plan, WholeRounds()) if whole_rounds else None,
+            self._fused_rounds.setdefault(plan, FusedRounds()) if fused_rounds else None,
         )
 
-    def _switch(self, plan: Plan, whole_rounds: bool) -> Switches:
-        # Whole rounds are compared with the drafts of stores in every single round.
-        return self._switches.setdefault(plan, Switches(bool(plan.stores and plan.tiers) and not whole_rounds))
+    def _switch(self, plan: Plan, fused_rounds: bool) -> Switches:
+        # Fused rounds are compared with the drafts of stores in every single round.
+        return self._switches.setdefault(plan, Switches(bool(plan.stores and plan.tiers) and not fused_rounds))
 
     def learnt(self) -> dict[str, Any]:
         """What was learnt so far, for the next run: counts by the names of scorers and stores, never text."""

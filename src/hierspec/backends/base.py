@@ -311,7 +311,7 @@ class Backend(Protocol):
         """A writer for passes of this decoder; None if the backend has no fused call."""
 
     def round_writer(self, drafts: DraftWriter, passes: PassWriter, tree: DraftTree) -> RoundWriter | None:
-        """A writer of whole rounds with these two; None if the backend has no such call."""
+        """A writer of fused rounds with these two; None if the backend has no such call."""
 
     def pick(self, asks: Sequence[Ask], logits: Tensor) -> list[Answer]:
         """Answers to all asks of a pass, from logits [rows, vocabulary]: 1 + nodes rows for each ask, in order.

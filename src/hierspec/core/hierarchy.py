@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from hierspec.core.errors import HierspecError
 from hierspec.core.forced import after, ask_grammar, write_certain, written_in
 from hierspec.core.foresight import SUREST, Foresight, lead_class
+from hierspec.core.fused_rounds import can_be_fused, fused_ask, take_fused
 from hierspec.core.interfaces import (
     ACCEPTED,
     CORRECTED,
@@ -129,11 +130,9 @@ class Hierarchy:
         """
         tier, stats = self.tiers[level], request.stats.tiers[level]
         pace, written = tier.pace, block.written
-        distributions = self.rule in BY_DISTRIBUTION
-        leads = level > 0 and not distributions
         logits = level == 0 and request.sampling.logprobs is not None
         # Without drafts a scorer may go on from its own picks, and so answer the next asks in the same call.
-        by_picks = not (distributions or logits or request.constraint is not None)
+        by_picks = not (self.rule in BY_DISTRIBUTION or logits or request.constraint is not None)
         bottom = by_picks and level + 1 == len(self.tiers) and not tier.stores
         # What the target's rounds teach is learnt while a device computes the next pass, if the host has to wait then.
         waits = not level and getattr(tier.scorer, "asynchronous", False)
@@ -145,7 +144,7 @@ class Hierarchy:
             here = after(context, written)
             # A pass writes one token beyond the accepted draft, so the draft must leave room for it.
             round = Round(level, here, room - len(written) - 1, tier.budget, request, block, request.spent)
-            lower, round.may_draft = None, pace.drafts(round)
+            lower, fused, round.may_draft = None, None, pace.drafts(round)
             if answers and round.may_draft:
                 # The target computed them before the pace changed its mind, or before other requests came.
                 round.may_draft, round.attempt = False, None
@@ -153,51 +152,25 @@ class Hierarchy:
                 if request.constraint is not None and (level or tier.stores or len(self.tiers) > 1):
                     ask_grammar(request.constraint, round)
                 _ask_stores(tier, round)
-                if tier.rounds is not None and by_picks and request.output and request.running_requests == 1:
-                    round.in_one_call = round.room > 0 and tier.rounds.takes(request, len(here) - 1)
+                if tier.rounds is not None and by_picks:
+                    round.fused = can_be_fused(tier.rounds, round)
                 lower = self._route(round)
-            whole = None if tier.rounds is None else self._whole_round(tier.rounds, round, lower, stats)
-            if whole is not None:
-                lower = lower or Block()
-            elif lower is not None:
-                drafted = yield from self.extend(level + 1 + lower.skipped, here, round.room, lower, request)
-                self._add_draft(drafted, round)
-            round.draft = draft = pace.choose(round) if round.may_draft and whole is None else NOTHING
-            if whole is not None:
-                assert lower is not None
-                answer = self._take_round((yield whole), lower, round)
-                draft = round.draft
-            elif not answers:
-                # Only for a single request: several share passes only while each takes one step at a time. And not for
-                # the first token of a text: somebody waits for it.
-                alone, ahead = request.running_requests == 1 and bool(level or request.output), None
-                plain = round.room if bottom and not level else 0  # tokens that will be written without drafts
-                if alone and bottom:
-                    ahead = _ahead(tier, block) if level else _WHATEVER_LEADS[: max(round.room, 0)]
-                elif alone and by_picks and not level and not round.may_draft:
-                    request.catch_up()  # the last round may end the break
-                    plain = max(min(pace.rests(round) - 1, round.room), 0)
-                    ahead = _WHATEVER_LEADS[:plain]
-                goes_on = ahead is not None and plain > 2 * _TARGET_AHEAD
-                first = yield Ask(
-                    tier.scorer,
-                    here,
-                    draft,
-                    request,
-                    tier.candidates,
-                    distributions,
-                    stats,
-                    leads,
-                    logits,
-                    ahead,
-                    goes_on,
-                )
-                answers += [*reversed(first.ahead), first]
+                if tier.rounds is not None and by_picks:
+                    fused = fused_ask(tier.rounds, pace, round, lower, stats)
+            if fused is not None:
+                answer = take_fused((yield fused), lower or Block(), round, request.stats.tiers[level + 1])
             else:
-                request.spent += request.pass_seconds
-            if whole is None:
+                if lower is not None:
+                    drafted = yield from self.extend(level + 1 + lower.skipped, here, round.room, lower, request)
+                    self._add_draft(drafted, round)
+                round.draft = pace.choose(round) if round.may_draft else NOTHING
+                if answers:
+                    request.spent += request.pass_seconds
+                else:
+                    first = yield self._ask(round, bottom, by_picks, logits, stats)
+                    answers += [*reversed(first.ahead), first]
                 answer = answers.pop()
-            simple = not (level or draft or logits or answer.picks is None)
+            simple = not (level or round.draft or logits or answer.picks is None)
             stopped = self._write_own(round, answer) if simple else self._write(round, answer)
             foresight = tier.foresight if level and bottom else None
             ends = _end_round(pace, round, stopped, foresight, waits and round.may_draft)
@@ -210,6 +183,40 @@ class Hierarchy:
                 if level and not stopped:
                     write_certain(context, room, block, request)
                 return block
+
+    def _ask(self, round: Round, bottom: bool, by_picks: bool, logits: bool, stats: TierStats) -> Ask:
+        """The ask that verifies the round's draft. Without one the scorer may write further tokens by itself.
+
+        Only for a single request: several share passes only while each takes one step at a time. And not for the first
+        token of a text: somebody waits for it.
+        """
+        level, request, tier = round.level, round.request, self.tiers[round.level]
+        ahead, plain = None, 0  # tokens that the target will certainly write without drafts
+        if request.running_requests == 1 and (level or request.output):
+            if bottom and level:
+                ahead = _ahead(tier, round.block)
+            elif bottom:
+                plain = max(round.room, 0)
+                ahead = _WHATEVER_LEADS[:plain]
+            elif by_picks and not level and not round.may_draft:
+                request.catch_up()  # the last round may end the break
+                plain = max(min(tier.pace.rests(round) - 1, round.room), 0)
+                ahead = _WHATEVER_LEADS[:plain]
+        distributions = self.rule in BY_DISTRIBUTION
+        leads = level > 0 and not distributions
+        return Ask(
+            tier.scorer,
+            round.context,
+            round.draft,
+            request,
+            tier.candidates,
+            distributions,
+            stats,
+            leads,
+            logits,
+            ahead,
+            goes_on=plain > 2 * _TARGET_AHEAD,
+        )
 
     def _route(self, round: Round) -> Block | None:
         """The block that a tier below should draft; None where no tier does."""
@@ -230,44 +237,6 @@ class Hierarchy:
             draft = round.request.constraint.pruned(written_in(round), draft)
         round.proposals.insert(0, draft)
         round.drafted, round.seconds = block, block.seconds
-
-    def _whole_round(self, rounds: RoundScorer, round: Round, lower: Block | None, stats: TierStats) -> Ask | None:
-        """An ask that drafts and verifies in one call; None if this round is drafted tier by tier.
-
-        If a device is at work on such a round already, its draft is as good as free.
-        """
-        request, tier, could = round.request, self.tiers[round.level], round.in_one_call
-        round.in_one_call = could and lower is not None
-        if not (
-            round.in_one_call or (round.may_draft and round.room > 0 and rounds.begun(request, len(round.context) - 1))
-        ):
-            return None
-        goes_on = round.room > 2 * rounds.depth + 1 and tier.pace.goes_on(round)
-        return Ask(rounds, round.context, NOTHING, request, tier.candidates, False, stats, goes_on=goes_on)
-
-    def _take_round(self, answer: Answer, lower: Block, round: Round) -> Answer:
-        """Note what a whole round has drafted, as if the lower tier had handed it up.
-
-        Returns the answer about the draft, without nodes for which the text has no room.
-        """
-        draft, stats = answer.draft, round.request.stats.tiers[round.level + 1]
-        round.in_one_call = bool(draft.tokens)
-        if not draft.tokens:
-            return answer
-        round.missed = max(len(round.context) - stats.reach, 0)
-        chain = answer.chain[: round.room]
-        stats.calls += 1
-        stats.written += len(answer.chain)
-        stats.reach = len(round.context) + len(answer.chain)
-        if len(chain) < len(answer.chain):
-            kept = [node for node, depth in enumerate(draft.depths()) if depth < round.room]
-            draft = draft.subtree(kept)
-            assert answer.picks is not None
-            answer = replace(answer, picks=answer.picks[[0, *(1 + node for node in kept)]], draft=draft)
-        lower.written += chain
-        round.proposals.insert(0, draft)
-        round.drafted, round.draft = lower, draft
-        return answer
 
     def _write_own(self, round: Round, answer: Answer) -> bool:
         """`_write` for one row of picks without a draft, but faster: it runs for every token of plain decoding, and for

@@ -86,7 +86,7 @@ class Answer:
     # Of an answer with one row: for the first runners-up, the tokens that the scorer would write after each, and how
     # far each of those is ahead of the next best.
     branches: tuple[tuple[tuple[int, float], ...], ...] = ()
-    # Of a whole round: what was drafted, which the rows are about, and what of it the drafter calls its best tokens.
+    # Of a fused round: what was drafted, which the rows are about, and what of it the drafter calls its best tokens.
     draft: Proposal = NOTHING
     chain: tuple[Written, ...] = ()
 
@@ -240,7 +240,7 @@ class Round:
     tokens: list[int] = field(default_factory=list)  # what was written
     # Whether the lower tier's draft is made and verified by one call: at first whether it can be, then what `route`
     # decides, and what was done.
-    in_one_call: bool = False
+    fused: bool = False
     missed: int = 0  # tokens that the lower tier had to read first in that call
     seconds: float = 0.0  # expected time of this pass and of the lower tiers' passes
     ended: float = 0.0  # the request's `spent` when the round ended
@@ -268,7 +268,7 @@ class Pace(Protocol):
         """Who drafts: the block that a tier below should write; None: nobody."""
 
     def goes_on(self, round: Round) -> bool:
-        """Whether the next round will most likely be drafted in one call, if this one is (`Round.in_one_call`).
+        """Whether the next round will most likely be drafted in one call, if this one is (`Round.fused`).
 
         Such a draft has a fixed shape, and nothing else is verified beside it.
         """

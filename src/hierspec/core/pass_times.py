@@ -24,7 +24,7 @@ def tell_times(group: Sequence[tuple[Request, Ask]], answers: Sequence[Answer], 
     fast. A pass that did one-off work is not used as a measurement: the device may have worked meanwhile.
     """
     seconds, between, prepared = clock
-    rows, contexts, usual, whole = 0, 0, True, False
+    rows, contexts, usual, fused = 0, 0, True, False
     for (request, ask), answer in zip(group, answers, strict=True):
         stats = ask.stats
         stats.seconds += seconds / len(group)
@@ -40,14 +40,13 @@ def tell_times(group: Sequence[tuple[Request, Ask]], answers: Sequence[Answer], 
             stats.prefill_written += 1 + len(answer.ahead)
         request.prefilled = prepared or prefills
         usual = usual and not request.prefilled
-        whole = whole or bool(answer.draft.tokens)
+        fused = fused or bool(answer.draft.tokens)
         stats.reach = len(ask.context) + max(len(ask.proposal), len(answer.draft)) + len(answer.ahead)
         rows += 1 + len(ask.proposal)
         contexts += (1 + len(ask.proposal)) * len(ask.context)
     for request, _ in () if usual else group:
         request.prefilled = True  # one request's prefill makes the pass longer for all of them
-    if (
-        usual and not whole
-    ):  # a whole round is no pass of one scorer. One request observes the cost, so that it is learnt once
-        # Only a single request gets answers ahead; `pass_seconds` is then already that of one step.
+    if usual and not fused:  # a fused round is no pass of one scorer
+        # One request observes the cost, so that it is learnt once. Only a single request gets answers ahead;
+        # `pass_seconds` is then already that of one step.
         group[0][0].last_pass = PassTime(rows, group[0][0].pass_seconds, contexts / rows, len(group))

@@ -11,10 +11,10 @@ from hierspec.pacing.appraisal import Appraiser
 from hierspec.pacing.asking import StoreChoice, promise
 from hierspec.pacing.blocks import BlockPolicy, ByCount
 from hierspec.pacing.costs import FREE, Costs, Load
+from hierspec.pacing.fused_rounds import FusedRounds
 from hierspec.pacing.lengths import Lengths
 from hierspec.pacing.routing import Router
 from hierspec.pacing.stages import Prefilled, StagedAttempt, Stages, Switches
-from hierspec.pacing.whole_rounds import WholeRounds
 
 _MISSED = 16  # tokens that a drafter may have missed before a round in one call: so few take no time
 
@@ -31,13 +31,13 @@ class AdaptivePace(FixedPace):
         lengths: Lengths | None = None,  # of finished texts
         switches: Switches | None = None,  # whether anything is drafted; None: always
         store_choice: StoreChoice | None = None,  # which stores are asked, where there is an appraiser
-        whole_rounds: WholeRounds | None = None,  # when to draft and verify in one call; None: no device can
+        fused_rounds: FusedRounds | None = None,  # when to draft and verify in one call; None: no device can
     ) -> None:
         self.store_choice = store_choice or StoreChoice()
         self.switches = switches
         self.lengths = lengths or Lengths()
         self.costs, self.appraiser, self.router = costs, appraiser, router
-        self.whole_rounds = whole_rounds
+        self.fused_rounds = fused_rounds
         self.ends = ends or {0: ByCount()}
 
     def drafts(self, round: Round) -> bool:
@@ -46,8 +46,8 @@ class AdaptivePace(FixedPace):
             return True
         if not round.request.output and round.request.running_requests == 1:
             stages.new_text()
-            if self.whole_rounds is not None:
-                self.whole_rounds.new_text()
+            if self.fused_rounds is not None:
+                self.fused_rounds.new_text()
         round.attempt = attempt = stages.begin(round.request.running_requests)
         return attempt.drafts
 
@@ -79,13 +79,14 @@ class AdaptivePace(FixedPace):
             speed = _speed(self.appraiser, round)
             gain, round.appraised = self.appraiser.appraise(round.proposals, round.budget, speed, load)
         room = min(round.room, self.lengths.rest(len(round.request.output)))
-        if round.in_one_call and self.whole_rounds is not None:
+        if round.fused and self.fused_rounds is not None:
             # What its passes cost one by one says little. Whether such rounds pay is timed by the switch.
             policy = self.router.routes[0].policy
-            if self.whole_rounds.better(gain) and not policy.too_late(load, lacking[0], room):
+            if self.fused_rounds.better(gain) and not policy.too_late(load, lacking[0], room):
                 return Block(least=policy.begin(load))
-            round.in_one_call = False
-            if self.whole_rounds.seconds:
+            round.fused = False
+            if self.fused_rounds.seconds:
+                self._decline(round, self.router)
                 return None
         skipped = self.router.choose(gain, load, lacking, room)
         if skipped is None and isinstance(attempt, StagedAttempt) and attempt.stages.may_explore():
@@ -99,7 +100,7 @@ class AdaptivePace(FixedPace):
 
     def _drafts_after_this(self, round: Round, load: Load) -> bool:
         """Whether the prompt's own pass should not wait for a draft: the round after it drafts in one call."""
-        timed = self.whole_rounds is not None and self.whole_rounds.seconds > 0
+        timed = self.fused_rounds is not None and self.fused_rounds.seconds > 0
         return timed and load.requests == 1 and not round.request.output
 
     def _decline(self, round: Round, router: Router) -> None:
@@ -117,7 +118,7 @@ class AdaptivePace(FixedPace):
 
     def goes_on(self, round: Round) -> bool:
         attempt = round.attempt
-        return round.in_one_call and (not isinstance(attempt, StagedAttempt) or attempt.stages.goes_on())
+        return round.fused and (not isinstance(attempt, StagedAttempt) or attempt.stages.goes_on())
 
     def choose(self, round: Round) -> Proposal:
         if self.appraiser is None:
@@ -141,7 +142,7 @@ class AdaptivePace(FixedPace):
         if drafted is not None and self.router is not None:
             costs = self.router.routes[drafted.skipped].costs
         self._learn_pass(round, costs, load)
-        if drafted is not None and self.router is not None and round.in_one_call:
+        if drafted is not None and self.router is not None and round.fused:
             own = self.router.routes[drafted.skipped].policy.own
             round.seconds += len(drafted.written) * own.under(load).seconds(1)
         self._learn_drafts(round, load)
@@ -149,7 +150,7 @@ class AdaptivePace(FixedPace):
         if plain and isinstance(attempt := round.attempt, StagedAttempt) and not attempt.declined:
             prefill = self._prefill_seconds(round, attempt, load)
             if not round.request.prefilled:
-                self._learn_whole_rounds(round, round.ended - round.began - prefill)
+                self._learn_fused_rounds(round, round.ended - round.began - prefill)
                 seconds = (round.ended - round.began) / plain
                 attempt.stages.learn(attempt, len(tokens), seconds, load.requests, prefill / plain)
             elif drafted is not None and len(round.context) == len(round.request.prompt):
@@ -157,19 +158,19 @@ class AdaptivePace(FixedPace):
                 spent = sum(stats.seconds for stats in round.request.stats.tiers[round.level + 1 :])
                 attempt.stages.charge(len(tokens) - 1, spent / plain, load.requests, prefill / plain)
 
-    def _learn_whole_rounds(self, round: Round, seconds: float) -> None:
+    def _learn_fused_rounds(self, round: Round, seconds: float) -> None:
         """Of a single request. Rounds in which tiers draft one after the other serve no comparison."""
-        if self.whole_rounds is None or round.request.running_requests > 1:
+        if self.fused_rounds is None or round.request.running_requests > 1:
             return
-        if round.in_one_call or round.drafted is None:
-            self.whole_rounds.learn(round.in_one_call, len(round.tokens), seconds)
+        if round.fused or round.drafted is None:
+            self.fused_rounds.learn(round.fused, len(round.tokens), seconds)
 
     def _prefill_seconds(self, round: Round, attempt: StagedAttempt, load: Load) -> float:
         """How much longer this round took because lower tiers prefilled."""
         if round.drafted is None or self.router is None:
             return 0.0
-        if round.in_one_call:
-            usual = 0.0 if self.whole_rounds is None else self.whole_rounds.seconds
+        if round.fused:
+            usual = 0.0 if self.fused_rounds is None else self.fused_rounds.seconds
             reads = usual and round.missed > _MISSED
             return max(round.ended - round.began - usual, 0.0) if reads else 0.0
         now, before = _prefilled(round), attempt.prefilled

@@ -102,11 +102,13 @@ class StaircasePool:
         return entries <= len(staircase.slots)
 
     def _reserve(self, staircase: Staircase, entries: int) -> None:
-        lacking = staircase.pages_lacking(entries, staircase.used)
-        while self.pages.free < lacking and self._idle:
+        pages, lacking = self.pages, staircase.pages_lacking(entries, staircase.used)
+        idle = [int(page) for other in self._idle for page in other.table]
+        if pages.free + sum(pages.holders(page) == 1 for page in idle) < lacking:
+            return
+        while pages.free < lacking and self._idle:
             self._forget(self._idle[0])
-        if self.pages.free >= lacking:
-            staircase.reserve(entries)
+        staircase.reserve(entries)
 
     def recompute(self, staircase: Staircase, start: int) -> None:
         """Forget what was computed for the staircase's entries from `start` on."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ class FeatureRounds:
     drafter: FeatureScorer
     greedy: RoundWriter
     sampled: RoundWriter  # for temperatures above 0, where less of a draft is accepted
+    # Requests for which the KV cache had no room for two drafts: those are drafted tier by tier.
+    _without_room: WeakSet[RequestView] = field(default_factory=WeakSet, init=False)
 
     @property
     def name(self) -> str:
@@ -50,7 +53,7 @@ class FeatureRounds:
         return self.sampled if request.sampling.temperature > 0 else self.greedy
 
     def takes(self, request: RequestView, position: int) -> bool:
-        return self.writer(request).takes(request, position)
+        return request not in self._without_room and self.writer(request).takes(request, position)
 
     def begun(self, request: RequestView, position: int) -> bool:
         return self.writer(request).begun(request, position)
@@ -75,7 +78,6 @@ class FeatureRounds:
         if low.heights[count - 1] or (low.heights[: count - 1] < target.layers).any():
             return None
         [staircase], [text] = drafter.aligned([ask])
-        text.beneath = low
         pending = np.flatnonzero(staircase.heights[: staircase.used] == 0)
         if len(pending) and pending[0] <= count - skipped - 1 - writer.reread:
             assert drafter.writer is not None
@@ -83,6 +85,7 @@ class FeatureRounds:
         # Two rounds may be under way, and the second needs room for its whole draft.
         entries = count + 2 * (writer.tree.depth + 1) + len(writer.tree.parents)
         if not (target.pool.reserve(low, entries) and drafter.layer.pool.reserve(staircase, entries)):
+            self._without_room.add(ask.request)
             return None
         assert isinstance(drafter.head, DraftHead)
         assert isinstance(target.head, WholeHead)

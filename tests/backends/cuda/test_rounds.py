@@ -83,7 +83,7 @@ def test_rounds_draft_as_the_drafter_and_write_as_the_model(model, sampling, goe
 
 @pytest.mark.skipif(not GPU, reason="minutes in Triton's interpreter")
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_plans_draft_in_whole_rounds_and_write_the_plain_text(model, temperature):
+def test_plans_draft_in_fused_rounds_and_write_the_plain_text(model, temperature):
     for seed in range(6):
         options = {"max_tokens": 200, "temperature": temperature, "seed": seed}
         prompt = [7 + seed, *PROMPT]

@@ -1,4 +1,4 @@
-"""The numbers of a whole round for the kernels: those of the drafter's passes and of the one that verifies.
+"""The numbers of a fused round for the kernels: those of the drafter's passes and of the one that verifies.
 
 They depend on the text's last position alone, not on its tokens. So the host prepares them for all positions at which
 the next round may begin, and the device takes those of the one where it does.
