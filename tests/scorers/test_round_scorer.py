@@ -529,6 +529,15 @@ def test_room_is_made_from_ended_texts_alone(decoder):
     assert not set(other.slots.tolist()) & set(staircase.slots.tolist())
 
 
+def test_a_page_that_only_ended_texts_share_can_be_freed(decoder):
+    pool, one, other, running = a_pool(decoder, 4), a_request(), a_request(), a_request()
+    prepare(pool, one, 64)
+    prepare(pool, other, 70)
+    for ended in (one, other):
+        pool.release(ended)
+    assert pool.reserve(prepare(pool, running, 60, first=100), 256)
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_reserving_never_harms_a_running_text(decoder, seed):

@@ -159,10 +159,10 @@ class AdaptivePace(FixedPace):
                 attempt.stages.charge(len(tokens) - 1, spent / plain, load.requests, prefill / plain)
 
     def _learn_fused_rounds(self, round: Round, seconds: float) -> None:
-        """Of a single request. Rounds in which tiers draft one after the other serve no comparison."""
+        """Of a single request. Rounds of tiers one after the other serve no comparison, nor do those without a draft."""
         if self.fused_rounds is None or round.request.running_requests > 1:
             return
-        if round.fused or round.drafted is None:
+        if round.fused or (round.drafted is None and round.draft.tokens):
             self.fused_rounds.learn(round.fused, len(round.tokens), seconds)
 
     def _prefill_seconds(self, round: Round, attempt: StagedAttempt, load: Load) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -103,8 +104,8 @@ class StaircasePool:
 
     def _reserve(self, staircase: Staircase, entries: int) -> None:
         pages, lacking = self.pages, staircase.pages_lacking(entries, staircase.used)
-        idle = [int(page) for other in self._idle for page in other.table]
-        if pages.free + sum(pages.holders(page) == 1 for page in idle) < lacking:
+        idle = Counter(int(page) for other in self._idle for page in other.table)
+        if pages.free + sum(pages.holders(page) == count for page, count in idle.items()) < lacking:
             return
         while pages.free < lacking and self._idle:
             self._forget(self._idle[0])
