@@ -159,7 +159,7 @@ class AdaptivePace(FixedPace):
                 attempt.stages.charge(len(tokens) - 1, spent / plain, load.requests, prefill / plain)
 
     def _learn_fused_rounds(self, round: Round, seconds: float) -> None:
-        """Of a single request. Rounds of tiers one after the other serve no comparison, nor do those without a draft."""
+        """Of a single request. Rounds of tiers in turn serve no comparison, nor do those without a draft."""
         if self.fused_rounds is None or round.request.running_requests > 1:
             return
         if round.fused or (round.drafted is None and round.draft.tokens):

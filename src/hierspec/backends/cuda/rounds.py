@@ -119,9 +119,14 @@ class CudaRoundWriter:
     def _taken(self, ask: Ask, rows: RoundRows, position: int) -> _Flight | None:
         """The round in flight, if it is the one that is asked for."""
         flight = self._flights.pop() if self._flights else None
-        if flight is None or flight.request() is not ask.request or flight.position != position:
+        if flight is None:
             return None
-        return flight if _same_pages(flight.pages, rows) else None
+        right = flight.request() is ask.request and flight.position == position
+        if right and _same_pages(flight.pages, rows):
+            return flight
+        if self._done:  # what it copies in must not be overwritten before
+            self._done[flight.turn].synchronize()
+        return None
 
     def _goes_on(self, rows: RoundRows, position: int) -> bool:
         """Whether the next round has the same layout wherever it begins: its graph is launched before that is known."""
