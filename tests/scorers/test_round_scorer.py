@@ -78,7 +78,7 @@ class TorchRounds:
     def begun(self, request, position):
         return self.flight == (request, position)
 
-    def write(self, ask, rows, extra, goes_on):
+    def write(self, ask, rows, extra):
         draft, leads = self._draft(ask, rows, extra)
         picks = self._verified(ask, rows, draft)
         answer = Answer(picks[:, None])
@@ -88,7 +88,7 @@ class TorchRounds:
         if accepted:
             to = rows.slots[count : count + len(accepted)]
             rows.memory.copy(to, rows.slots[[count + node for node in accepted]])
-        self.flight = (ask.request, count + len(accepted)) if goes_on else None
+        self.flight = (ask.request, count + len(accepted)) if ask.goes_on else None
         return DraftedRound(np.array(draft.tokens), np.array(leads), picks, accepted)
 
     def _draft(self, ask, rows, extra):

@@ -249,9 +249,10 @@ class RoundWriter(Protocol):
     def begun(self, request: RequestView, position: int) -> bool:
         """Whether the device is at work already on the request's round after this position."""
 
-    def write(self, ask: Ask, rows: RoundRows, extra: ExtraRows, goes_on: bool) -> DraftedRound:
-        """One round after the ask's context. With `goes_on` the device may begin the next one before it is asked for;
-        what it drafts then is lost if something else is asked.
+    def write(self, ask: Ask, rows: RoundRows, extra: ExtraRows) -> DraftedRound:
+        """One round after the ask's context. If the ask goes on, the device may begin the next one at once.
+
+        What it drafts then is lost if something else is asked.
         """
 
 

@@ -23,7 +23,7 @@ def can_be_fused(rounds: RoundScorer, round: Round) -> bool:
 def fused_ask(rounds: RoundScorer, pace: Pace, round: Round, lower: Block | None, stats: TierStats) -> Ask | None:
     """An ask that drafts and verifies in one call; None if this round is drafted tier by tier.
 
-    If a device is at work on such a round already, its draft is as good as free, whoever should draft now.
+    If a device is at work on such a round already, its draft costs next to nothing and is taken in any case.
     """
     round.fused = round.fused and lower is not None
     position = len(round.context) - 1

@@ -100,7 +100,7 @@ class FeatureRounds:
             skipped,
             target.head.norm,
         )
-        drafted = writer.write(ask, rows, drafter.head.extra(ask.request), ask.goes_on)
+        drafted = writer.write(ask, rows, drafter.head.extra(ask.request))
         staircase.heights[pending] = KEYS_ONLY
         target.pool.add_computed(low, count - 1, drafted.drafts[list(drafted.accepted)].tolist(), target.layers)
         return self._answer(drafted, writer.tree)

@@ -101,14 +101,14 @@ class CudaRoundWriter:
     def begun(self, request: RequestView, position: int) -> bool:
         return any(flight.request() is request and flight.position == position for flight in self._flights)
 
-    def write(self, ask: Ask, rows: RoundRows, extra: ExtraRows, goes_on: bool) -> DraftedRound:
+    def write(self, ask: Ask, rows: RoundRows, extra: ExtraRows) -> DraftedRound:
         position, most = len(ask.context) - 1, self.tree.depth + 1
         flight = self._taken(ask, rows, position)
         self._drafts.use_extras(extra)
         if flight is None:
             self._begin(ask, rows, position)
             flight = self._launch(ask, rows, extra, position)
-        if goes_on and self._goes_on(rows, position):
+        if ask.goes_on and self._goes_on(rows, position):
             self._prepare(ask, rows, range(position + 1, position + most + 1))
             self._flights.append(self._launch(ask, rows, extra, None))
         ask.request.catch_up()  # while the device computes
